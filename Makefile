@@ -1,0 +1,49 @@
+# Everything runs in .venv, which is set up again only when pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := test,data,serve,evaluate,tensorboard
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:  ## show these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.installed  ## train, save, reload and try small models in a few minutes
+	$(BIN)/etymon demo
+
+test: check  ## make check, then all tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+check: $(VENV)/.installed-test  ## lint, formatting, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q --durations=0 tests/test_imports.py
+
+bench: $(VENV)/.installed-test  ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is the last thing that `python -m venv` makes, so an interrupted set-up is not taken for a whole one.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "etymon needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "Name another one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing etymon into $(VENV) (once; a minute or two)"
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing etymon with what the tests need into $(VENV) (once; two or three minutes)"
+	@$(PIP_INSTALL) -e '.[$(EXTRAS)]'
+	@touch $(VENV)/.installed $@

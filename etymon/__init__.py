@@ -1,0 +1,64 @@
+"""Etymon: pretrain, evaluate, generate with and look inside the pretrained-language-model families.
+
+Everything a user needs is here under one name, e.g. `etymon.pretrain(...)`, `model = etymon.load(folder)`.
+Names are resolved on first use, so that `import etymon` costs nothing and does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from etymon.errors import EtymonError
+
+if TYPE_CHECKING:
+    from etymon.families.loading import load, save
+    from etymon.nn.trace import trace
+    from etymon.verbs.convert import convert
+    from etymon.verbs.demo import demo
+    from etymon.verbs.embed import embed
+    from etymon.verbs.fill import fill
+    from etymon.verbs.generate import generate
+    from etymon.verbs.pretrain import pretrain
+    from etymon.verbs.score import score
+    from etymon.verbs.show import show
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "pretrain",
+    "generate",
+    "fill",
+    "score",
+    "embed",
+    "convert",
+    "show",
+    "demo",
+    "load",
+    "save",
+    "trace",
+    "EtymonError",
+    "__version__",
+]
+
+_HOMES = {
+    "load": "etymon.families.loading",
+    "save": "etymon.families.loading",
+    "trace": "etymon.nn.trace",
+    **{
+        verb: f"etymon.verbs.{verb}"
+        for verb in ("pretrain", "generate", "fill", "score", "embed", "convert", "show", "demo")
+    },
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'etymon' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next access is an ordinary one
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,121 @@
+"""The model card: a README.md that says what a model is, what it was trained on and how to load it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def model_card(
+    *,
+    title: str,
+    family: str,
+    parameters: int,
+    shape: Mapping[str, Any],
+    objective: str,
+    data: str,
+    training: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    tokenizer: Mapping[str, Any],
+    usage: str,
+    transformers_class: str | None = None,
+    licence: str = "",
+    library_name: str = "etymon",
+    pipeline_tag: str = "",
+    tags: Sequence[str] = (),
+    languages: Sequence[str] = (),
+) -> str:
+    """README.md with front matter for the Hugging Face hub.
+
+    `usage` is Python code that loads the model with etymon. `transformers_class` is the class that opens the
+    same folder, or None where Transformers has none. Whatever was not given is said to be missing.
+    """
+    front: dict[str, str | list[str]] = {
+        "library_name": library_name,
+        "tags": list(dict.fromkeys(["etymon", family, *tags])),
+    }
+    if pipeline_tag:
+        front["pipeline_tag"] = pipeline_tag
+    if languages:
+        front["language"] = list(languages)
+    if licence and re.fullmatch(r"[a-z0-9][a-z0-9.-]*", licence):
+        front["license"] = licence
+    elif licence:  # the hub takes its own identifiers, or "other" and a name
+        front["license"] = "other"
+        front["license_name"] = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-") or "unnamed"
+
+    load = ["## Loading it", "With etymon:", _code(usage, "python")]
+    if transformers_class is None:
+        load.append("Transformers has no class for this model.")
+    else:
+        opens = f'from transformers import {transformers_class}\n\nmodel = {transformers_class}.from_pretrained("path/to/this/folder")'
+        load += ["With Transformers:", _code(opens, "python")]
+    parts = [
+        _front_matter(front),
+        f"# {_line(title)}",
+        f"A {_line(family)} model with {parameters:,} parameters, trained "
+        f"with etymon on the objective *{_line(objective)}*.",
+        *load,
+        "## Data",
+        data.strip() or "Not stated.",
+        "## Measured",
+        _table(metrics) or "Nothing was measured: treat the quality of this model as unknown.",
+        "## Training",
+        _table(training) or "Not stated.",
+        "## Shape",
+        _table(shape) or "Not stated.",
+        "## Tokenizer",
+        _table(tokenizer) or "None.",
+        "## Licence and limits",
+        f"Licence: {_line(licence) or 'not stated; ask the author before using it'}. A language model repeats "
+        "the errors and biases of its text, and what was not measured above was not checked.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(values: Mapping[str, str | list[str]]) -> str:
+    # JSON strings are YAML strings, and quoted ones stay strings: the language "no" would become false.
+    lines = ["---"]
+    for key, value in values.items():
+        if isinstance(value, str):
+            lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+        else:
+            lines += [f"{key}:", *(f"- {json.dumps(item, ensure_ascii=False)}" for item in value)]
+    return "\n".join([*lines, "---"])
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    if not rows:
+        return ""
+    lines = ["| | |", "|---|---|"]
+    for name, value in rows.items():
+        lines.append(f"| {_cell(str(name).replace('_', ' '))} | {_cell(_value(value))} |")
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_value(item) for item in value)
+    return "none" if value is None else str(value)
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("|", "\\|")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _code(text: str, language: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.strip()}\n{fence}"

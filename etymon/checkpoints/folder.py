@@ -1,0 +1,132 @@
+"""A model folder as a whole: its config, writing it in one piece, and telling whether it is still intact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etymon.checkpoints.documents import holds, read_json, write_json
+from etymon.checkpoints.weights import SHARD_SIZE, write_weights
+from etymon.errors import EtymonError
+from etymon.files import atomic_folder, sha256
+
+__all__ = [
+    "checksums",
+    "ensure_replaceable",
+    "read_config",
+    "read_json",
+    "verify_checksums",
+    "write_json",
+    "write_model_folder",
+]
+
+CONFIG = "config.json"
+MANIFEST = "etymon.json"  # the names of the files that we wrote: what a later save may replace
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The config.json of a model folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise EtymonError(f"no such folder: {folder}")
+    if not (folder / CONFIG).is_file():
+        raise EtymonError(f"no {CONFIG} in {folder}, but {holds(folder)}; give the folder of a saved model")
+    return read_json(folder / CONFIG)
+
+
+def write_model_folder(
+    folder: str | os.PathLike[str],
+    *,
+    config: dict[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    generation_config: dict[str, Any] | None = None,
+    card: str = "",
+    tokenizer_saver: Callable[[Path], None] | None = None,
+    extra: Mapping[str, Callable[[Path], None]] | None = None,
+    shard_size: int | None = SHARD_SIZE,
+) -> None:
+    """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is replaced.
+
+    `tokenizer_saver` is given the folder. `extra` maps names to functions that are given `folder/name`, and
+    write a file or a folder there.
+    """
+    # A link would be replaced by a folder, and "." has no name to put things beside.
+    folder = Path(os.path.realpath(folder))
+    ensure_replaceable(folder)
+    with atomic_folder(folder) as aside:
+        try:
+            write_json(aside / CONFIG, config)
+            write_weights(aside, weights, shard_size)
+            if generation_config is not None:
+                write_json(aside / "generation_config.json", generation_config)
+            if card:
+                (aside / "README.md").write_text(card, encoding="utf-8", newline="\n")
+            if tokenizer_saver is not None:
+                tokenizer_saver(aside)
+            for name, save in (extra or {}).items():
+                if (aside / name).exists():
+                    raise ValueError(f"{name} is already part of the model folder")
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                save(aside / name)
+            write_json(aside / MANIFEST, {"files": [*_files(aside), MANIFEST]})
+        except EtymonError as error:  # speak of the folder that was asked for, not of the one beside it
+            raise EtymonError(str(error).replace(str(aside), str(folder))) from error
+
+
+def ensure_replaceable(folder: str | os.PathLike[str]) -> None:
+    """Refuse a target that holds anything we did not write. Ask before the long work, not after it."""
+    folder = Path(folder)
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise EtymonError(f"{folder} is a file, and a folder is to be written there; give another name")
+    if not any(folder.iterdir()):
+        return
+    if not (folder / MANIFEST).is_file():
+        raise EtymonError(
+            f"{folder} was not written by etymon ({holds(folder)}) and is left alone; give another folder"
+        )
+    foreign = sorted(set(_files(folder)) - set(read_json(folder / MANIFEST).get("files", ())))
+    if foreign:
+        names = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
+        raise EtymonError(
+            f"{folder} also holds files that etymon did not write ({names}); move them or give another folder"
+        )
+
+
+def checksums(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """The SHA-256 digest of every file below `folder`, by its path inside (with forward slashes), sorted."""
+    return {name: sha256(Path(folder, name)) for name in _files(Path(folder))}
+
+
+def verify_checksums(folder: str | os.PathLike[str], manifest: Mapping[str, str]) -> None:
+    """Raise an error that names the first file of `manifest` which is missing from `folder` or has changed."""
+    for name, digest in manifest.items():
+        path = Path(folder, name)
+        try:
+            actual = sha256(path)
+        except OSError as error:
+            reason = (
+                "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+            )
+            raise EtymonError(
+                f"the checkpoint {folder} is broken: {name} {reason}; use an older one"
+            ) from error
+        if actual != digest:
+            raise EtymonError(
+                f"the checkpoint {folder} is broken: {name} is not what was saved; use an older one"
+            )
+
+
+def _files(folder: Path) -> list[str]:
+    found = []
+    for parent, folders, files in os.walk(folder):
+        links = [
+            name for name in folders if Path(parent, name).is_symlink()
+        ]  # not walked into, but not nothing
+        found += [Path(parent, name).relative_to(folder).as_posix() for name in files + links]
+    return sorted(found)

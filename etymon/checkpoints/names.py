@@ -1,0 +1,199 @@
+"""One map of parameter names a family, as data, read in both directions.
+
+A row relabels: it renames, transposes, and splits or joins along the output axis. It never changes a value, so
+weights, gradients and optimiser moments all travel through the same map.
+
+Patterns: `{}` stands for a number (kept), a final `*` for the rest of the name (kept).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Row:
+    """`ours` and `theirs` name the same numbers; several of ours are joined, in order, into one of theirs.
+
+    `transposed` says that their matrices are stored `[in, out]`.
+    """
+
+    ours: tuple[str, ...]
+    theirs: str
+    transposed: bool = False
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        return whole.T.contiguous() if self.transposed and whole.dim() == 2 else whole
+
+    def split(self, whole: Tensor) -> list[Tensor]:
+        if self.transposed and whole.dim() == 2:
+            whole = whole.T
+        return list(whole.chunk(len(self.ours)))
+
+
+def rows(table: Mapping[str | tuple[str, ...], str], *, prefix: str = "", transposed: bool = False) -> list[Row]:
+    """Rows from a table ours -> theirs, with a prefix on our side."""
+    return [
+        Row(tuple(prefix + name for name in ((ours,) if isinstance(ours, str) else ours)), theirs, transposed)
+        for ours, theirs in table.items()
+    ]
+
+
+@dataclass
+class Imported:
+    """What did not fit when a checkpoint was read, by their names."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)
+    conflicting: list[str] = field(default_factory=list)
+
+    def problems(self) -> str:
+        """One line that lists what does not fit; empty when all does."""
+        kinds = {
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "of another shape": self.misshapen,
+            "stored twice with different values": self.conflicting,
+        }
+        return "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """`prefix` is what their classes put before the names of the body. `ties` are stored copies (copy -> source):
+    read when there, checked to be equal, not written. `stand_ins` may be read in place of a name that is absent.
+    `copies` are written beside their source for readers that want both. `ignored` are left-overs of old files.
+    """
+
+    rows: Sequence[Row]
+    prefix: str = ""
+    other_prefixes: Sequence[str] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+    renamed: Sequence[tuple[str, str]] = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
+
+    def groups(self, ours: Iterable[str]) -> dict[str, tuple[Row, tuple[str, ...]]]:
+        """Their name -> the row and our names behind it, for exactly the given parameters."""
+        names, found = list(ours), {}
+        known = set(names)
+        for name in names:
+            row, match = self._row(name)
+            partners = tuple(_fill(pattern, match) for pattern in row.ours)
+            if name == partners[0]:
+                if not known.issuperset(partners):
+                    raise LookupError(f"{name} is joined with parameters that the model does not have: {partners}")
+                found[_fill(row.theirs, match)] = (row, partners)
+        return found
+
+    def export(self, ours: Mapping[str, Tensor], prefix: str | None = None) -> dict[str, Tensor]:
+        """Their names and layout; `prefix` replaces the map's own on the names of the body."""
+        theirs = {
+            name: row.joined([ours[part] for part in parts]) for name, (row, parts) in self.groups(ours).items()
+        }
+        for copy, source in self.copies.items():
+            if source in theirs:
+                theirs[copy] = theirs[source].clone()
+        if prefix is None or prefix == self.prefix:
+            return theirs
+        return {self._with_prefix(name, prefix): tensor for name, tensor in theirs.items()}
+
+    def read(
+        self,
+        stored: Mapping[str, Tensor],
+        wanted: Mapping[str, torch.Size],
+        fill: Callable[[str, Tensor], object],
+    ) -> Imported:
+        """Hands the wanted parameters (our names and shapes) to `fill`, out of a checkpoint in their layout."""
+        result = Imported()
+        groups = self.groups(wanted)
+        known = set(groups) | set(self.ties) | set(self.copies)
+        places = {}
+        for name in stored:
+            canonical = self._canonical(name, known)
+            if not any(re.fullmatch(pattern, canonical) for pattern in self.ignored):
+                places[canonical] = name
+        used: set[str] = set()
+        for theirs, (row, parts) in groups.items():
+            sources = [theirs, *(copy for copy, source in self.ties.items() if source == theirs)]
+            sources += [self.stand_ins[theirs]] if theirs in self.stand_ins else []
+            source = next((name for name in sources if name in places), None)
+            if source is None:
+                result.missing.append(theirs)
+                continue
+            used.add(source)
+            pieces = row.split(stored[places[source]])
+            if [piece.shape for piece in pieces] != [wanted[part] for part in parts]:
+                shape = tuple(stored[places[source]].shape)
+                needed = tuple(row.joined([torch.empty(wanted[part], device="meta") for part in parts]).shape)
+                result.misshapen.append(f"{source} is {shape}, not {needed}")
+                continue
+            for part, piece in zip(parts, pieces, strict=True):
+                fill(part, piece)
+        for copy, source in {**self.ties, **self.copies}.items():
+            if copy in places and copy not in used:
+                used.add(copy)
+                if source in places and not torch.equal(stored[places[copy]], stored[places[source]]):
+                    result.conflicting.append(f"{copy} and {source}")
+        result.unexpected = [places[name] for name in places if name not in used]
+        return result
+
+    def head_of(self, theirs: str) -> str | None:
+        """Which head's parameter this is, if the map knows one."""
+        for row in self.rows:
+            match = _matcher(row.theirs).fullmatch(theirs)
+            if match and row.ours[0].startswith("heads."):
+                return row.ours[0].split(".")[1]
+        source = {**self.ties, **self.copies}.get(theirs)
+        return None if source is None else self.head_of(source)
+
+    def _row(self, ours: str) -> tuple[Row, re.Match[str]]:
+        for row in self.rows:
+            for pattern in row.ours:
+                if match := _matcher(pattern).fullmatch(ours):
+                    return row, match
+        raise LookupError(f"no row of the name map covers {ours}")
+
+    def _canonical(self, name: str, known: set[str]) -> str:
+        for pattern, replacement in self.renamed:
+            name = re.sub(pattern, replacement, name)
+        if name in known:
+            return name
+        for other in self.other_prefixes:
+            if name.startswith(other) and name.removeprefix(other) in known:
+                return name.removeprefix(other)
+        if self.prefix and not name.startswith(self.prefix) and self.head_of(name) is None:
+            return self.prefix + name
+        return name
+
+    def _with_prefix(self, name: str, prefix: str) -> str:
+        if self.head_of(name) is not None and not name.startswith(self.prefix or "\0"):
+            return name
+        return prefix + name.removeprefix(self.prefix)
+
+
+def _matcher(pattern: str) -> re.Pattern[str]:
+    escaped = re.escape(pattern).replace(r"\{\}", r"(\d+)")
+    if escaped.endswith(r"\*"):
+        escaped = escaped[: -len(r"\*")] + "(.*)"
+    return re.compile(escaped)
+
+
+def _fill(pattern: str, match: re.Match[str]) -> str:
+    for value in match.groups():
+        place = "{}" if "{}" in pattern else "*"
+        pattern = pattern.replace(place, value, 1)
+    return pattern
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

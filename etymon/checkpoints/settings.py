@@ -1,0 +1,102 @@
+"""Reading and writing another library's `config.json`, row by row.
+
+Strictness is for our own files; a foreign one goes through a family's table of four kinds of row: a field of our
+shape, a constant that must hold (or the file is refused, with the reason), a value carried along untouched, and
+what may be ignored. Anything else is refused, since an unknown key may change the maths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etymon.errors import EtymonError
+
+
+@dataclass(frozen=True)
+class Field:
+    """Our field and their key; `values` translates (ours -> theirs)."""
+
+    ours: str
+    theirs: str
+    values: Mapping[Any, Any] | None = None
+
+    def written(self, value: Any) -> Any:
+        return value if self.values is None else self.values[value]
+
+    def read(self, value: Any, where: str) -> Any:
+        if self.values is None:
+            return value
+        for ours, theirs in self.values.items():
+            if theirs == value:
+                return ours
+        known = ", ".join(str(theirs) for theirs in self.values.values())
+        raise EtymonError(f"{where} has {self.theirs} = {value!r}, which is not supported (known: {known})")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Their key must have this value: anything else is a model that this family does not build."""
+
+    theirs: str
+    value: Any
+    reason: str
+    write: bool = True
+
+
+CARRIED = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
+    "decoder_start_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
+)  # fmt: skip
+IGNORED = (
+    "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "output_past", "output_hidden_states", "output_attentions", "return_dict", "gradient_checkpointing",
+    "finetuning_task", "_num_labels", "num_labels", "tokenizer_class", "prefix", "attn_implementation",
+    "_attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward", "language",
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature", "top_k", "top_p",
+    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "num_return_sequences",
+    "bad_words_ids", "num_beam_groups", "diversity_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+    "encoder_no_repeat_ngram_size", "output_scores", "return_dict_in_generate", "torchscript", "use_bfloat16",
+    "pruned_heads", "tf_legacy_loss", "directionality", "model_name", "name", "license", "datasets",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SettingsMap:
+    """A family's table. Keys that are absent take the shape's defaults, which are the published class's."""
+
+    fields: Sequence[Field]
+    constants: Sequence[Constant] = ()
+    ignored: Sequence[str] = field(default_factory=tuple)
+
+    def read(
+        self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Our fields, and the values to carry along."""
+        table = {row.theirs: row for row in self.fields}
+        fixed = {row.theirs: row for row in self.constants}
+        ours: dict[str, Any] = {}
+        carried: dict[str, Any] = {}
+        for key, value in config.items():
+            if key in ignore:
+                continue
+            if key in table:
+                ours[table[key].ours] = table[key].read(value, where)
+            elif key in fixed:
+                if value != fixed[key].value:
+                    raise EtymonError(f"{where} has {key} = {value!r}: {fixed[key].reason}")
+            elif key in CARRIED:
+                carried[key] = value
+            elif key not in IGNORED and key not in self.ignored:
+                raise EtymonError(
+                    f"{where} has the key {key!r} = {value!r}, which is not known and might change the model: "
+                    f"if it does not, pass --ignore-config-key {key}"
+                )
+        return ours, carried
+
+    def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
+        written = {row.theirs: row.written(shape[row.ours]) for row in self.fields}
+        written.update({row.theirs: row.value for row in self.constants if row.write})
+        return written

@@ -1,0 +1,185 @@
+"""The command line: every verb's own signature, read once, becomes its options.
+
+A verb is a typed function `<verb>` in the module `etymon.verbs.<verb>`; Python users call it as `etymon.<verb>`.
+What its module has to keep to (the module must be light: torch and the like are imported inside the function):
+
+- The docstring's first line is the summary in `etymon --help`; the rest appears in `etymon <verb> --help`.
+- A parameter is written `name: Annotated[type, "help text"]`. Without a default it is an argument
+  (`list[str]`: one or more), with one it is the option `--name` (`bool`: `--name/--no-name`, `Literal`: choices,
+  `list`: may be repeated). Of a union the first member that a command line can express is taken, so
+  `str | Path | Model` is text; names imported only under TYPE_CHECKING may be used.
+- Parameters named `on_...` are callbacks and never options. If the module has a function of the same name, the
+  command line hands it over: a module-level `on_text(piece)` prints what `generate(..., on_text=None)` streams.
+- `present(result, ...)` in the module, if there is one, prints the result. Its further parameters are the verb's
+  own values of those names; one that the verb does not have becomes an option of the command line alone, e.g.
+  `json: Annotated[bool, "print JSON"] = False`.
+
+Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1).
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, TracebackType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+
+import typer
+
+from etymon import __version__
+from etymon.errors import EtymonError
+
+# The registry: a verb's name, in the order of `etymon --help`, and the module that holds it.
+VERBS = {
+    name: f"etymon.verbs.{name}"
+    for name in ("demo", "pretrain", "generate", "fill", "score", "embed", "convert", "show")
+}
+
+
+def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERBS) -> NoReturn:
+    """Run one command line and leave the process with its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    debug = os.environ.get("ETYMON_DEBUG", "") not in ("", "0")
+    try:
+        command = typer.main.get_command(build(arguments, verbs))
+        try:
+            command(args=arguments, prog_name="etymon")
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can still be handled
+    except EtymonError as error:
+        if debug:
+            raise
+        print(f"etymon: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone; keep Python from complaining about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        traceback.print_exception(error.with_traceback(_without_dispatch(error.__traceback__)))
+        print("etymon: this is a bug in etymon; please report it with the lines above", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def build(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> typer.Typer:
+    """The typer application for a command line: only the verb that it names is imported, or all for help."""
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,  # plain help: at once, and readable in pipes and on any terminal
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+        epilog="Every verb is a Python function too: etymon.generate(...), etymon.pretrain(...).",
+    )
+    app.callback()(_root)
+    named = [name for name in verbs if arguments and arguments[0] == name.replace("_", "-")]
+    for name in named or verbs:
+        module = import_module(verbs[name])
+        app.command(name=name.replace("_", "-"))(adapt(getattr(module, name), module))
+    return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"etymon {__version__}")
+        raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Pretrain, evaluate, generate with and look inside language models, on your own text."""
+
+
+def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
+    """A function that typer understands: calls `verb` with the options and shows its result."""
+    present = getattr(module, "present", None)
+    shown = list(inspect.signature(present).parameters.values())[1:] if present else []
+    own = inspect.signature(verb).parameters
+    callbacks = {name: getattr(module, name, None) for name in own if name.startswith("on_")}
+    callbacks = {name: function for name, function in callbacks.items() if function is not None}
+    parameters = [_option(verb, parameter) for parameter in own.values() if not parameter.name.startswith("on_")]
+    parameters += [_option(present, parameter) for parameter in shown if present and parameter.name not in own]
+
+    def command(**values: Any) -> None:
+        result = verb(**{name: value for name, value in values.items() if name in own}, **callbacks)
+        if present:
+            present(result, **{parameter.name: values[parameter.name] for parameter in shown})
+
+    command.__name__, command.__doc__ = verb.__name__, inspect.getdoc(verb)
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _option(function: Callable[..., Any], parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter with its help text turned into typer's description of an argument or option."""
+    annotation = _evaluated(function, parameter.annotation)
+    help_text = None
+    if get_origin(annotation) is Annotated:
+        annotation, *notes = get_args(annotation)
+        help_text = next((note for note in notes if isinstance(note, str)), None)
+    plain = next(_plain_types(annotation), None)
+    if plain is None:
+        raise TypeError(f"{function.__qualname__}: a command line cannot express {parameter.name}: {annotation}")
+    default = parameter.default
+    if default is parameter.empty:
+        described = typer.Argument(help=help_text, show_default=False)
+    else:
+        described = typer.Option(help=help_text, show_default=default not in (None, "", (), False))
+        default = list(default) if isinstance(default, tuple) else default
+        plain = plain | None if default is None else plain
+    return inspect.Parameter(
+        parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[plain, described]
+    )
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    """The members of an annotation that a command line can express."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _plain_types(member)
+    elif annotation in (str, int, float, bool, Path) or origin is Literal:
+        yield annotation
+    elif origin in (list, Sequence):
+        for member in _plain_types(get_args(annotation)[0]):
+            yield list[member]  # type: ignore[valid-type]
+
+
+class _PythonOnly:
+    """Stands for a type that is known to type checkers alone."""
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, _PythonOnly)
+
+
+def _evaluated(function: Callable[..., Any], annotation: Any) -> Any:
+    # Not typing.get_type_hints: it gives up on names imported under TYPE_CHECKING.
+    if not isinstance(annotation, str):
+        return annotation
+    return eval(annotation, {}, _Names(getattr(function, "__globals__", {})))
+
+
+def _without_dispatch(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the verb on, without the frames of the command-line machinery."""
+    machinery = (__file__, str(Path(typer.__file__).parent))
+    rest = trace
+    while rest and rest.tb_frame.f_code.co_filename.startswith(machinery):
+        rest = rest.tb_next
+    return rest or trace

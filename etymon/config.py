@@ -1,0 +1,212 @@
+"""Strict, typed configuration: run files, overrides, durations and counts.
+
+A run file is YAML that must fit a typed class exactly. Nothing is ignored or guessed: an unknown key, a
+doubled key or a value of another type is an `EtymonError` that says which key, where, and what was expected.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from decimal import Decimal
+from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from etymon.errors import EtymonError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Config = TypeVar("Config")
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """What to say after "unknown ...:": the closest choice as a question, or else all the choices."""
+    choices = list(choices)
+    close = get_close_matches(word.lower(), [choice.lower() for choice in choices], n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {next(choice for choice in choices if choice.lower() == close[0])!r}?"
+    return f"choose from {', '.join(choices)}" if choices else "none is allowed here"
+
+
+def strict(cls: type[Config], mapping: Mapping[str, Any], where: str) -> Config:
+    """Build `cls` (a pydantic model, or a dataclass of either kind) from `mapping`, or say what does not fit.
+
+    `where` names the source in messages, e.g. "run.yaml". Values are taken as JSON would take them: lists
+    become tuples and strings become paths where the class asks for it, but "3" is not 3 and 1 is not true.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(mapping, Mapping):
+        raise EtymonError(f"{where} must hold keys and values, but it is {_kind(mapping)}")
+    try:
+        text = json.dumps(dict(mapping), default=str)
+    except (TypeError, ValueError) as error:
+        raise EtymonError(f"{where} holds something that is not a plain value: {error}") from error
+    try:
+        return TypeAdapter(cls).validate_json(text, strict=True, extra="forbid")
+    except ValidationError as error:
+        # A misspelt key is usually also a missing one: name the misspelling, which explains both.
+        details = sorted(error.errors(), key=lambda detail: not _is_unknown(detail))
+        raise EtymonError(_complaint(cls, details[0], where)) from None
+
+
+def load_yaml(path: str | PathLike[str], cls: type[Config], overrides: Sequence[str] = ()) -> Config:
+    """Read a run file into `cls`, after applying dotted overrides such as "model.layers=6"."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise EtymonError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
+    tree = _parse_yaml(text, str(path))
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise EtymonError(f"{path} must hold keys and values, but it is {_kind(tree)}")
+    for override in overrides:
+        _apply(tree, override)
+    return strict(cls, tree, str(path))
+
+
+_DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in a duration such as "90s", "10m", "1.5h", "1h30m" or "2d"."""
+    word = str(text).strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", word):
+        raise EtymonError(f"duration {word!r} has no unit: write {word}s, {word}m or {word}h")
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", word)
+    seconds = float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
+    if seconds <= 0 or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[smhd])+", word):
+        raise EtymonError(f"cannot read {text!r} as a duration: write e.g. 90s, 10m, 1h30m or 2d")
+    return seconds
+
+
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+def parse_count(text: str | int) -> int:
+    """A whole number such as "512", "32k", "1.5M", "2B" or "1e6" (k, M, B and T are powers of a thousand)."""
+    word = str(text).strip().lower().replace("_", "").replace(",", "")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmbgt]?)", word)
+    if not match:
+        raise EtymonError(f"cannot read {text!r} as a count: write e.g. 512, 32k, 1.5M or 2B")
+    count = Decimal(match[1]) * _COUNT_UNITS[match[2]]
+    if count != int(count):
+        raise EtymonError(f"the count {text!r} is not a whole number")
+    return int(count)
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML 1.2's plain scalars: 1e-3 is a number; yes, on, 1:30 and 2024-01-01 stay words."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                    continue
+                if key.value in seen:
+                    again = key.start_mark.line + 1
+                    raise EtymonError(f"key {key.value!r} is written twice in {where} (again in line {again})")
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    Loader.yaml_implicit_resolvers = {}
+    for kind, pattern, first in (
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", list("-+0123456789")),
+        (
+            "float",
+            r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+            list("-+.0123456789"),
+        ),
+        ("merge", r"<<", ["<"]),
+    ):
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(f"^(?:{pattern})$"), first)
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+        raise EtymonError(f"cannot read {where}{place}: {problem}") from error
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    dotted, equals, value = override.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise EtymonError(f"cannot read the override {override!r}: write it as key=value or section.key=value")
+    place = tree
+    for depth, key in enumerate(keys[:-1]):
+        inner = place.get(key)
+        inner = {} if inner is None else inner
+        if not isinstance(inner, dict):
+            section = ".".join(keys[: depth + 1])
+            raise EtymonError(f"the override {override!r} does not fit: {section} is {_kind(inner)}, not a section")
+        place[key] = inner
+        place = inner
+    place[keys[-1]] = _parse_yaml(value, f"the override {override!r}")
+
+
+def _is_unknown(detail: ErrorDetails) -> bool:
+    return detail["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def _complaint(cls: type, detail: ErrorDetails, where: str) -> str:
+    location = detail["loc"]
+    dotted = ".".join(str(part) for part in location)
+    if _is_unknown(detail):
+        choices = _fields(_descend(cls, location[:-1]))
+        section = ".".join(str(part) for part in location[:-1])
+        place = f"{where}, section {section}" if section else where
+        return f"unknown key {str(location[-1])!r} in {place}: {did_you_mean(str(location[-1]), choices)}"
+    if detail["type"] in ("missing", "missing_argument"):
+        return f"missing key {dotted!r} in {where}"
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+    message = " ".join(message.split())
+    if not location:
+        return f"{where}: {message}"
+    return f"bad value in {where}: {dotted} is {_shown(detail['input'])}, {message}"
+
+
+def _fields(cls: Any) -> list[str]:
+    if is_dataclass(cls):
+        return [name for name, field in cls.__dataclass_fields__.items() if field.init]
+    return list(getattr(cls, "model_fields", {}))
+
+
+def _descend(cls: Any, location: Sequence[str | int]) -> Any:
+    """The class whose keys are written at `location`, through lists, mappings and optional types."""
+    for part in location:
+        hints = get_type_hints(cls) if _fields(cls) else {}
+        if part in hints:
+            cls = _first_class(hints[str(part)])
+    return cls
+
+
+def _first_class(annotation: Any) -> Any:
+    if _fields(annotation):
+        return annotation
+    found = (_first_class(argument) for argument in get_args(annotation))
+    return next((cls for cls in found if cls is not None), None)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", type(None): "empty"}
+    return names.get(type(value), f"the value {value!r}")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,105 @@
+"""Framing: how one or two token sequences become one model input.
+
+A framing is a value. Its templates name special tokens by role and sequences by number:
+`("class", 0, "separator", 1, "separator")` is BERT's pair. A family picks a framing; plans, tasks and
+prompts use it without asking which family they are in. RoBERTa's doubled separator, XLNet's trailing
+class token or GPT-1's start, delimiter and extract tokens are other values of the same type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from etymon.errors import EtymonError
+
+Template = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Framed:
+    """A model input: token ids, segment ids, and which positions the framing added."""
+
+    ids: np.ndarray  # int32
+    segments: np.ndarray  # int32
+    special: np.ndarray  # bool
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Templates for one and for two sequences, with a segment id for every element of each.
+
+    `role_ids` is empty until `resolve` binds the roles to the ids of a tokenizer.
+    """
+
+    name: str
+    single: Template
+    pair: Template
+    single_segments: tuple[int, ...]
+    pair_segments: tuple[int, ...]
+    role_ids: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.single) != len(self.single_segments) or len(self.pair) != len(self.pair_segments):
+            raise ValueError(f"framing {self.name}: every element of a template needs a segment id")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles a tokenizer must have for this framing."""
+        return tuple(dict.fromkeys(item for item in self.single + self.pair if isinstance(item, str)))
+
+    def resolve(self, id_of: Callable[[str], int | None]) -> Framing:
+        """The same framing bound to token ids, e.g. `BERT.resolve(tokenizer.id)`."""
+        bound: list[tuple[str, int]] = []
+        for role in self.roles:
+            number = id_of(role)
+            if number is None:
+                raise EtymonError(
+                    f"the {self.name} framing needs a {role!r} token, which the tokenizer has not; "
+                    f"train or load a tokenizer with the roles {', '.join(self.roles)}"
+                )
+            bound.append((role, number))
+        return replace(self, role_ids=tuple(bound))
+
+    def overhead(self, pair: bool = False) -> int:
+        """How many special tokens are added around one sequence, or around two."""
+        return sum(isinstance(item, str) for item in (self.pair if pair else self.single))
+
+    def frame(
+        self, first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray | None = None
+    ) -> Framed:
+        """Put the special tokens around one sequence, or around and between two."""
+        template, numbers = (
+            (self.single, self.single_segments) if second is None else (self.pair, self.pair_segments)
+        )
+        parts = (np.asarray(first, np.int32), np.asarray(() if second is None else second, np.int32))
+        ids = dict(self.role_ids)
+        try:
+            pieces = [
+                parts[item] if isinstance(item, int) else np.array([ids[item]], np.int32) for item in template
+            ]
+        except KeyError as error:
+            raise ValueError(f"framing {self.name} is not bound to a tokenizer: call resolve first") from error
+        lengths = [len(piece) for piece in pieces]
+        return Framed(
+            ids=np.concatenate(pieces),
+            segments=np.repeat(np.array(numbers, np.int32), lengths),
+            special=np.repeat([isinstance(item, str) for item in template], lengths),
+        )
+
+
+# GPT-2: the text and nothing else; two texts follow one another.
+PLAIN = Framing("plain", (0,), (0, 1), (0,), (0, 0))
+BERT = Framing(
+    "bert",
+    ("class", 0, "separator"),
+    ("class", 0, "separator", 1, "separator"),
+    (0, 0, 0),
+    (0, 0, 0, 1, 1),
+)
+# T5 knows no pairs: its tasks write both texts into one, so two sequences are simply joined.
+T5 = Framing("t5", (0, "end"), (0, 1, "end"), (0, 0), (0, 0, 0))
+
+FRAMINGS = {framing.name: framing for framing in (PLAIN, BERT, T5)}

@@ -1,0 +1,208 @@
+"""The noise algebra: a noise mask, what the input shows of it, and what the target asks for.
+
+Masked language modelling, whole-word masking, span corruption and dropping are combinations of these
+small pure functions (after the preprocessors of T5). Each takes its randomness as an explicit generator,
+and each is invertible: input and target together still hold the original text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from etymon.errors import EtymonError
+
+# ---------------------------------------------------------------- which positions are noise
+
+
+def independent_mask(length: int, density: float, rng: np.random.Generator) -> np.ndarray:
+    """Every position is noise with probability `density`."""
+    return rng.random(length) < density
+
+
+def count_mask(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Exactly `count` of the candidate positions (a boolean array), or all of them if there are fewer."""
+    places = np.flatnonzero(candidates)
+    mask = np.zeros(len(candidates), bool)
+    mask[rng.permutation(places)[:count]] = True
+    return mask
+
+
+def masked_count(length: int, density: float = 0.15, maximum: int | None = None) -> int:
+    """How many of `length` tokens BERT hides: the rounded share, at least one, at most `maximum`."""
+    count = max(1, round(density * length))
+    return count if maximum is None else min(count, maximum)
+
+
+def whole_word_mask(
+    word_starts: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Whole words in random order, each taken if it still fits, until `budget` positions are noise.
+
+    `word_starts` marks the positions that begin a word; a word ends where the next begins or where a
+    position is no candidate.
+    """
+    after_gap = candidates & ~np.concatenate(([False], candidates[:-1]))
+    words = np.cumsum(word_starts | after_gap)[candidates]  # the word that each candidate belongs to
+    places = np.flatnonzero(candidates)
+    starts = np.flatnonzero(np.diff(words, prepend=-1))
+    stops = np.append(starts[1:], len(words))
+    mask = np.zeros(len(candidates), bool)
+    for word in rng.permutation(len(starts)):
+        if budget <= 0:
+            break
+        if stops[word] - starts[word] <= budget:
+            mask[places[starts[word] : stops[word]]] = True
+            budget -= int(stops[word] - starts[word])
+    return mask
+
+
+def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
+    """T5's arithmetic: how many of `length` tokens are noise, in how many spans."""
+    if length < 2:
+        raise ValueError(f"span noise needs at least 2 tokens, not {length}")
+    noise = min(max(round(length * density), 1), length - 1)
+    spans = min(max(round(noise / mean_span), 1), length - noise)
+    return noise, spans
+
+
+def random_spans_mask(length: int, density: float, mean_span: float, rng: np.random.Generator) -> np.ndarray:
+    """T5's noise: spans of random lengths between kept runs of random lengths, beginning with a kept run."""
+    noise, spans = noise_counts(length, density, mean_span)
+    runs = np.empty(2 * spans, np.int64)
+    runs[0::2] = _composition(length - noise, spans, rng)
+    runs[1::2] = _composition(noise, spans, rng)
+    return np.repeat(np.arange(2 * spans) % 2 == 1, runs)
+
+
+def _composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
+    """`total` as an ordered sum of `parts` positive numbers, every such sum equally likely."""
+    cuts = np.sort(rng.permutation(total - 1)[: parts - 1]) + 1
+    return np.diff(cuts, prepend=0, append=total)
+
+
+# ---------------------------------------------------------------- what the input shows
+
+
+def mask_eighty_ten_ten(
+    ids: np.ndarray,
+    mask: np.ndarray,
+    mask_id: int,
+    vocabulary: tuple[int, int],
+    rng: np.random.Generator,
+    shares: tuple[float, float] = (0.8, 0.1),
+) -> np.ndarray:
+    """At noise positions: 80% the mask token, 10% the token itself, 10% any id of range(*vocabulary).
+
+    `shares` are those of the mask token and of the token itself; the rest is random.
+    """
+    shown = ids.copy()
+    places = np.flatnonzero(mask)
+    draw = rng.random(len(places))
+    random_ids = rng.integers(*vocabulary, len(places))
+    hidden = draw < shares[0]
+    replaced = draw >= shares[0] + shares[1]
+    shown[places[hidden]] = mask_id
+    shown[places[replaced]] = random_ids[replaced]
+    return shown
+
+
+def replace_spans_with_sentinels(
+    ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """Every noise span becomes one sentinel: the first span `sentinels[0]`, and so on."""
+    firsts = _span_firsts(mask, sentinels)
+    shown = ids.copy()
+    shown[firsts] = np.asarray(sentinels[: len(firsts)], shown.dtype)
+    keep = ~mask
+    keep[firsts] = True
+    return shown[keep]
+
+
+def drop(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Noise positions vanish without a trace."""
+    return ids[~mask]
+
+
+# ---------------------------------------------------------------- what the target asks
+
+
+def at(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The noise positions and the original tokens there."""
+    places = np.flatnonzero(mask)
+    return places, ids[places]
+
+
+def span_target_with_sentinels(
+    ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """Every noise span behind its sentinel. No sentinel closes the last one, as in T5's code (the figure
+    of the paper shows one)."""
+    firsts = _span_firsts(mask, sentinels)
+    before = (np.cumsum(mask) - 1)[firsts]
+    return np.insert(ids[mask], before, np.asarray(sentinels[: len(firsts)], ids.dtype))
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def span_lengths(raw: int, density: float = 0.15, mean_span: float = 3.0) -> tuple[int, int]:
+    """Input and target length of span corruption of `raw` tokens, each with its end token."""
+    noise, spans = noise_counts(raw, density, mean_span)
+    return raw - noise + spans + 1, noise + spans + 1
+
+
+def raw_length_for(input_length: int, density: float = 0.15, mean_span: float = 3.0) -> tuple[int, int]:
+    """How many raw tokens fill an input of `input_length` after corruption, and the target's length."""
+    if input_length < 3 or span_lengths(2, density, mean_span)[0] > input_length:
+        raise EtymonError(f"an input of {input_length} tokens is too short for span corruption; use 3 or more")
+    raw = 2
+    while span_lengths(raw + 1, density, mean_span)[0] <= input_length:
+        raw += 1
+    return raw, span_lengths(raw, density, mean_span)[1]
+
+
+# ---------------------------------------------------------------- the way back
+
+
+def reconstruct_spans(
+    shown: np.ndarray, target: np.ndarray, sentinels: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """The original ids from an input and a target with sentinels."""
+    marks = np.flatnonzero(np.isin(target, sentinels))
+    spans = {
+        int(target[mark]): target[mark + 1 : stop]
+        for mark, stop in zip(marks, np.append(marks[1:], len(target)), strict=True)
+    }
+    parts: list[np.ndarray] = []
+    position = 0
+    for place in np.flatnonzero(np.isin(shown, sentinels)):
+        parts += [shown[position:place], spans.get(int(shown[place]), target[:0])]
+        position = place + 1
+    return np.concatenate([*parts, shown[position:]])
+
+
+def reconstruct_at(shown: np.ndarray, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """The original ids from a masked input and the tokens asked for."""
+    original = shown.copy()
+    original[places] = tokens
+    return original
+
+
+def reconstruct_dropped(kept: np.ndarray, dropped: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The original ids from what was kept, what was dropped, and where."""
+    original = np.empty(len(mask), kept.dtype)
+    original[mask] = dropped
+    original[~mask] = kept
+    return original
+
+
+def _span_firsts(mask: np.ndarray, sentinels: Sequence[int] | np.ndarray) -> np.ndarray:
+    firsts = np.flatnonzero(mask & ~np.concatenate(([False], mask[:-1])))
+    if len(firsts) > len(sentinels):
+        raise EtymonError(
+            f"the text needs {len(firsts)} sentinels, the tokenizer has {len(sentinels)}; "
+            "train it with more or use shorter inputs"
+        )
+    return firsts

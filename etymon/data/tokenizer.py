@@ -1,0 +1,297 @@
+"""The tokenizer: text to ids and back, over the `tokenizers` library, in Hugging Face files."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+
+from etymon.data.framing import BERT, PLAIN, T5, Framing
+from etymon.errors import EtymonError
+from etymon.files import atomic_write
+
+# Our roles and the names Transformers gives them in tokenizer_config.json.
+ROLE_KEYS = {
+    "pad": "pad_token",
+    "unknown": "unk_token",
+    "begin": "bos_token",
+    "end": "eos_token",
+    "class": "cls_token",
+    "separator": "sep_token",
+    "mask": "mask_token",
+}
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def _byte_table() -> dict[str, int]:
+    """The byte behind each of the 256 printable characters of byte-level BPE."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    assert set(table) == set(ByteLevel.alphabet())
+    return table
+
+
+BYTE_OF = _byte_table()
+
+
+class Tokenizer:
+    """Text to ids and back. `encode` adds no special tokens: that is the business of `framing`.
+
+    Special tokens that are spelled out in a text are recognised, as in Transformers.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        roles: Mapping[str, str],
+        *,
+        framing: Framing | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        missing = [token for token in roles.values() if backend.token_to_id(token) is None]
+        if missing:
+            raise EtymonError(f"the tokenizer's vocabulary lacks its special tokens {', '.join(missing)}")
+        self.backend = backend
+        self.roles = {role: roles[role] for role in ROLE_KEYS if role in roles}
+        self._config = dict(config or {})  # keys of a foreign tokenizer_config.json, carried verbatim
+        self._description = json.loads(backend.to_str())
+        self.framing = framing or self._usual_framing()
+
+    # ------------------------------------------------------------ what it is
+
+    @cached_property
+    def kind(self) -> str:
+        """ "byte-bpe", "bpe", "wordpiece", "unigram" or "word"."""
+        model = self._description["model"].get("type", "")
+        if model == "BPE":
+            steps = json.dumps([self._description["pre_tokenizer"], self._description["decoder"]])
+            return "byte-bpe" if '"ByteLevel"' in steps else "bpe"
+        return {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}.get(model, model.lower())
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The token string of every id ("" for an id that no token has)."""
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        listed = [""] * (max(vocabulary.values()) + 1)
+        for token, number in vocabulary.items():
+            listed[number] = token
+        return listed
+
+    @property
+    def size(self) -> int:
+        """The number of ids; every id is below it."""
+        return len(self.tokens)
+
+    def id(self, role: str) -> int | None:
+        """The id of the special token in a role, or None."""
+        if role not in ROLE_KEYS:
+            raise ValueError(f"unknown role {role!r}; roles are {', '.join(ROLE_KEYS)}")
+        return self.backend.token_to_id(self.roles[role]) if role in self.roles else None
+
+    @cached_property
+    def sentinels(self) -> list[int]:
+        """The ids of <extra_id_0>, <extra_id_1>, ... in that order."""
+        numbered = ((SENTINEL.fullmatch(token), number) for number, token in enumerate(self.tokens))
+        return [number for _, number in sorted((int(match[1]), number) for match, number in numbered if match)]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that `decode` leaves out: special tokens and sentinels."""
+        added = self.backend.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
+        roles = {number for role in self.roles if (number := self.id(role)) is not None}
+        return frozenset(special | roles | set(self.sentinels))
+
+    @cached_property
+    def word_starts(self) -> np.ndarray:
+        """For every id, whether it begins a word. A special token is a word of its own."""
+        if self.kind == "byte-bpe":
+            begins = [token[:1] in ("Ġ", "Ċ", "ĉ", "č") for token in self.tokens]
+        elif self.kind == "wordpiece":
+            prefix = self._description["model"].get("continuing_subword_prefix") or "##"
+            begins = [not token.startswith(prefix) for token in self.tokens]
+        elif self.kind == "unigram":
+            begins = [token.startswith("▁") for token in self.tokens]
+        else:
+            begins = [True] * self.size
+        starts = np.array(begins, bool)
+        starts[list(self.special_ids)] = True
+        return starts
+
+    @cached_property
+    def byte_lengths(self) -> np.ndarray | None:
+        """For every id, how many bytes of text it stands for (special tokens: 0). None if tokens do not
+        spell the text exactly."""
+        splitter = json.dumps(self._description["pre_tokenizer"])
+        altered = self._description["normalizer"] or '"add_prefix_space": true' in splitter
+        if self.kind != "byte-bpe" or altered:
+            return None
+        lengths = np.array([len(_token_bytes(token)) for token in self.tokens], np.int32)
+        lengths[list(self.special_ids)] = 0
+        return lengths
+
+    @property
+    def framing(self) -> Framing:
+        """How sequences become model inputs; assigning a framing binds it to this tokenizer's ids."""
+        return self._framing
+
+    @framing.setter
+    def framing(self, framing: Framing) -> None:
+        self._framing = framing.resolve(self.id)
+
+    def _usual_framing(self) -> Framing:
+        if "class" in self.roles and "separator" in self.roles:
+            return BERT
+        return T5 if self.kind == "unigram" and "end" in self.roles else PLAIN
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hex digest that is equal for tokenizers that give the same ids and roles."""
+        encoding = {key: value for key, value in self._description.items() if key != "post_processor"}
+        text = json.dumps([encoding, self.roles], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    # ------------------------------------------------------------ text to ids
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text (int32), without special tokens around it."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of many texts, on all cores."""
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ids of a text and the characters [start, stop) that each token stands for."""
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1]
+
+    def encode_located(
+        self, texts: Sequence[str], places: Sequence[np.ndarray]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each text its ids and, for each given character offset, the index of the token holding it.
+
+        An offset whose character left no token belongs to the next token, if there is one.
+        """
+        if self.byte_lengths is None:
+            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+            stops = [np.array([stop for _, stop in encoding.offsets], np.int64) for encoding in encodings]
+            found = [np.array(encoding.ids, np.int32) for encoding in encodings]
+            return [
+                (ids, np.searchsorted(np.maximum.accumulate(stop), place, side="right"))
+                for ids, stop, place in zip(found, stops, places, strict=True)
+            ]
+        # Tokens that spell the text need no offsets: the bytes add up. This is the fast path.
+        located = []
+        for text, ids, place in zip(texts, self.encode_batch(texts), places, strict=True):
+            byte_stops = np.cumsum(self.byte_lengths[ids], dtype=np.int64)
+            if text.isascii():
+                size, byte_places = len(text), place
+            else:
+                data = np.frombuffer(text.encode(), np.uint8)
+                size, byte_places = len(data), np.flatnonzero((data & 0xC0) != 0x80)[place]
+            if size and (not len(byte_stops) or byte_stops[-1] != size):  # a special token was spelled out
+                ids, _, byte_stops = self.offsets(text)
+                byte_places = place
+            located.append((ids, np.searchsorted(byte_stops, byte_places, side="right")))
+        return located
+
+    # ------------------------------------------------------------ ids to text
+
+    def decode(self, ids: Iterable[int] | np.ndarray, skip_special: bool = True) -> str:
+        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD."""
+        listed = ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]
+        if listed and not 0 <= min(listed) <= max(listed) < self.size:
+            wrong = max(listed) if max(listed) >= self.size else min(listed)
+            raise EtymonError(f"token id {wrong} is outside the vocabulary of {self.size} tokens")
+        if skip_special:
+            listed = [number for number in listed if number not in self.special_ids]
+        return self.backend.decode(listed, skip_special_tokens=False)
+
+    def stream(self, skip_special: bool = True) -> TokenStream:
+        """Decode token by token; see TokenStream."""
+        return TokenStream(self, skip_special)
+
+    # ------------------------------------------------------------ files
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Tokenizer:
+        """Read the tokenizer of a checkpoint folder, ours or a foreign one."""
+        from etymon.data.tokenizer_files import load_tokenizer
+
+        return load_tokenizer(folder)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which Transformers opens too."""
+        from etymon.data.tokenizer_files import hub_config
+
+        folder = Path(folder)
+        with atomic_write(folder / "tokenizer.json") as file:
+            file.write(self.backend.to_str(pretty=True))
+        with atomic_write(folder / "tokenizer_config.json") as file:
+            json.dump(hub_config(self, self._config), file, indent=2, ensure_ascii=False)
+
+
+class TokenStream:
+    """Incremental decoding: what `feed` and `finish` return adds up to `decode` of all ids.
+
+    Never half a character: bytes are held back until they are complete. Constant work a token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special else frozenset()
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        # Spaces depend on the neighbour: decode each token after the one before it and cut that one's text.
+        self._before: list[int] = []
+        self._held: list[int] = []
+
+    def feed(self, number: int) -> str:
+        """The text that became certain with this token."""
+        if number in self._skip:
+            return ""
+        token = self._tokenizer.tokens[number]
+        if self._tokenizer.kind == "byte-bpe":
+            return self._bytes.decode(_token_bytes(token))
+        self._held.append(number)
+        # A run of byte pieces is decoded as a whole, once it has ended.
+        return "" if BYTE_PIECE.fullmatch(token) else self._release()
+
+    def finish(self) -> str:
+        """The rest; the stream is new afterwards."""
+        rest = self._bytes.decode(b"", final=True) + self._release()
+        self._before = []
+        return rest
+
+    def _release(self) -> str:
+        if not self._held:
+            return ""
+        decode = self._tokenizer.backend.decode
+        known = decode(self._before, skip_special_tokens=False)
+        text = decode(self._before + self._held, skip_special_tokens=False)[len(known) :]
+        self._before, self._held = self._held[-1:], []
+        return text
+
+
+def _token_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; one outside the byte alphabet (an added token) stands for itself."""
+    try:
+        return bytes([BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()

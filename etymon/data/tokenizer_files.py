@@ -1,0 +1,297 @@
+"""Tokenizer folders: the Hugging Face files we write, and the older ones we also read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from etymon.data.framing import T5, Framing
+from etymon.data.tokenizer import ROLE_KEYS, SENTINEL, Tokenizer
+from etymon.errors import EtymonError
+
+# Read when a folder does not say which token has which role.
+USUAL_TOKENS = {
+    "pad": ("[PAD]", "<pad>"),
+    "unknown": ("[UNK]", "<unk>"),
+    "begin": ("<s>", "<|endoftext|>"),
+    "end": ("</s>", "<|endoftext|>"),
+    "class": ("[CLS]", "<cls>"),
+    "separator": ("[SEP]", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+PUBLISHED_SENTINELS = 100  # T5's sentencepiece file does not hold them; its tokenizer classes add them
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """Read tokenizer.json, or vocab.txt, or vocab.json + merges.txt, or a sentencepiece model."""
+    folder = Path(folder)
+    config = _read_json(folder / "tokenizer_config.json")
+    if (folder / "tokenizer.json").is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises bare Exception
+            raise EtymonError(f"{folder / 'tokenizer.json'} is damaged or unknown: {error}") from error
+    elif (folder / "vocab.txt").is_file():
+        backend = _from_vocab_txt(folder / "vocab.txt", config)
+    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        backend = _from_merges(folder, config)
+    else:
+        names = [name for name in ("spiece.model", "tokenizer.model") if (folder / name).is_file()]
+        if not names:
+            raise EtymonError(
+                f"no tokenizer in {folder}: it needs tokenizer.json, vocab.txt, vocab.json with merges.txt, "
+                "spiece.model or tokenizer.model"
+            )
+        backend = _from_sentencepiece(folder / names[0], config)
+    roles = _roles(backend, {**_read_json(folder / "special_tokens_map.json"), **config})
+    return Tokenizer(backend, roles, config=config)
+
+
+def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, Any]:
+    """What tokenizer_config.json says, so that Transformers builds the same tokenizer."""
+    config = dict(carried) or _class_config(tokenizer)
+    config.update({key: tokenizer.roles.get(role) for role, key in ROLE_KEYS.items() if role in tokenizer.roles})
+    return config
+
+
+def _class_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    # Transformers 5 rebuilds the pipeline of a named class from the vocabulary and forgets tokenizer.json's.
+    # BERT and GPT-2 come out the same; T5 would lose its normaliser, so unigrams ask for the generic class.
+    config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+    description = json.loads(tokenizer.backend.to_str())
+    if tokenizer.kind == "byte-bpe" and set(tokenizer.roles) <= {"pad", "unknown", "begin", "end"}:
+        config |= {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False}
+    elif tokenizer.kind == "wordpiece":
+        normalizer = description["normalizer"]
+        config |= {
+            "tokenizer_class": "BertTokenizerFast",
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+        }
+    else:
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if tokenizer.sentinels:
+        config["additional_special_tokens"] = [tokenizer.tokens[number] for number in tokenizer.sentinels]
+    return config
+
+
+def post_processor(framing: Framing, tokenizer: Tokenizer) -> Any:
+    """The framing as Transformers applies it, or None for plain text."""
+    if not framing.roles:
+        return None
+
+    def spell(template: tuple[str | int, ...], segments: tuple[int, ...]) -> list[str]:
+        names = ("$A", "$B")
+        return [
+            f"{names[item] if isinstance(item, int) else tokenizer.roles[item]}:{segment}"
+            for item, segment in zip(template, segments, strict=True)
+        ]
+
+    pair, pair_segments = framing.pair, framing.pair_segments
+    if framing.name == T5.name:  # Transformers ends both texts of a pair
+        pair, pair_segments = (0, "end", 1, "end"), (0, 0, 0, 0)
+    return processors.TemplateProcessing(
+        single=spell(framing.single, framing.single_segments),
+        pair=spell(pair, pair_segments),
+        special_tokens=[(tokenizer.roles[role], tokenizer.id(role)) for role in framing.roles],
+    )
+
+
+# ---------------------------------------------------------------- older formats
+
+
+def _from_vocab_txt(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    tokens = path.read_text(encoding="utf-8").split("\n")
+    vocabulary = {token.rstrip("\r"): number for number, token in enumerate(tokens) if token.rstrip("\r")}
+    if "[UNK]" not in vocabulary:
+        raise EtymonError(f"{path} is no BERT vocabulary: it has no [UNK] token")
+    backend = wordpiece_backend(
+        vocabulary,
+        unknown="[UNK]",
+        lowercase=bool(config.get("do_lower_case", True)),
+        strip_accents=config.get("strip_accents"),
+        chinese=bool(config.get("tokenize_chinese_chars", True)),
+    )
+    usual = {token for names in USUAL_TOKENS.values() for token in names}
+    backend.add_special_tokens([token for token in vocabulary if token in usual])
+    return backend
+
+
+def _from_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    except Exception as error:
+        raise EtymonError(f"{folder}: vocab.json and merges.txt do not fit together: {error}") from error
+    backend = byte_bpe_backend(model, prefix_space=bool(config.get("add_prefix_space", False)))
+    vocabulary = backend.get_vocab()
+    usual = [token for names in USUAL_TOKENS.values() for token in names if token in vocabulary]
+    backend.add_special_tokens(list(dict.fromkeys(usual)))
+    return backend
+
+
+def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """A sentencepiece unigram model. Its file is a small protocol buffer, read here field by field."""
+    pieces: list[tuple[str, float]] = []
+    kinds: list[int] = []
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
+    try:
+        for field, value in _fields(path.read_bytes()):
+            if field == 1:
+                piece = dict(_fields(value))
+                pieces.append((piece[1].decode(), _as_float(piece.get(2, bytes(4)))))
+                kinds.append(piece.get(3, 1))
+            elif field == 2:
+                trainer = dict(_fields(value))
+            elif field == 3:
+                normalizer = dict(_fields(value))
+        unknown = kinds.index(2)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EtymonError(f"{path} is not a sentencepiece model") from error
+    if trainer.get(3, 1) != 1:
+        raise EtymonError(f"{path} is not a unigram model; convert it to tokenizer.json with Transformers")
+    backend = unigram_backend(
+        models.Unigram(pieces, unknown, bool(trainer.get(35, 0))),
+        characters=normalizer.get(2) or None,
+        prefix_space=bool(normalizer.get(3, 1)),
+        collapse=bool(normalizer.get(4, 1)),
+    )
+    named = list(zip(kinds, pieces, strict=True))
+    backend.add_special_tokens([piece for kind, (piece, _) in named if kind in (2, 3)])
+    backend.add_tokens([AddedToken(piece, normalized=False) for kind, (piece, _) in named if kind == 4])
+    is_t5 = [piece for piece, _ in pieces[:3]] == ["<pad>", "</s>", "<unk>"]
+    add_sentinels(backend, int(config.get("extra_ids", PUBLISHED_SENTINELS if is_t5 else 0)))
+    return backend
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The (field number, value) pairs of a protocol buffer message; numbers as int, the rest as bytes."""
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        result = shift = 0
+        while True:
+            byte = data[place]
+            place += 1
+            result |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return result
+
+    while place < len(data):
+        tag = number()
+        if tag & 7 == 0:
+            yield tag >> 3, number()
+            continue
+        size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else number()
+        if place + size > len(data):
+            raise ValueError("the message is cut short")
+        yield tag >> 3, data[place : place + size]
+        place += size
+
+
+def _as_float(data: bytes) -> float:
+    import struct
+
+    return float(struct.unpack("<f", data)[0])
+
+
+# ---------------------------------------------------------------- the pipeline of each kind
+
+
+def byte_bpe_backend(model: models.BPE, prefix_space: bool = False) -> tokenizers.Tokenizer:
+    """GPT-2: bytes as printable characters, split by its regular expression, merged. Lossless."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def wordpiece_backend(
+    vocabulary: dict[str, int], *, unknown: str, lowercase: bool, strip_accents: bool | None, chinese: bool = True
+) -> tokenizers.Tokenizer:
+    """BERT: cleaned text, ideographs spaced, punctuation split, longest pieces first with `##`."""
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def unigram_backend(
+    model: models.Unigram,
+    *,
+    characters: bytes | None = None,
+    lowercase: bool = False,
+    strip_accents: bool = False,
+    prefix_space: bool = True,
+    collapse: bool = True,
+) -> tokenizers.Tokenizer:
+    """sentencepiece: normalised characters, white space collapsed, spaces as `▁`, one before the text."""
+    steps: list[Any] = [normalizers.Precompiled(characters) if characters else normalizers.NFKC()]
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    if strip_accents:
+        steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
+    if collapse:
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if prefix_space else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
+    metaspace = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    backend.decoder = metaspace
+    if json.loads(backend.to_str())["model"].get("byte_fallback"):
+        backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
+    return backend
+
+
+def add_sentinels(backend: tokenizers.Tokenizer, count: int) -> None:
+    """<extra_id_0> gets the highest id, <extra_id_1> the one below it, and so on down, as in T5."""
+    backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(count))])
+
+
+# ---------------------------------------------------------------- roles
+
+
+def _roles(backend: tokenizers.Tokenizer, declared: Mapping[str, Any]) -> dict[str, str]:
+    roles: dict[str, str] = {}
+    for role, key in ROLE_KEYS.items():
+        entry = declared.get(key)
+        token = entry.get("content") if isinstance(entry, dict) else entry
+        if isinstance(token, str) and backend.token_to_id(token) is not None:
+            roles[role] = token
+    if roles:
+        return roles
+    found = ((role, name) for role, names in USUAL_TOKENS.items() for name in names)
+    for role, name in found:
+        if role not in roles and backend.token_to_id(name) is not None:
+            roles[role] = name
+    return roles
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EtymonError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise EtymonError(f"{path} must hold a JSON object")
+    return content
+
+
+def is_sentinel(token: str) -> bool:
+    """Whether a token is one of T5's <extra_id_N>."""
+    return SENTINEL.fullmatch(token) is not None

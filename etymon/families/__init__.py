@@ -1,0 +1,37 @@
+"""The families, by name: an explicit table, and nothing is imported until it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from etymon.config import did_you_mean
+from etymon.errors import EtymonError
+
+if TYPE_CHECKING:
+    from etymon.families.family import Family
+
+REGISTRY = {"gpt2": "etymon.families.gpt2", "bert": "etymon.families.bert", "t5": "etymon.families.t5"}
+"""Family name -> module with a `FAMILY`."""
+
+
+def get_family(name: str) -> Family:
+    """The family of that name (`gpt2`, `bert`, ...; upper case and hyphens do not matter)."""
+    plain = name.lower().replace("-", "").replace("_", "")
+    if plain not in REGISTRY:
+        raise EtymonError(
+            f"there is no family {name!r}: {did_you_mean(name, REGISTRY)}"
+        )
+    family: Family = import_module(REGISTRY[plain]).FAMILY
+    return family
+
+
+def family_of(model_type: str) -> Family:
+    """The family whose published configurations call themselves `model_type`."""
+    for name in REGISTRY:
+        family = get_family(name)
+        if family.model_type == model_type:
+            return family
+    raise EtymonError(
+        f"model_type {model_type!r} is not a family known here: {did_you_mean(model_type, REGISTRY)}"
+    )

@@ -1,0 +1,104 @@
+"""What a family is: a shape, a composition of parts, heads, and its names in the published layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from etymon.checkpoints.names import NameMap
+from etymon.checkpoints.settings import SettingsMap
+from etymon.data.framing import Framing
+from etymon.nn.initialise import Filler
+
+
+@dataclass(frozen=True)
+class Head:
+    """How to build a head and where it reads.
+
+    `build(shape, body, labels)` makes the module. `at` chooses the tokens it sees. `after` names a head whose
+    output it reads instead of hidden states (BERT's pooler); that head is then built as well.
+    """
+
+    build: Callable[[Any, nn.Module, int], nn.Module]
+    at: Literal["every", "first", "last"] = "every"
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A class of Transformers: the heads it has, and what it puts before the body's names."""
+
+    name: str
+    heads: frozenset[str]
+    prefix: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The published way to train, as far as it carries over to any size; sizes may override the rate."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    undecayed: Sequence[str] = ("*bias", "*norm.weight")
+    clip: float | None = 1.0
+    schedule: str = "linear"
+    warmup: float = 0.1
+    """Share of the steps."""
+    final: float = 0.0
+    """Learning rate at the end, as a share of the peak."""
+
+
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """The family's own tokenizer: its kind and special tokens by role, in the order of their ids."""
+
+    kind: str
+    specials: Mapping[str, str]
+    lowercase: bool = False
+    strip_accents: bool = False
+    sentinels: int = 0
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    title: str
+    model_type: str
+    shape: type
+    sizes: Mapping[str, Mapping[str, Any]]
+    """By name: the fields that differ from the shape's defaults. `pocket` sizes train on a laptop."""
+    body: Callable[[Any, frozenset[str]], nn.Module]
+    heads: Mapping[str, Head]
+    architectures: Sequence[Architecture]
+    names: Callable[[Any], NameMap]
+    settings: SettingsMap
+    initial: Callable[[Any], Sequence[tuple[str, Filler]]]
+    capabilities: frozenset[str]
+    objective: str
+    recipe: Recipe
+    tokenizer: TokenizerChoice
+    framing: Framing
+    decoder_start: str | None = None
+    """The role of the token that a decoder's input begins with, for encoder-decoders."""
+    size_recipes: Mapping[str, Recipe] = field(default_factory=dict)
+
+    def recipe_for(self, size: str) -> Recipe:
+        return self.size_recipes.get(size, self.recipe)
+
+    def with_required(self, heads: frozenset[str]) -> frozenset[str]:
+        """The heads asked for and those they read from."""
+        found = set(heads)
+        for name in heads:
+            after = self.heads[name].after
+            if after is not None:
+                found.add(after)
+        return frozenset(found)
+
+    def architecture(self, heads: frozenset[str]) -> Architecture | None:
+        """The published class with exactly these heads, if there is one."""
+        return next((known for known in self.architectures if known.heads == heads), None)

@@ -1,0 +1,234 @@
+"""Building, loading and saving models. Every checkpoint is a Hugging Face folder, in both directions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import etymon
+from etymon.checkpoints.card import model_card
+from etymon.checkpoints.documents import read_json
+from etymon.checkpoints.folder import read_config, write_model_folder
+from etymon.checkpoints.hub import resolve
+from etymon.checkpoints.names import NameMap, Row
+from etymon.checkpoints.weights import open_weights
+from etymon.config import did_you_mean, strict
+from etymon.data.tokenizer import Tokenizer
+from etymon.errors import EtymonError
+from etymon.families import family_of, get_family
+from etymon.families.family import Family
+from etymon.families.model import TOKEN_KEYS, Model
+
+HISTORY = "history.json"
+"""Beside the published files: which heads the folder holds and how it was trained."""
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+
+
+def build(
+    family: str | Family,
+    size: str | None = None,
+    *,
+    heads: Iterable[str] | None = None,
+    labels: Sequence[str] = ("LABEL_0", "LABEL_1"),
+    seed: int = 0,
+    **shape: Any,
+) -> Model:
+    """A new model with first values: a published or pocket size, and any field of the shape changed by name."""
+    known = get_family(family) if isinstance(family, str) else family
+    size = size or next(iter(known.sizes))
+    if size not in known.sizes:
+        raise EtymonError(f"{known.title} has no size {size!r}: {did_you_mean(size, known.sizes)}")
+    fields = {**known.sizes[size], **shape}
+    heads = known.architectures[0].heads if heads is None else heads
+    return Model(known, strict(known.shape, fields, f"the shape of {known.title}"), heads, labels).initialise(seed)
+
+
+def load(
+    name: str | Path,
+    *,
+    heads: Iterable[str] | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+    revision: str | None = None,
+    ignore_config_keys: Sequence[str] = (),
+    partial: bool = False,
+    seed: int = 0,
+) -> Model:
+    """A model from a folder or a hub id, in evaluation mode, with its tokenizer where the folder has one.
+
+    Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are initialised
+    and listed in `model.new_heads`. With `partial`, missing and unexpected weights are tolerated as well.
+    """
+    folder = resolve(str(name), revision=revision)
+    config = read_config(folder)
+    family = family_of(str(config.get("model_type", "")))
+    where = str(folder / "config.json")
+    fields, carried = family.settings.read(config, where, ignore_config_keys)
+    shape = strict(family.shape, fields, where)
+    weights = open_weights(folder)
+    history = read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
+    stored = _stored_heads(family, config, history, shape, weights, where)
+    if labels is None:
+        names = carried.get("id2label", {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))})
+        labels = [str(names[key]) for key in sorted(names, key=int)]
+    model = Model(family, shape, stored if heads is None else heads, labels)
+    model.carried = carried
+    _fill(model, weights, _name_map(family, shape, stored), stored, folder, heads is not None, partial, seed)
+    if any((folder / file).is_file() for file in TOKENIZER_FILES):
+        model.tokenizer = Tokenizer.load(folder)
+        if model.tokenizer.size > shape.vocabulary:
+            raise EtymonError(
+                f"the tokenizer in {folder} has {model.tokenizer.size} ids, but the model has only "
+                f"{shape.vocabulary} word vectors: they do not belong together"
+            )
+        if set(family.framing.roles) <= set(model.tokenizer.roles):
+            model.tokenizer.framing = family.framing
+    return model.to(device).eval()
+
+
+def save(model: Model, folder: str | Path, *, history: Sequence[Mapping[str, Any]] | None = None) -> None:
+    """Writes the model as a Hugging Face folder. Heads that Transformers has no class for are kept under
+    `etymon_heads`, which Transformers leaves aside and `load` reads back."""
+    family = model.family
+    architecture = _best_architecture(family, model.asked)
+    names = _name_map(family, model.shape, model.asked)
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tokens = _token_ids(model)
+    config = {
+        "architectures": [architecture.name],
+        "model_type": family.model_type,
+        **family.settings.write(model.shape_fields()),
+        **model.carried,
+        **tokens,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    if model.asked & {"classification", "tagging"}:
+        config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
+        config["label2id"] = {label: number for number, label in enumerate(model.labels)}
+    past = list(history if history is not None else getattr(model, "history", []))
+    write_model_folder(
+        folder,
+        config=config,
+        weights=names.export(named, architecture.prefix),
+        generation_config=tokens if "vocabulary" in model.asked and "state" in family.capabilities else None,
+        card=_card(model, architecture.name, past),
+        tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
+        extra={
+            HISTORY: lambda path: path.write_text(
+                json.dumps(
+                    {"etymon": etymon.__version__, "heads": sorted(model.asked), "history": past}, indent=2
+                )
+                + "\n",
+                encoding="utf-8",
+            )
+        },
+    )
+
+
+def _fill(
+    model: Model,
+    weights: Mapping[str, torch.Tensor],
+    names: NameMap,
+    stored: frozenset[str],
+    folder: Path,
+    chosen: bool,
+    partial: bool,
+    seed: int,
+) -> None:
+    """Copies the weights in, and refuses whatever does not fit."""
+    parameters = dict(model.named_parameters())
+    wanted = {name: parameter.shape for name, parameter in parameters.items()}
+    with torch.no_grad():
+        result = names.read(weights, wanted, lambda name, tensor: parameters[name].copy_(tensor))
+    groups = names.groups(wanted)
+    # Other heads than the checkpoint's were asked for: those it lacks start anew, those it has beyond are left out.
+    absent = set(model.heads) - set(model.family.with_required(stored))
+    new = {name for name in absent if any(part[0].startswith(f"heads.{name}.") for _, part in groups.values())}
+    if chosen:
+        fresh = {theirs for theirs, (_, parts) in groups.items() if parts[0].split(".")[1] in new}
+        result.missing = [name for name in result.missing if name not in fresh]
+        result.unexpected = [name for name in result.unexpected if names.head_of(_bare(names, name)) is None]
+    if partial:
+        new |= {groups[name][1][0].split(".")[1] for name in result.missing if groups[name][1][0].startswith("heads.")}
+        missing_body = [name for name in result.missing if not groups[name][1][0].startswith("heads.")]
+        result.missing, result.unexpected = missing_body, []
+    if problems := result.problems():
+        hint = "" if result.misshapen or result.conflicting else " (partial=True tolerates unexpected names)"
+        raise EtymonError(f"the weights in {folder} do not fit {model.family.title}: {problems}{hint}")
+    model.initialise(seed, only=sorted(new))
+    model.new_heads = tuple(sorted(new))
+
+
+def _bare(names: NameMap, stored: str) -> str:
+    for prefix in names.other_prefixes:
+        stored = stored.removeprefix(prefix)
+    return stored
+
+
+def _name_map(family: Family, shape: Any, heads: frozenset[str]) -> NameMap:
+    """The family's map; heads beyond the best published class get rows of our own."""
+    names = family.names(shape)
+    extra = heads - _best_architecture(family, heads).heads
+    own = [Row((f"heads.{name}.*",), f"etymon_heads.{name}.*") for name in sorted(extra)]
+    return replace(names, rows=[*own, *names.rows])
+
+
+def _best_architecture(family: Family, heads: frozenset[str]) -> Any:
+    """The published class with the most of these heads and no other."""
+    fitting = [known for known in family.architectures if known.heads <= heads]
+    return max(fitting, key=lambda known: len(known.heads))
+
+
+def _stored_heads(
+    family: Family,
+    config: Mapping[str, Any],
+    history: Mapping[str, Any],
+    shape: Any,
+    weights: Mapping[str, torch.Tensor],
+    where: str,
+) -> frozenset[str]:
+    """Which heads a folder holds: as our own note says, as its class says, or as its names say."""
+    if "heads" in history:
+        return frozenset(history["heads"])
+    classes = config.get("architectures") or []
+    if not classes:
+        found = {family.names(shape).head_of(name) for name in weights}
+        return frozenset(name for name in found if name is not None)
+    candidates = [known for known in family.architectures if known.name == classes[0]]
+    if not candidates:
+        known = [architecture.name for architecture in family.architectures]
+        raise EtymonError(f"{where} names the class {classes[0]!r}: {did_you_mean(classes[0], known)}")
+    names = family.names(shape)
+    present = {head for name in weights if (head := names.head_of(name) or names.head_of(names.prefix + name))}
+    fitting = [known for known in candidates if known.heads <= present or len(candidates) == 1]
+    return (fitting or candidates)[0].heads
+
+
+def _token_ids(model: Model) -> dict[str, int]:
+    ids = {key: model.token(role) for role, key in TOKEN_KEYS.items() if role != "decoder_start"}
+    if model.family.decoder_start is not None:
+        ids["decoder_start_token_id"] = model.token(model.family.decoder_start)
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+def _card(model: Model, architecture: str, history: Sequence[Mapping[str, Any]]) -> str:
+    last = dict(history[-1]) if history else {}
+    tokenizer = model.tokenizer
+    return model_card(
+        title=f"{model.family.title} by etymon",
+        family=model.family.name,
+        parameters=model.parameter_count(),
+        shape=model.shape_fields(),
+        objective=str(last.get("objective", "")),
+        data=str(last.get("data", "")),
+        training=last.get("training", {}),
+        metrics=last.get("metrics", {}),
+        tokenizer={} if tokenizer is None else {"kind": tokenizer.kind, "size": tokenizer.size},
+        usage='import etymon\n\nmodel = etymon.load("path/to/this/folder")',
+        transformers_class=architecture,
+    )

@@ -1,0 +1,144 @@
+"""A model: a family's body and the heads that somebody asked for.
+
+Legend: N tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from etymon.config import did_you_mean
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.nn.attention import Memory
+from etymon.nn.batch import Batch
+from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.initialise import initialise
+from etymon.nn.state import KeyValueState
+
+if TYPE_CHECKING:
+    from etymon.data.tokenizer import Tokenizer
+
+
+TOKEN_KEYS = {
+    "begin": "bos_token_id", "end": "eos_token_id", "pad": "pad_token_id", "separator": "sep_token_id",
+    "class": "cls_token_id", "mask": "mask_token_id", "decoder_start": "decoder_start_token_id",
+}  # fmt: skip
+"""The keys of a published configuration for the roles of special tokens."""
+
+
+class Model(nn.Module):
+    """`body` turns tokens into hidden states; `heads`, by name, turn hidden states into what a task wants.
+
+    Parameters are blank until `initialise` or a checkpoint fills them (see `etymon.load` and `etymon.build`).
+    """
+
+    def __init__(
+        self, family: Family, shape: Any, heads: Iterable[str] = (), labels: Sequence[str] = ("0", "1")
+    ) -> None:
+        super().__init__()
+        self.family, self.shape = family, shape
+        self.asked = _known_heads(family, heads)
+        self.labels = tuple(labels)
+        self.body: Any = family.body(shape, self.asked)
+        self.heads = nn.ModuleDict()
+        for name in family.heads:
+            if name in family.with_required(self.asked):
+                self.heads[name] = family.heads[name].build(shape, self.body, len(self.labels))
+        self.tokenizer: Tokenizer | None = None
+        self.carried: dict[str, Any] = {}
+        """Values of a foreign `config.json` that are not ours to read, kept and written back."""
+        self.new_heads: tuple[str, ...] = ()
+        """Heads that the checkpoint did not have and that were initialised instead."""
+
+    def initialise(self, seed: int = 0, only: Sequence[str] | None = None) -> Model:
+        """Draws first values by the family's rules; `only` limits it to the named heads."""
+        rules = self.family.initial(self.shape)
+        wanted = None if only is None else tuple(f"heads.{name}." for name in only)
+        initialise(self, rules, seed, None if wanted is None else lambda name: name.startswith(wanted))
+        return self
+
+    # --- what it computes
+
+    def hidden(
+        self, batch: Batch, state: KeyValueState | None = None, embedded: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueState | None]:
+        """Hidden states `[N, D]`; with a state, of the new tokens only."""
+        assert isinstance(self.body, Body), f"{self.family.title} has an encoder and a decoder: encode, then decode"
+        return self.body(batch, state=state, embedded=embedded), state
+
+    def encode(self, batch: Batch, embedded: Tensor | None = None) -> Memory:
+        assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
+        return self.body.encode(batch, embedded)
+
+    def decode(
+        self, batch: Batch, memory: Memory, state: KeyValueState | None = None, embedded: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueState | None]:
+        assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
+        return self.body.decode(batch, memory, state, embedded), state
+
+    def start(self, rows: int, capacity: int = 0) -> KeyValueState:
+        """An empty state for `rows` rows, with room for `capacity` tokens each."""
+        state: KeyValueState = self.body.start(rows, capacity)
+        return state
+
+    def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """A task head's output at the positions its family reads (or at the flat positions `at`)."""
+        known = self.family.heads[head]
+        source = known if known.after is None else self.family.heads[known.after]
+        if at is None:
+            at = {"every": None, "first": batch.layout.first, "last": batch.layout.last}[source.at]
+        x_nD = hidden_ND if at is None else hidden_ND.index_select(0, at)
+        if known.after is not None:
+            x_nD = self.heads[known.after](x_nD)
+        return self.heads[head](x_nD)
+
+    # --- what it is
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return self.family.capabilities
+
+    @property
+    def positions(self) -> int | None:
+        """The longest row it can read, if there is a limit."""
+        limit: int | None = self.body.positions
+        return limit
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return isinstance(self.body, EncoderDecoder)
+
+    def parameter_count(self) -> int:
+        """Every parameter once, tied ones not twice."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def token(self, role: str) -> int | None:
+        """The id of a special token by role, from the tokenizer or else from the checkpoint's configuration."""
+        if self.tokenizer is not None and (known := self.tokenizer.id(role)) is not None:
+            return known
+        value = self.carried.get(TOKEN_KEYS.get(role, ""))
+        return value[0] if isinstance(value, list) else value
+
+    def shape_fields(self) -> dict[str, Any]:
+        return asdict(self.shape)
+
+
+def _known_heads(family: Family, heads: Iterable[str]) -> frozenset[str]:
+    asked = set(heads)
+    for name in asked:
+        if name not in family.heads:
+            raise EtymonError(
+                f"{family.title} has no head {name!r}: {did_you_mean(name, family.heads)}"
+            )
+    implied = {family.heads[name].after for name in asked}
+    return frozenset(asked - implied)

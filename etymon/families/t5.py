@@ -1,0 +1,249 @@
+"""T5 (Raffel et al. 2019), versions 1.0 and 1.1: an encoder and a decoder with relative position buckets.
+
+Root-mean-square norms before the parts, no biases, unscaled scores. Version 1.1 has gated feed-forward parts and its
+own output matrix; version 1.0 ties it to the embedding and scales the hidden states down before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap, rows
+from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.data import framing
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.nn.attention import Attention
+from etymon.nn.blocks import Block, FeedForward, Stack
+from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.embeddings import Embeddings
+from etymon.nn.heads import DeepProjection, Projection
+from etymon.nn.initialise import Filler, constant, normal
+from etymon.nn.linear import Embedding, RootMeanSquareNorm
+from etymon.nn.positions import BucketedBias
+from etymon.nn.visibility import Causal, Everything
+from etymon.nn.vocabulary import DenseVocabulary
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape:
+    vocabulary: int = 32128
+    dim: int = 512
+    head_dim: int = 64
+    inner_dim: int = 2048
+    layers: int = 6
+    decoder_layers: int | None = None
+    """As many as the encoder's unless told."""
+    heads: int = 8
+    buckets: int = 32
+    longest_distance: int = 128
+    feed_forward: str = "relu"
+    dropout: float = 0.1
+    head_dropout: float = 0.0
+    norm_epsilon: float = 1e-6
+    initial_factor: float = 1.0
+    tied: bool = True
+    """The output matrix is the embedding, and hidden states are scaled by dim^-0.5 before it (version 1.0)."""
+
+    def __post_init__(self) -> None:
+        if self.feed_forward not in FEED_FORWARDS:
+            raise ValueError(f"feed_forward is {self.feed_forward!r}: it must be one of {', '.join(FEED_FORWARDS)}")
+
+
+FEED_FORWARDS = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"}
+VERSION_1_1 = {"feed_forward": "gated-gelu", "tied": False}
+POCKET = {"vocabulary": 4096, "dim": 256, "inner_dim": 640, "layers": 3, "heads": 4, "dropout": 0.0}
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": {**POCKET, **VERSION_1_1},
+    "small": {},
+    "base": {"dim": 768, "inner_dim": 3072, "layers": 12, "heads": 12},
+    "large": {"dim": 1024, "inner_dim": 4096, "layers": 24, "heads": 16},
+    "3b": {"dim": 1024, "head_dim": 128, "inner_dim": 16384, "layers": 24, "heads": 32},
+    "11b": {"dim": 1024, "head_dim": 128, "inner_dim": 65536, "layers": 24, "heads": 128},
+    "v1.1-small": {"dim": 512, "inner_dim": 1024, "layers": 8, "heads": 6, **VERSION_1_1},
+    "v1.1-base": {"dim": 768, "inner_dim": 2048, "layers": 12, "heads": 12, **VERSION_1_1},
+    "v1.1-large": {"dim": 1024, "inner_dim": 2816, "layers": 24, "heads": 16, **VERSION_1_1},
+    "v1.1-xl": {"dim": 2048, "inner_dim": 5120, "layers": 24, "heads": 32, **VERSION_1_1},
+    "v1.1-xxl": {"dim": 4096, "inner_dim": 10240, "layers": 24, "heads": 64, **VERSION_1_1},
+}
+
+
+def stack(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
+    def norm() -> RootMeanSquareNorm:
+        return RootMeanSquareNorm(shape.dim, shape.norm_epsilon)
+
+    def attention() -> Attention:
+        return Attention(
+            shape.dim, shape.heads, shape.head_dim, bias=False, scale=1.0, dropout=shape.dropout
+        )
+
+    layers = [
+        Block(
+            attention(),
+            FeedForward(
+                shape.dim,
+                shape.inner_dim,
+                FEED_FORWARDS[shape.feed_forward],
+                gated=shape.feed_forward.startswith("gated"),
+                bias=False,
+                dropout=shape.dropout,
+            ),
+            norms=[norm() for _ in range(3 if decoder else 2)],
+            norm_first=True,
+            cross=attention() if decoder else None,
+            dropout=shape.dropout,
+        )
+        for _ in range((shape.decoder_layers or shape.layers) if decoder else shape.layers)
+    ]
+    bias = BucketedBias(shape.heads, shape.buckets, shape.longest_distance, bidirectional=not decoder)
+    rule = Causal() if decoder else Everything()
+    return Body(
+        Embeddings(words, dropout=shape.dropout),
+        Stack(layers, rule, norm=norm(), position_bias=bias, dropout=shape.dropout),
+    )
+
+
+ENCODER_ONLY = frozenset({"encoder", "tagging"})
+
+
+def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
+    words = Embedding(shape.vocabulary, shape.dim)
+    encoder_only = bool(heads) and heads <= ENCODER_ONLY
+    decoder = None if encoder_only else stack(shape, words, decoder=True)
+    return EncoderDecoder(words, stack(shape, words, decoder=False), decoder)
+
+
+def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    assert isinstance(body, EncoderDecoder)
+    if shape.tied:
+        return DenseVocabulary(body.words.weight, scale=shape.dim**-0.5)
+    return DenseVocabulary(Embedding(shape.vocabulary, shape.dim).weight)
+
+
+HEADS = {
+    "vocabulary": Head(vocabulary_head),
+    # Reads the decoder, which is fed the text itself, at the last token.
+    "classification": Head(lambda s, body, labels: DeepProjection(s.dim, labels, dropout=s.head_dropout), at="last"),
+    "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
+    # These read the encoder, and without other heads the decoder is not built.
+    "tagging": Head(lambda s, body, labels: Projection(s.dim, labels, dropout=s.head_dropout)),
+    "encoder": Head(lambda s, body, labels: nn.Identity()),
+}
+ARCHITECTURES = [
+    Architecture("T5ForConditionalGeneration", frozenset({"vocabulary"})),
+    Architecture("T5ForSequenceClassification", frozenset({"classification"}), prefix="transformer."),
+    Architecture("T5ForTokenClassification", frozenset({"tagging"}), prefix="transformer."),
+    Architecture("T5ForQuestionAnswering", frozenset({"span"})),
+    Architecture("T5EncoderModel", frozenset({"encoder"})),
+    Architecture("T5Model", frozenset()),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    table: dict[str | tuple[str, ...], str] = {"body.words.weight": "shared.weight"}
+    for side, last in (("encoder", 1), ("decoder", 2)):
+        ours, theirs = f"body.{side}.stack.", f"{side}.block.{{}}.layer."
+        inner = "wi_1" if shape.feed_forward.startswith("gated") else "wi"
+        table |= {
+            ours + "position_bias.table.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            ours + "norm.weight": f"{side}.final_layer_norm.weight",
+            ours + "layers.{}.attention_norm.weight": theirs + "0.layer_norm.weight",
+            ours + "layers.{}.cross_norm.weight": theirs + "1.layer_norm.weight",
+            ours + "layers.{}.feed_forward_norm.weight": theirs + f"{last}.layer_norm.weight",
+            ours + "layers.{}.feed_forward.gate.weight": theirs + f"{last}.DenseReluDense.wi_0.weight",
+            ours + "layers.{}.feed_forward.inner.weight": theirs + f"{last}.DenseReluDense.{inner}.weight",
+            ours + "layers.{}.feed_forward.outer.weight": theirs + f"{last}.DenseReluDense.wo.weight",
+        }
+        for part, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
+            table[ours + f"layers.{{}}.attention.{part}.weight"] = theirs + f"0.SelfAttention.{letter}.weight"
+            table[ours + f"layers.{{}}.cross.{part}.weight"] = theirs + f"1.EncDecAttention.{letter}.weight"
+    table |= {
+        "heads.vocabulary.weight": "lm_head.weight",
+        "heads.classification.dense.*": "classification_head.dense.*",
+        "heads.classification.linear.*": "classification_head.out_proj.*",
+        "heads.tagging.linear.*": "classifier.*",
+        "heads.span.linear.*": "qa_outputs.*",
+    }
+    ties = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
+    return NameMap(
+        rows(table),
+        other_prefixes=("transformer.",),
+        ties=ties | ({"lm_head.weight": "shared.weight"} if shape.tied else {}),
+        # A version 1.1 model that Transformers 5 built itself has one matrix for both and stores it once.
+        stand_ins={} if shape.tied else {"lm_head.weight": "shared.weight"},
+        ignored=[r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"],
+    )
+
+
+class T5Settings(SettingsMap):
+    """Tying and scaling are one choice with two spellings, the newer of which wins where both are given."""
+
+    def read(self, config: Any, where: str, ignore: Any = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+        ours, carried = super().read(config, where, ignore)
+        ours["tied"] = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
+        return ours, carried
+
+    def write(self, shape: Any) -> dict[str, Any]:
+        return {**super().write(shape), "scale_decoder_outputs": shape["tied"]}
+
+
+SETTINGS = T5Settings(
+    fields=[
+        Field("vocabulary", "vocab_size"),
+        Field("dim", "d_model"),
+        Field("head_dim", "d_kv"),
+        Field("inner_dim", "d_ff"),
+        Field("layers", "num_layers"),
+        Field("decoder_layers", "num_decoder_layers"),
+        Field("heads", "num_heads"),
+        Field("buckets", "relative_attention_num_buckets"),
+        Field("longest_distance", "relative_attention_max_distance"),
+        Field("feed_forward", "feed_forward_proj"),
+        Field("dropout", "dropout_rate"),
+        Field("head_dropout", "classifier_dropout"),
+        Field("norm_epsilon", "layer_norm_epsilon"),
+        Field("initial_factor", "initializer_factor"),
+        Field("tied", "tie_word_embeddings"),
+    ],
+    constants=[Constant("is_encoder_decoder", True, "T5 has an encoder and a decoder")],
+    ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "n_positions", "is_decoder"],
+)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    """Variances that stand in for the missing scale of the scores (Mesh TensorFlow's defaults)."""
+    factor, dim = shape.initial_factor, shape.dim
+    return [
+        ("body.words.weight", normal(factor)),
+        ("heads.vocabulary.weight", normal(factor)),
+        ("*.query.weight", normal(factor * (dim * shape.head_dim) ** -0.5)),
+        ("*.output.weight", normal(factor * (shape.heads * shape.head_dim) ** -0.5)),
+        ("*.outer.weight", normal(factor * shape.inner_dim**-0.5)),
+        ("*norm.weight", constant(factor)),
+        ("*.weight", normal(factor * dim**-0.5)),
+    ]
+
+
+FAMILY = Family(
+    name="t5",
+    title="T5",
+    model_type="t5",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"encoder-decoder", "state"}),
+    objective="span-corruption",
+    recipe=Recipe(learning_rate=1e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1),
+    size_recipes={"pocket": Recipe(learning_rate=2e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1)},
+    decoder_start="pad",
+    tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
+    framing=framing.T5,
+)

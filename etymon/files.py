@@ -1,0 +1,122 @@
+"""Writing that is never half done: build aside, flush to the disk, then rename into place."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from etymon.errors import EtymonError
+
+# What a full, broken or read-only disk says in the middle of a write. Other OSErrors raised by the
+# caller's own code inside the `with` block are bugs of that code and keep their traceback.
+DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+    """Open `path` for writing ("w" for UTF-8 text, "wb" for bytes); it appears only when complete.
+
+    On any error the old file, if there was one, is left untouched. Missing parent folders are made.
+    """
+    if mode not in ("w", "wb"):
+        raise ValueError(f"atomic_write takes mode 'w' or 'wb', not {mode!r}")
+    path = Path(path)
+    aside = _aside(path)
+    try:
+        with _disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+            file = open(aside, mode.replace("w", "x"), **text)  # type: ignore[call-overload]
+        with _disk_errors(path, only=DISK_ERRORS), file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with _disk_errors(path):
+            os.replace(aside, path)
+            _sync_folder(path.parent)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; when the block ends well it takes the place of `path`.
+
+    On any error the new folder is removed and an old one stays as it was.
+    """
+    path = Path(path)
+    aside, old = _aside(path), _aside(path)
+    try:
+        with _disk_errors(path):
+            if path.exists() and not path.is_dir():
+                raise EtymonError(f"cannot write the folder {path}: a file of that name is in the way; remove it")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.mkdir()
+        with _disk_errors(path, only=DISK_ERRORS):
+            yield aside
+        with _disk_errors(path):
+            for folder, _, names in os.walk(aside):
+                for name in names:
+                    _sync_file(Path(folder, name))
+                _sync_folder(Path(folder))
+            if path.exists():
+                os.rename(path, old)  # a non-empty folder cannot be replaced in one call
+            try:
+                os.rename(aside, path)
+            except OSError:
+                if old.exists():
+                    os.rename(old, path)
+                raise
+            _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The hex SHA-256 digest of a file, read in bounded memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _aside(path: Path) -> Path:
+    # Same folder, hence same file system, hence a rename and not a copy.
+    return path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+
+
+@contextmanager
+def _disk_errors(path: Path, only: set[int] | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if only is not None and error.errno not in only:
+            raise
+        reason = error.strerror or str(error)
+        raise EtymonError(f"cannot write {path}: {reason}; nothing was changed there") from error
+
+
+def _sync_file(path: Path) -> None:
+    # Windows refuses fsync on a handle that was opened for reading only.
+    with open(path, "r+b") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename in `path` durable, where the platform can open a folder at all."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems refuse to sync a folder
+            os.fsync(handle)
+    finally:
+        os.close(handle)

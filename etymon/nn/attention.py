@@ -1,0 +1,112 @@
+"""Multi-head attention over ragged rows.
+
+Query, key, value and output are separate matrices, as published: optimisers and adapters work per matrix, and
+fusing them gained nothing measurable.
+
+Legend: N query tokens, M key tokens, D width, H heads, K head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from etymon.nn.batch import Batch
+from etymon.nn.linear import Linear
+from etymon.nn.ragged import Layout
+from etymon.nn.state import Cache
+from etymon.nn.visibility import CachedView, FlatView
+
+
+@dataclass
+class Memory:
+    """An encoder's output, with the batch it came from."""
+
+    hidden_MD: Tensor
+    batch: Batch
+
+
+@dataclass
+class Sight:
+    """What one layer looks at: itself, perhaps an encoder's memory, perhaps a past."""
+
+    view: FlatView | CachedView
+    layout: Layout
+    past: tuple[int, ...] = ()
+    cache: Cache | None = None
+    memory: Memory | None = None
+    cross_view: FlatView | CachedView | None = None
+    cross_cache: Cache | None = None
+
+
+class Rotary(Protocol):
+    def __call__(self, x_NHK: Tensor, positions_N: Tensor) -> Tensor: ...
+
+
+class Attention(nn.Module):
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int | None = None,
+        *,
+        bias: bool = True,
+        output_bias: bool | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        rotary: Rotary | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim or dim // heads
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.dropout = dropout
+        self.rotary = rotary
+        inner = self.heads * self.head_dim
+        self.query = Linear(dim, inner, bias=bias)
+        self.key = Linear(dim, inner, bias=bias)
+        self.value = Linear(dim, inner, bias=bias)
+        self.output = Linear(inner, dim, bias=bias if output_bias is None else output_bias)
+        self.seen: list[Tensor] | None = None
+        """Set by `etymon.trace`: attention weights are then built and kept."""
+
+    def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
+        """Self-attention."""
+        q_NHK, k_NHK, v_NHK = self._heads(self.query(x_ND)), *self.project(x_ND)
+        if self.rotary is not None:
+            positions = sight.view.positions
+            q_NHK, k_NHK = self.rotary(q_NHK, positions), self.rotary(k_NHK, positions)
+        if sight.cache is not None:
+            sight.cache.append(k_NHK, v_NHK, sight.layout, sight.past)
+        return self._attend(sight.view, q_NHK, k_NHK, v_NHK, sight.cache)
+
+    def across(self, x_ND: Tensor, sight: Sight) -> Tensor:
+        """Cross-attention to the memory; a running decode projects the memory only once."""
+        assert sight.memory is not None and sight.cross_view is not None
+        q_NHK = self._heads(self.query(x_ND))
+        cache = sight.cross_cache
+        if cache is None or cache.keys is None:
+            k_MHK, v_MHK = self.project(sight.memory.hidden_MD)
+            if cache is not None:
+                layout = sight.memory.batch.layout
+                cache.append(k_MHK, v_MHK, layout, (0,) * layout.rows)
+        else:
+            k_MHK = v_MHK = q_NHK  # unused: the view reads the cache
+        return self._attend(sight.cross_view, q_NHK, k_MHK, v_MHK, cache)
+
+    def project(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
+        return self._heads(self.key(x_MD)), self._heads(self.value(x_MD))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(-1, self.heads, self.head_dim)
+
+    def _attend(
+        self, view: FlatView | CachedView, q_NHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, cache: Cache | None
+    ) -> Tensor:
+        if isinstance(view, CachedView):
+            assert cache is not None and cache.keys is not None and cache.values is not None
+            k_MHK, v_MHK = cache.keys, cache.values
+        dropout = self.dropout if self.training else 0.0
+        out_NHK = view.attend(q_NHK, k_MHK, v_MHK, scale=self.scale, dropout=dropout, seen=self.seen)
+        return self.output(out_NHK.reshape(-1, self.heads * self.head_dim))

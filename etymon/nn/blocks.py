@@ -1,0 +1,171 @@
+"""Layers and stacks of layers.
+
+Legend: N tokens, D width, F inner width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from etymon.nn.attention import Attention, Memory, Sight
+from etymon.nn.batch import Batch
+from etymon.nn.linear import Linear
+from etymon.nn.state import KeyValueState
+from etymon.nn.visibility import Bias, CachedView, Everything, FlatView, Rule, cached_view, flat_view
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": gelu_tanh, "silu": F.silu, "tanh": F.tanh}
+"""`gelu` is x * Phi(x) by the error function; `gelu_tanh` its published tanh approximation."""
+
+
+class FeedForward(nn.Module):
+    """`outer(activation(inner(x)))`; gated: `outer(activation(gate(x)) * inner(x))`."""
+
+    def __init__(
+        self,
+        dim: int,
+        inner_dim: int,
+        activation: str,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.inner = Linear(dim, inner_dim, bias=bias)
+        self.gate = Linear(dim, inner_dim, bias=bias) if gated else None
+        self.outer = Linear(inner_dim, dim, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        if self.gate is None:
+            x_NF = self.activation(self.inner(x_ND))
+        else:
+            x_NF = self.activation(self.gate(x_ND)) * self.inner(x_ND)
+        return self.outer(self.dropout(x_NF))
+
+
+class Block(nn.Module):
+    """Attention, perhaps cross-attention, and a feed-forward part, each around a residual path.
+
+    `norm_first` puts the norms before the parts (GPT-2, T5), otherwise they follow the sum (2017, BERT, GPT-1).
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        norms: Sequence[nn.Module],
+        *,
+        norm_first: bool,
+        cross: Attention | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.attention = attention
+        self.attention_norm = norms[0]
+        self.cross = cross
+        self.cross_norm = norms[1] if cross is not None else None
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = norms[-1]
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
+        if self.norm_first:
+            x_ND = x_ND + self.dropout(self.attention(self.attention_norm(x_ND), sight))
+            if self.cross is not None and self.cross_norm is not None:
+                x_ND = x_ND + self.dropout(self.cross.across(self.cross_norm(x_ND), sight))
+            return x_ND + self.dropout(self.feed_forward(self.feed_forward_norm(x_ND)))
+        x_ND = self.attention_norm(x_ND + self.dropout(self.attention(x_ND, sight)))
+        if self.cross is not None and self.cross_norm is not None:
+            x_ND = self.cross_norm(x_ND + self.dropout(self.cross.across(x_ND, sight)))
+        return self.feed_forward_norm(x_ND + self.dropout(self.feed_forward(x_ND)))
+
+
+class Stack(nn.Module):
+    """Layers over one batch, with what they share: compiled visibility, a position bias, the caches.
+
+    `schedule` names the physical layer of every logical one, so that layers can be shared; `rules` gives every
+    logical layer its visibility. The default is one physical layer per logical one, all under the same rule.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        rule: Rule | Sequence[Rule],
+        *,
+        schedule: Sequence[int] | None = None,
+        norm: nn.Module | None = None,
+        position_bias: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.schedule = list(range(len(layers))) if schedule is None else list(schedule)
+        self.rules = list(rule) if isinstance(rule, Sequence) else [rule] * len(self.schedule)
+        self.norm = norm
+        self.position_bias = position_bias
+        self.dropout = nn.Dropout(dropout)
+        self.seen: list[Tensor] | None = None
+        """Set by `etymon.trace`: the input and every layer's output are then kept."""
+
+    def forward(
+        self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: KeyValueState | None = None
+    ) -> Tensor:
+        if state is not None and memory is not None and not state.cross_lengths:
+            state.cross_lengths = memory.batch.layout.lengths
+        views: dict[Rule, FlatView | CachedView] = {}
+        for rule in set(self.rules):
+            views[rule] = self._view(rule, batch, state, self.position_bias)
+        cross_view = None if memory is None else self._cross_view(batch, memory, state)
+        past = () if state is None else state.lengths
+        if self.seen is not None:
+            self.seen.append(x_ND)
+        for number, (physical, rule) in enumerate(zip(self.schedule, self.rules, strict=True)):
+            sight = Sight(
+                view=views[rule],
+                layout=batch.layout,
+                past=past,
+                cache=None if state is None else state.self_caches[number],
+                memory=memory,
+                cross_view=cross_view,
+                cross_cache=None if state is None or memory is None else state.cross_caches[number],
+            )
+            x_ND = self.layers[physical](x_ND, sight)
+            if self.seen is not None:
+                self.seen.append(x_ND)
+        if self.norm is not None:
+            x_ND = self.dropout(self.norm(x_ND))
+            if self.seen is not None:
+                self.seen[-1] = x_ND  # the last state is the normed one, as everybody reports it
+        if state is not None:
+            state.advance(batch.layout)
+        return x_ND
+
+    @staticmethod
+    def _view(
+        rule: Rule, batch: Batch, state: KeyValueState | None, bias: Bias | None
+    ) -> FlatView | CachedView:
+        view: FlatView | CachedView
+        if state is None or state.empty:
+            view = flat_view(rule, batch)
+        else:
+            view = cached_view(rule, batch, state.lengths)
+        return view if bias is None else view.with_bias(bias)
+
+    @staticmethod
+    def _cross_view(batch: Batch, memory: Memory, state: KeyValueState | None) -> FlatView | CachedView:
+        if state is None:
+            return flat_view(Everything(), batch, memory.batch)
+        if memory.batch.hidden_keys is not None:
+            raise ValueError("a running decode needs a memory without hidden keys: encode ragged rows")
+        return cached_view(Everything(), batch, state.cross_lengths, fixed=True)

@@ -1,0 +1,67 @@
+"""From ids to vectors.
+
+Legend: N tokens, D width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from etymon.errors import EtymonError
+from etymon.nn.batch import Batch
+from etymon.nn.linear import Embedding
+
+
+class Embeddings(nn.Module):
+    """Word vectors, plus whatever a family adds: positions, segments, a norm, a projection, dropout.
+
+    `position_offset` is where counting starts in the table (RoBERTa and BART: 2).
+    """
+
+    def __init__(
+        self,
+        words: Embedding,
+        *,
+        positions: Embedding | None = None,
+        position_offset: int = 0,
+        segments: Embedding | None = None,
+        norm: nn.Module | None = None,
+        projection: nn.Module | None = None,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.words = words
+        self.positions = positions
+        self.position_offset = position_offset
+        self.segments = segments
+        self.norm = norm
+        self.projection = projection
+        self.scale = scale
+        self.dropout = nn.Dropout(dropout)
+
+    def look_up(self, batch: Batch) -> Tensor:
+        """The bare word vectors: what adversarial training perturbs and hands back as `embedded`."""
+        return self.words(batch.ids)
+
+    def forward(self, batch: Batch, embedded: Tensor | None = None) -> Tensor:
+        x_ND = self.look_up(batch) if embedded is None else embedded
+        if self.scale != 1.0:
+            x_ND = x_ND * self.scale
+        if self.segments is not None:
+            # Without segments everything belongs to the first: its row is added all the same.
+            x_ND = x_ND + (
+                self.segments.weight[0] if batch.segments is None else self.segments(batch.segments)
+            )
+        if self.positions is not None:
+            room = self.positions.num_embeddings - self.position_offset
+            if batch.last_position >= room:
+                raise EtymonError(
+                    f"the text has {batch.last_position + 1} tokens, but the model has {room} positions: "
+                    "shorten it, or cut it into pieces"
+                )
+            x_ND = x_ND + self.positions(batch.positions + self.position_offset)
+        if self.norm is not None:
+            x_ND = self.norm(x_ND)
+        x_ND = self.dropout(x_ND)
+        return x_ND if self.projection is None else self.projection(x_ND)

@@ -1,0 +1,53 @@
+"""First values of parameters, by rules over their names.
+
+Every parameter draws from its own generator, keyed by seed and name: adding a head or a layer changes no other
+parameter's start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+Filler = Callable[[Tensor, torch.Generator], object]
+
+
+def normal(deviation: float) -> Filler:
+    return lambda tensor, generator: tensor.normal_(0.0, deviation, generator=generator)
+
+
+def truncated_normal(deviation: float) -> Filler:
+    """Normal, redrawn beyond two deviations (as TensorFlow's initialiser of that name)."""
+    return lambda tensor, generator: nn.init.trunc_normal_(
+        tensor, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator
+    )
+
+
+def constant(value: float) -> Filler:
+    return lambda tensor, generator: tensor.fill_(value)
+
+
+COMMON: list[tuple[str, Filler]] = [("*norm.weight", constant(1.0)), ("*bias", constant(0.0))]
+"""What all families agree on; a family's own rules come first."""
+
+
+@torch.no_grad()
+def initialise(
+    model: nn.Module, rules: Sequence[tuple[str, Filler]], seed: int = 0, only: Callable[[str], bool] | None = None
+) -> None:
+    """Fills every parameter by the first rule whose pattern matches its name."""
+    for name, parameter in model.named_parameters():
+        if only is not None and not only(name):
+            continue
+        filler = next((filler for pattern, filler in rules if fnmatchcase(name, pattern)), None)
+        if filler is None:
+            raise LookupError(f"no rule initialises {name}")
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        blank = torch.empty(parameter.shape, dtype=torch.float32)
+        filler(blank, generator)
+        parameter.copy_(blank)

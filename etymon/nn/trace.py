@@ -1,0 +1,65 @@
+"""Looking inside: hidden states and attention weights, on request and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from etymon.nn.attention import Attention
+from etymon.nn.blocks import Block, Stack
+
+
+@dataclass
+class StackTrace:
+    """What one stack showed: `hidden` flat `[tokens, width]` (its input first), weights `[row, head, query, key]`."""
+
+    hidden: list[Tensor] = field(default_factory=list)
+    attention: list[Tensor] = field(default_factory=list)
+    cross: list[Tensor] = field(default_factory=list)
+
+
+class Trace(dict[str, StackTrace]):
+    """By the name of the stack in the model; the attributes read a model's only (or first) stack."""
+
+    @property
+    def hidden(self) -> list[Tensor]:
+        return next(iter(self.values())).hidden
+
+    @property
+    def attention(self) -> list[Tensor]:
+        return next(iter(self.values())).attention
+
+
+@contextmanager
+def trace(model: nn.Module) -> Iterator[Trace]:
+    """Records hidden states and attention weights of the calls made inside the `with` block.
+
+    Attention then runs its eager formula, proven equal to the fast one. Nothing is detached: gradients flow
+    through what is seen unless the caller turned them off.
+    """
+    seen = Trace()
+    stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, Stack)]
+    watched: list[Stack | Attention] = []
+    for name, stack in stacks:
+        record = seen[name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"] = StackTrace()
+        stack.seen = record.hidden
+        watched.append(stack)
+        for layer in stack.layers:
+            for part, weights in _attentions(layer, record):
+                part.seen = weights
+                watched.append(part)
+    try:
+        yield seen
+    finally:
+        for part in watched:
+            part.seen = None
+
+
+def _attentions(layer: nn.Module, record: StackTrace) -> Iterator[tuple[Attention, list[Tensor]]]:
+    cross = layer.cross if isinstance(layer, Block) else None
+    for part in layer.modules():
+        if isinstance(part, Attention):
+            yield part, record.cross if part is cross else record.attention

@@ -1,0 +1,390 @@
+"""Who may see whom, and how attention is then computed.
+
+A *rule* says which keys a query may see, as a pure function of their columns. A *view* is a rule compiled for
+one batch, once, whatever the number of layers: to nothing, to the causal flag, or to a mask.
+
+Legend: N query tokens, M key tokens, R rows (of a group), H heads, Q and T longest query and key row, K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from etymon.nn.batch import Batch
+from etymon.nn.ragged import Layout, Padding, permute
+
+# The cost of one more group of rows, and of copying a token into a padded rectangle, in units of one score
+# (a query-key pair of one row, all heads). Measured on two cores; only speed depends on them.
+GROUP_COST = 4000.0
+COPY_COST = 24.0
+
+Bias = Callable[[Tensor, Tensor], Tensor]
+"""Positions of queries `[R|1, Q]` and keys `[R|1, T]` to an additive bias `[R|1, H, Q, T]`."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a rule may look at, one rectangle `[R, time]` a column."""
+
+    index: Tensor
+    segments: Tensor | None = None
+    prefix: Tensor | None = None
+
+
+class Rule(Protocol):
+    """`allowed` gives `[R, Q, T]`; `plain` says how it compiles without a mask for rows up to a length."""
+
+    def plain(self, longest: int) -> str | None: ...
+
+    def allowed(self, query: Columns, key: Columns) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Every query sees every key of its row (encoders, cross-attention)."""
+
+    def plain(self, longest: int) -> str | None:
+        return "full"
+
+    def allowed(self, query: Columns, key: Columns) -> Tensor:
+        return torch.ones_like(query.index[:, :, None] + key.index[:, None, :], dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A query sees itself and what came before (decoders)."""
+
+    def plain(self, longest: int) -> str | None:
+        return "causal"
+
+    def allowed(self, query: Columns, key: Columns) -> Tensor:
+        return key.index[:, None, :] <= query.index[:, :, None]
+
+
+@dataclass(frozen=True)
+class Band:
+    """A query sees itself and the `width - 1` tokens before it (the sparse layers of GPT-3)."""
+
+    width: int
+
+    def plain(self, longest: int) -> str | None:
+        return "causal" if longest <= self.width else None
+
+    def allowed(self, query: Columns, key: Columns) -> Tensor:
+        distance = query.index[:, :, None] - key.index[:, None, :]
+        return (distance >= 0) & (distance < self.width)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Causal, but the row's prefix is seen by everybody."""
+
+    def plain(self, longest: int) -> str | None:
+        return None
+
+    def allowed(self, query: Columns, key: Columns) -> Tensor:
+        if key.prefix is None:
+            raise ValueError("a prefix rule needs the batch's `prefix` column")
+        return (key.index[:, None, :] <= query.index[:, :, None]) | (key.index < key.prefix)[:, None, :]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of similar length, computed side by side."""
+
+    query: Padding
+    key: Padding
+    mask: Tensor | None
+    """Boolean, or a float bias to add; broadcasts to `[R, H, Q, T]`."""
+    causal: bool
+
+
+@dataclass(frozen=True)
+class FlatView:
+    """Keys come from the same flat batch as the queries, or from another flat batch (cross-attention)."""
+
+    groups: tuple[Group, ...]
+    query: Batch
+    key: Batch
+    spans: tuple[tuple[int, int], ...]
+    order: tuple[int, ...] | None
+
+    @property
+    def positions(self) -> Tensor:
+        return self.query.positions
+
+    def attend(
+        self,
+        q_NHK: Tensor,
+        k_MHK: Tensor,
+        v_MHK: Tensor,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+        seen: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Attention output `[N, H, K]`; weights `[R, H, Q, T]` are built and appended to `seen` only if given."""
+        if self.order is not None:
+            query_order = token_order(self.query.layout, self.order)
+            key_order = query_order if self.key is self.query else token_order(self.key.layout, self.order)
+            q_NHK = permute(q_NHK, *query_order)
+            k_MHK, v_MHK = permute(k_MHK, *key_order), permute(v_MHK, *key_order)
+        query_sizes = [sum(group.query.lengths) for group in self.groups]
+        key_sizes = [sum(group.key.lengths) for group in self.groups]
+        outputs, weights = [], []
+        for group, q, k, v in zip(
+            self.groups, q_NHK.split(query_sizes), k_MHK.split(key_sizes), v_MHK.split(key_sizes), strict=True
+        ):
+            q_RHQK, k_RHTK, v_RHTK = (
+                padding.lift(flat).transpose(1, 2)
+                for padding, flat in ((group.query, q), (group.key, k), (group.key, v))
+            )
+            out_RHQK, seen_RHQT = attend(
+                q_RHQK, k_RHTK, v_RHTK, group.mask, group.causal, scale, dropout, eager=seen is not None
+            )
+            outputs.append(group.query.lower(out_RHQK.transpose(1, 2)))
+            weights.append(seen_RHQT)
+        if seen is not None:
+            seen.append(self._rectangle([part for part in weights if part is not None]))
+        out_NHK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if self.order is not None:
+            forward, backward = query_order
+            out_NHK = permute(out_NHK, backward, forward)
+        return out_NHK
+
+    def _rectangle(self, weights: list[Tensor]) -> Tensor:
+        """The groups' weights in the order of the batch's rows, zero beyond each row's end."""
+        longest_query, longest_key = self.query.layout.longest, self.key.layout.longest
+        padded = [
+            F.pad(
+                part.masked_fill(~group.query.real[:, None, :, None], 0),
+                (0, longest_key - part.shape[-1], 0, longest_query - part.shape[-2]),
+            )
+            for part, group in zip(weights, self.groups, strict=True)
+        ]
+        whole = torch.cat(padded)
+        return whole if self.order is None else whole[torch.tensor(np.argsort(self.order), device=whole.device)]
+
+    def with_bias(self, bias: Bias) -> FlatView:
+        """The same view with a bias on the scores, computed once for all layers that share it."""
+        counted = self.query.counted and self.key.counted
+        device = self.query.device
+        if counted:
+            longest_query = torch.arange(self.query.layout.longest, device=device)[None]
+            longest_key = torch.arange(self.key.layout.longest, device=device)[None]
+            whole_1HQT = bias(longest_query, longest_key)
+        groups = []
+        for group, (start, stop) in zip(self.groups, self.spans, strict=True):
+            if counted:
+                bias_RHQT = whole_1HQT[:, :, : group.query.longest, : group.key.longest]
+            else:
+                query, key = (
+                    _lift(batch.positions, batch, padding, self.order, start, stop)
+                    for batch, padding in ((self.query, group.query), (self.key, group.key))
+                )
+                bias_RHQT = bias(query, key)
+            groups.append(replace(group, mask=_add_mask(bias_RHQT, group.mask, group.causal), causal=False))
+        return replace(self, groups=tuple(groups))
+
+
+@dataclass(frozen=True)
+class CachedView:
+    """Keys come from a cache `[R, H, capacity, K]`; the batch holds only the new tokens of each row."""
+
+    query: Padding
+    positions: Tensor
+    reach: int
+    mask: Tensor | None
+    causal: bool = False
+
+    def attend(
+        self,
+        q_NHK: Tensor,
+        keys_RHCK: Tensor,
+        values_RHCK: Tensor,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+        seen: list[Tensor] | None = None,
+    ) -> Tensor:
+        q_RHQK = self.query.lift(q_NHK).transpose(1, 2)
+        k_RHTK, v_RHTK = keys_RHCK[:, :, : self.reach], values_RHCK[:, :, : self.reach]
+        out_RHQK, weights = attend(
+            q_RHQK, k_RHTK, v_RHTK, self.mask, self.causal, scale, dropout, eager=seen is not None
+        )
+        if seen is not None and weights is not None:
+            seen.append(weights)
+        return self.query.lower(out_RHQK.transpose(1, 2))
+
+    def with_bias(self, bias: Bias) -> CachedView:
+        query = self.query.lift(self.positions)
+        key = torch.arange(self.reach, device=query.device)[None]
+        if (query == query[:1]).all():
+            query = query[:1]
+        return replace(self, mask=_add_mask(bias(query, key), self.mask, self.causal), causal=False)
+
+
+def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
+    """The rule compiled for a batch (and the batch its keys come from), made once and kept with the batch."""
+    remembered = (rule, id(key))
+    if remembered not in query.views:
+        query.views[remembered] = _flat_view(rule, query, query if key is None else key)
+    view: FlatView = query.views[remembered]
+    return view
+
+
+def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:
+    order, spans = group_rows(query.layout.lengths, key.layout.lengths)
+    plain = rule.plain(key.layout.longest) if key.hidden_keys is None else None
+    groups = []
+    for start, stop in spans:
+        rows = range(start, stop) if order is None else order[start:stop]
+        padding = Padding([query.layout.lengths[row] for row in rows], query.device)
+        key_padding = padding
+        if key is not query:
+            key_padding = Padding([key.layout.lengths[row] for row in rows], key.device)
+        mask = None
+        if plain is None:
+            mask = rule.allowed(
+                _columns(query, padding, order, start, stop), _columns(key, key_padding, order, start, stop)
+            )
+            if key.hidden_keys is not None:
+                mask = mask & ~_lift(key.hidden_keys, key, key_padding, order, start, stop)[:, None, :]
+        # Blank cells come last in a row, so a causal query can never see one.
+        if not key_padding.equal and plain != "causal":
+            real = key_padding.real[:, None, :]
+            mask = real if mask is None else mask & real
+        groups.append(
+            Group(padding, key_padding, None if mask is None else mask[:, None], causal=plain == "causal")
+        )
+    return FlatView(tuple(groups), query, key, spans, order)
+
+
+def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = False) -> CachedView:
+    """The rule compiled for new tokens on top of rows of `past` lengths; `fixed` keys do not grow (cross-attention)."""
+    padding = Padding(batch.layout.lengths, batch.device)
+    totals = past if fixed else tuple(old + new for old, new in zip(past, padding.lengths, strict=True))
+    reach = max(totals, default=0)
+    plain = rule.plain(reach)
+    even = len(set(totals)) <= 1
+    if even and (plain == "full" or (plain == "causal" and padding.longest == 1)):
+        return CachedView(padding, batch.positions, reach, None)
+    index = torch.arange(reach, device=batch.device)[None].expand(padding.rows, -1)
+    begins = torch.tensor(past, device=batch.device)[:, None]
+    query = Columns(begins + torch.arange(padding.longest, device=batch.device))
+    real = index < torch.tensor(totals, device=batch.device)[:, None]
+    mask = rule.allowed(query, Columns(index)) & real[:, None, :]
+    return CachedView(padding, batch.positions, reach, mask[:, None])
+
+
+def attend(
+    q_RHQK: Tensor,
+    k_RHTK: Tensor,
+    v_RHTK: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    eager: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """One rectangle of attention: the fused kernel, or the eager formula when the weights are asked for."""
+    if not eager:
+        out = F.scaled_dot_product_attention(
+            q_RHQK, k_RHTK, v_RHTK, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
+        )
+        return out, None
+    scores = q_RHQK @ k_RHTK.transpose(-1, -2) * scale
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        # A row that may see nothing gets zeros, as from the fused kernel, and not NaN.
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).masked_fill(~mask, 0.0)
+    else:
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+    return F.dropout(weights, dropout) @ v_RHTK, weights
+
+
+def group_rows(
+    query_lengths: tuple[int, ...], key_lengths: tuple[int, ...]
+) -> tuple[tuple[int, ...] | None, tuple[tuple[int, int], ...]]:
+    """An order of the rows (None: as they are) and the spans of neighbours to compute side by side.
+
+    Rows are sorted by length and cut where padding would cost more than another call: the cheapest cut is
+    found by dynamic programming over the distinct lengths.
+    """
+    rows = len(key_lengths)
+    keys, queries = np.asarray(key_lengths), np.asarray(query_lengths)
+    if rows == 0 or (np.all(keys == keys[0]) and np.all(queries == queries[0])):
+        return None, ((0, rows),)
+    order = np.lexsort((queries, keys))
+    if np.all(np.diff(keys) >= 0):
+        order = np.arange(rows)
+    keys, queries = keys[order], queries[order]
+    cuts = np.flatnonzero(np.diff(keys, prepend=-1))
+    if len(cuts) > 64:
+        cuts = cuts[np.linspace(0, len(cuts) - 1, 64).astype(int)]
+    ends = np.append(cuts[1:], rows)
+    best = np.zeros(len(cuts) + 1)
+    choice = np.zeros(len(cuts) + 1, dtype=int)
+    for last in range(len(cuts)):
+        begins, end = cuts[: last + 1], ends[last]
+        count = end - begins
+        widest = np.maximum.accumulate(np.maximum.reduceat(queries[:end], begins)[::-1])[::-1]
+        narrowest = np.minimum.accumulate(np.minimum.reduceat(queries[:end], begins)[::-1])[::-1]
+        longest = keys[end - 1]
+        padded = (keys[begins] != longest) | (widest != narrowest)
+        costs = best[: last + 1] + count * widest * longest + GROUP_COST
+        costs = costs + padded * COPY_COST * count * (widest + longest)
+        choice[last + 1] = int(np.argmin(costs))
+        best[last + 1] = costs[choice[last + 1]]
+    spans, last = [], len(cuts)
+    while last > 0:
+        first = choice[last]
+        spans.append((int(cuts[first]), int(ends[last - 1])))
+        last = first
+    unmoved = bool(np.all(order == np.arange(rows)))
+    return None if unmoved else tuple(order.tolist()), tuple(reversed(spans))
+
+
+def token_order(layout: Layout, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The flat index that brings rows into `order`, and its inverse."""
+    lengths, starts = np.asarray(layout.lengths)[list(order)], layout.host_starts[list(order)]
+    shifts = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)])[:-1], lengths)
+    forward = torch.from_numpy(np.arange(layout.tokens) + shifts).to(layout.device)
+    return forward, torch.argsort(forward)
+
+
+def _lift(
+    column: Tensor, batch: Batch, padding: Padding, order: tuple[int, ...] | None, start: int, stop: int
+) -> Tensor:
+    """One column of the rows of a group, `[R, time]`."""
+    rows = range(start, stop) if order is None else order[start:stop]
+    parts = [
+        column[begin : begin + batch.layout.lengths[row]]
+        for row in rows
+        for begin in [int(batch.layout.host_starts[row])]
+    ]
+    return padding.lift(torch.cat(parts))
+
+
+def _columns(batch: Batch, padding: Padding, order: tuple[int, ...] | None, start: int, stop: int) -> Columns:
+    optional = {
+        name: _lift(column, batch, padding, order, start, stop)
+        for name in ("segments", "prefix")
+        if (column := getattr(batch, name)) is not None
+    }
+    index = torch.arange(padding.longest, device=batch.device)[None].expand(padding.rows, -1)
+    return Columns(index, **optional)
+
+
+def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    if causal:
+        mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+    return bias if mask is None else bias.masked_fill(~mask, torch.finfo(bias.dtype).min)

@@ -1,0 +1,306 @@
+"""Progress of a long run: a live bar on a terminal or in a notebook, plain lines elsewhere, or silence.
+
+    display = progress()
+    display.start(total_steps=1000, title="pretrain bert")
+    display.update(10, {"loss": 5.1, "bits_per_byte": 2.3, "tokens_per_second": 12_000, "mfu": 0.31})
+    display.note("saved runs/bert at step 10")
+    display.close()
+
+Known names get units (`_VALUES` below); any other value is shown as it is. Displays write to stderr, so that
+stdout stays free for results.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+
+from etymon.config import did_you_mean
+from etymon.errors import EtymonError
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+Value = float | str
+Kind = Literal["auto", "rich", "plain", "silent"]
+
+
+class Progress(Protocol):
+    """What a training loop tells: where it is (`update`), what happened (`note`), and that it is over."""
+
+    def start(self, total_steps: int | None, title: str) -> None:
+        """Begin a display; `total_steps` is None where the end is not known."""
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        """`step` steps are done, and these are the latest values (names that are absent keep their last one)."""
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def close(self) -> None:
+        """End the display; may be called twice."""
+
+
+def progress(kind: Kind = "auto") -> Progress:
+    """The display of that kind; "auto" takes the live bar wherever it can be drawn, else plain lines."""
+    if kind == "auto":
+        kind = "rich" if _can_draw() else "plain"
+    if kind == "rich":
+        return LiveProgress()
+    if kind == "plain":
+        return PlainProgress()
+    if kind == "silent":
+        return SilentProgress()
+    raise EtymonError(f"unknown progress {kind!r}: {did_you_mean(kind, ['auto', 'rich', 'plain', 'silent'])}")
+
+
+class SilentProgress:
+    """Shows nothing: for tests, and for all but the first rank."""
+
+    def start(self, total_steps: int | None, title: str) -> None:
+        pass
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainProgress:
+    """Lines without control characters, for logs: one every ten seconds or ten percent, and the last step."""
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seconds: float = 10.0,
+    ) -> None:
+        self.stream, self.clock, self.seconds = stream, clock, seconds
+        self.run: _Run | None = None
+        self.printed_step = -1
+        self.printed_at = self.printed_tenth = 0.0
+
+    def start(self, total_steps: int | None, title: str) -> None:
+        self.run = _Run(total_steps, title, self.clock)
+        self.printed_step = -1
+        self._print(f"{title}: {total_steps:,} steps" if total_steps else title)
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        if self.run is None:
+            return
+        self.run.update(step, values)
+        tenth = int(self.run.fraction * 10 + 1e-9)
+        waited = self.clock() - self.printed_at
+        if self.printed_step < 0 or waited >= self.seconds or tenth > self.printed_tenth:
+            self._print_step()
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def close(self) -> None:
+        if self.run and self.run.step > self.printed_step:
+            self._print_step()
+        self.run = None
+
+    def _print_step(self) -> None:
+        assert self.run is not None
+        self.printed_step, self.printed_at = self.run.step, self.clock()
+        self.printed_tenth = int(self.run.fraction * 10 + 1e-9)
+        self._print("  ".join([*self.run.position(), *self.run.values()]))
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream or sys.stderr, flush=True)
+
+
+class LiveProgress:
+    """Two lines redrawn in place: title, bar, step and time left; then the values that fit the width."""
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich import get_console
+        from rich.console import Console
+
+        notebook = get_console().is_jupyter
+        self.console = console or (get_console() if notebook else Console(stderr=True))
+        self.clock = clock
+        self.run: _Run | None = None
+        self.live: Any = None
+
+    def start(self, total_steps: int | None, title: str) -> None:
+        from rich.live import Live
+
+        self.close()
+        self.run = _Run(total_steps, title, self.clock)
+        self.live = Live(
+            _Panel(self.run),
+            console=self.console,
+            refresh_per_second=4,
+            # The bar is ours alone: results printed meanwhile must reach stdout untouched.
+            redirect_stdout=self.console.is_jupyter or sys.stdout.isatty(),
+        )
+        self.live.start()
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        if self.run:
+            self.run.update(step, values)
+
+    def note(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        if self.live:
+            self.live.stop()
+        self.live = self.run = None
+
+
+class _Run:
+    """What is known about the run, and how it is put into words."""
+
+    def __init__(self, total_steps: int | None, title: str, clock: Callable[[], float]) -> None:
+        self.total, self.title, self.clock = total_steps or None, title, clock
+        self.step = 0
+        self.latest: dict[str, Value] = {}
+        self.first: tuple[int, float] | None = None
+        self.last_time = clock()
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        self.step, self.last_time = step, self.clock()
+        self.latest = {**self.latest, **values}  # a new one: another thread may be drawing the old one
+        # Speed counts from the first report on: a resumed run begins late, and the first step warms up.
+        self.first = self.first or (step, self.last_time)
+
+    @property
+    def fraction(self) -> float:
+        return min(self.step / self.total, 1.0) if self.total else 0.0
+
+    def seconds_left(self) -> float | None:
+        if not self.total or not self.first or self.step <= self.first[0]:
+            return None
+        pace = (self.last_time - self.first[1]) / (self.step - self.first[0])
+        return max(0.0, pace * (self.total - self.step))
+
+    def position(self) -> list[str]:
+        if not self.total:
+            return [f"step {self.step:,}"]
+        parts = [f"{self.fraction:4.0%}", f"step {self.step:,}/{self.total:,}"]
+        left = self.seconds_left()
+        if left is not None and self.step < self.total:
+            parts.append(f"{format_seconds(left)} left")
+        return parts
+
+    def values(self) -> list[str]:
+        known = [name for name in _VALUES if name in self.latest]
+        others = [name for name in self.latest if name not in _VALUES]
+        return [format_value(name, self.latest[name]) for name in known + others]
+
+
+class _Panel:
+    """Draws a run in the console's width, whatever it is: what does not fit is left out, never wrapped."""
+
+    def __init__(self, run: _Run) -> None:
+        self.run = run
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.cells import cell_len, set_cell_size
+        from rich.progress_bar import ProgressBar
+        from rich.segment import Segment
+        from rich.text import Text
+
+        width = options.max_width
+        position = _fitting(self.run.position(), width)
+        title = self.run.title
+        if cell_len(title) > max(width // 3, 8):
+            title = set_cell_size(title, max(width // 3, 8) - 1).rstrip() + "…"
+        bar = width - cell_len(title) - cell_len(position) - 2
+        line = Text(no_wrap=True, overflow="crop", end="")
+        if bar >= 8 and self.run.total:
+            yield Text(f"{title} ", style="bold", end="")
+            yield from console.render(
+                ProgressBar(self.run.total, min(self.run.step, self.run.total), width=bar),
+                options.update(width=bar),
+            )
+            line.append(f" {position}")
+        elif cell_len(title) + cell_len(position) + 1 <= width:
+            line.append(title, style="bold").append(f" {position}")
+        else:
+            line.append(position)
+        yield line
+        values = _fitting(self.run.values(), width - 2)
+        if values:
+            yield Segment.line()
+            yield Text(f"  {values}", style="cyan", no_wrap=True, overflow="crop", end="")
+
+
+def _fitting(parts: list[str], width: int, gap: str = "  ") -> str:
+    """As many of the parts as fit, the first ones first."""
+    text = parts[0] if parts else ""
+    for part in parts[1:]:
+        if len(text) + len(gap) + len(part) > width:
+            break
+        text += gap + part
+    return text
+
+
+def format_seconds(seconds: float) -> str:
+    """A short duration: 9s, 4m05s, 2h30m, 3d04h."""
+    whole = round(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def format_count(number: float) -> str:
+    """A short number: 512, 12.3k, 1.50M."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def format_bytes(number: float) -> str:
+    """A short size: 640 MB, 1.23 GB (powers of a thousand)."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
+# Name -> (what is printed before, how the number is printed), in the order of display.
+_VALUES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "loss": ("loss ", "{:.3f}".format),
+    "bits_per_byte": ("", "{:.3f} bits/byte".format),
+    "bits_per_target": ("", "{:.3f} bits/target".format),
+    "tokens_per_second": ("", lambda number: f"{format_count(number)} tokens/s"),
+    "mfu": ("MFU ", "{:.1%}".format),
+    "memory": ("", format_bytes),
+    "learning_rate": ("rate ", "{:.2e}".format),
+}
+
+
+def format_value(name: str, value: Value) -> str:
+    """A value with its name or unit, e.g. `bits_per_byte` 1.25 -> "1.250 bits/byte"."""
+    label, formatted = _VALUES.get(name, (f"{name.replace('_', ' ')} ", "{:.4g}".format))
+    return f"{label}{value if isinstance(value, str) else formatted(value)}"
+
+
+def _can_draw() -> bool:
+    if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        return _in_notebook()
+    return sys.stderr.isatty() or _in_notebook()
+
+
+def _in_notebook() -> bool:
+    if "IPython" not in sys.modules:  # rich need not be imported to know
+        return False
+    from rich import get_console
+
+    return get_console().is_jupyter

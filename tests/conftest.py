@@ -1,0 +1,27 @@
+"""What every test shares: one thread, no network, and the optional folder of shared data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before anything imports a Hugging Face library: tests never reach for the network.
+for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+    os.environ[variable] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference data; tests that need it are skipped where it is absent."""
+    default = Path(__file__).resolve().parents[1].parent / "shared"
+    folder = Path(os.environ.get("ETYMON_SHARED", default))
+    if not folder.is_dir():
+        pytest.skip(f"no shared data at {folder}; set ETYMON_SHARED to the folder that holds it")
+    return folder
