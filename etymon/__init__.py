@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
-    from etymon.families.loading import load, save
+    from etymon.families.loading import build, load, save
     from etymon.nn.trace import trace
     from etymon.verbs.convert import convert
     from etymon.verbs.demo import demo
@@ -34,6 +34,7 @@ __all__ = [
     "convert",
     "show",
     "demo",
+    "build",
     "load",
     "save",
     "trace",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "build": "etymon.families.loading",
     "load": "etymon.families.loading",
     "save": "etymon.families.loading",
     "trace": "etymon.nn.trace",

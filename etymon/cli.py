@@ -6,7 +6,7 @@ What its module has to keep to (the module must be light: torch and the like are
 - The docstring's first line is the summary in `etymon --help`; the rest appears in `etymon <verb> --help`.
 - A parameter is written `name: Annotated[type, "help text"]`. Without a default it is an argument
   (`list[str]`: one or more), with one it is the option `--name` (`bool`: `--name/--no-name`, `Literal`: choices,
-  `list`: may be repeated). Of a union the first member that a command line can express is taken, so
+  `list`: may be repeated). A list before the `*` with a default is an argument that may be left out. Of a union the first member that a command line can express is taken, so
   `str | Path | Model` is text; names imported only under TYPE_CHECKING may be used.
 - Parameters named `on_...` are callbacks and never options. If the module has a function of the same name, the
   command line hands it over: a module-level `on_text(piece)` prints what `generate(..., on_text=None)` streams.
@@ -98,7 +98,8 @@ def _print_version(asked: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Pretrain, evaluate, generate with and look inside language models, on your own text."""
@@ -111,8 +112,12 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
     own = inspect.signature(verb).parameters
     callbacks = {name: getattr(module, name, None) for name in own if name.startswith("on_")}
     callbacks = {name: function for name, function in callbacks.items() if function is not None}
-    parameters = [_option(verb, parameter) for parameter in own.values() if not parameter.name.startswith("on_")]
-    parameters += [_option(present, parameter) for parameter in shown if present and parameter.name not in own]
+    parameters = [
+        _option(verb, parameter) for parameter in own.values() if not parameter.name.startswith("on_")
+    ]
+    parameters += [
+        _option(present, parameter) for parameter in shown if present and parameter.name not in own
+    ]
 
     def command(**values: Any) -> None:
         result = verb(**{name: value for name, value in values.items() if name in own}, **callbacks)
@@ -134,10 +139,14 @@ def _option(function: Callable[..., Any], parameter: inspect.Parameter) -> inspe
         help_text = next((note for note in notes if isinstance(note, str)), None)
     plain = next(_plain_types(annotation), None)
     if plain is None:
-        raise TypeError(f"{function.__qualname__}: a command line cannot express {parameter.name}: {annotation}")
+        raise TypeError(
+            f"{function.__qualname__}: a command line cannot express {parameter.name}: {annotation}"
+        )
     default = parameter.default
-    if default is parameter.empty:
+    many = get_origin(plain) is list and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    if default is parameter.empty or many:
         described = typer.Argument(help=help_text, show_default=False)
+        default = list(default) if isinstance(default, tuple) else default
     else:
         described = typer.Option(help=help_text, show_default=default not in (None, "", (), False))
         default = list(default) if isinstance(default, tuple) else default
@@ -178,8 +187,9 @@ def _evaluated(function: Callable[..., Any], annotation: Any) -> Any:
 
 def _without_dispatch(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the verb on, without the frames of the command-line machinery."""
-    machinery = (__file__, str(Path(typer.__file__).parent))
-    rest = trace
-    while rest and rest.tb_frame.f_code.co_filename.startswith(machinery):
-        rest = rest.tb_next
-    return rest or trace
+    rest = step = trace
+    while step:
+        if step.tb_frame.f_code.co_filename == __file__:
+            rest = step.tb_next or step
+        step = step.tb_next
+    return rest

@@ -116,7 +116,9 @@ def _parse_yaml(text: str, where: str) -> Any:
                     continue
                 if key.value in seen:
                     again = key.start_mark.line + 1
-                    raise EtymonError(f"key {key.value!r} is written twice in {where} (again in line {again})")
+                    raise EtymonError(
+                        f"key {key.value!r} is written twice in {where} (again in line {again})"
+                    )
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
@@ -146,14 +148,18 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     dotted, equals, value = override.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
-        raise EtymonError(f"cannot read the override {override!r}: write it as key=value or section.key=value")
+        raise EtymonError(
+            f"cannot read the override {override!r}: write it as key=value or section.key=value"
+        )
     place = tree
     for depth, key in enumerate(keys[:-1]):
         inner = place.get(key)
         inner = {} if inner is None else inner
         if not isinstance(inner, dict):
             section = ".".join(keys[: depth + 1])
-            raise EtymonError(f"the override {override!r} does not fit: {section} is {_kind(inner)}, not a section")
+            raise EtymonError(
+                f"the override {override!r} does not fit: {section} is {_kind(inner)}, not a section"
+            )
         place[key] = inner
         place = inner
     place[keys[-1]] = _parse_yaml(value, f"the override {override!r}")

@@ -132,7 +132,8 @@ def test_bad_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800), (" 1M ", 60)]
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800), (" 1M ", 60)],
 )
 def test_durations(text, seconds):
     assert parse_duration(text) == seconds
@@ -148,7 +149,8 @@ def test_duration_without_a_unit_gets_a_hint():
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("512", 512), ("32k", 32_000), ("1.5M", 1_500_000), ("2B", 2 * 10**9), ("1e6", 10**6), (7, 7)]
+    ("text", "count"),
+    [("512", 512), ("32k", 32_000), ("1.5M", 1_500_000), ("2B", 2 * 10**9), ("1e6", 10**6), (7, 7)],
 )
 def test_counts(text, count):
     assert parse_count(text) == count

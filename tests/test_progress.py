@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -38,7 +39,10 @@ def plain(steps: range, seconds_per_step: float, total: int | None = 100) -> lis
 def test_plain_prints_each_tenth_when_fast():
     lines = plain(range(1, 101), 0.001)
     assert lines[0] == "title: 100 steps"
-    assert [line.split()[2] for line in lines[1:]] == ["1/100", *(f"{10 * tenth}/100" for tenth in range(1, 11))]
+    assert [line.split()[2] for line in lines[1:]] == [
+        "1/100",
+        *(f"{10 * tenth}/100" for tenth in range(1, 11)),
+    ]
     assert lines[-1].endswith("loss 2.500  1.250 bits/byte  12.3k tokens/s  MFU 31.0%  1.5 GB")
 
 
@@ -66,7 +70,11 @@ def test_missing_values_keep_their_last_report():
     display.start(2, "title")
     display.update(1, {"loss": 3.0, "bits_per_byte": 2.0})
     display.update(2, {"loss": 2.0, "stage": "long", "gradient_norm": 0.123456})
-    assert stream.getvalue().splitlines()[-1].endswith("loss 2.000  2.000 bits/byte  stage long  gradient norm 0.1235")
+    assert (
+        stream.getvalue()
+        .splitlines()[-1]
+        .endswith("loss 2.000  2.000 bits/byte  stage long  gradient norm 0.1235")
+    )
 
 
 @pytest.mark.parametrize("width", [1, 5, 12, 20, 34, 60, 200])
@@ -101,6 +109,28 @@ def test_live_display_from_start_to_close():
     assert "[bold]note 4[/bold]" in output
     assert "100%" in output
     assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_notebook_display_in_a_real_kernel():
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(module.__file__).parents[2])!r})
+from etymon.training.progress import progress
+display = progress()
+display.start(4, "title")
+for step in range(1, 5):
+    display.update(step, {{"loss": 5.0 - step}})
+display.note("saved")
+display.close()
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    shown, note = notebook.cells[0].outputs
+    assert shown.data["text/plain"] == f"title  {'█' * 30}  100%  step 4/4\nloss 1.000"
+    assert note.text == "saved\n"
 
 
 def test_kinds(monkeypatch):

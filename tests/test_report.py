@@ -13,11 +13,24 @@ from xml.etree import ElementTree
 import pytest
 
 import etymon
-from etymon.report.page import Code, Curve, Figures, Paragraph, Samples, Table, escape, render, shown, write_report
+from etymon.report.page import (
+    Code,
+    Curve,
+    Figures,
+    Paragraph,
+    Samples,
+    Table,
+    escape,
+    render,
+    shown,
+    write_report,
+)
 from etymon.report.plots import loss_curve, thinned
 
 EVIL = "<script>alert('x')</script> & \"quotes\" \x00\x1b[31m \ud800 $a$ {brace}"
-CURVE = Curve({"training": [(1, 3.0), (2, 2.0)], "validation": [(1, 3.1), (2, 2.2)]}, {"xz": 2.31}, title="Loss")
+CURVE = Curve(
+    {"training": [(1, 3.0), (2, 2.0)], "validation": [(1, 3.1), (2, 2.2)]}, {"xz": 2.31}, title="Loss"
+)
 
 
 class Reader(HTMLParser):
@@ -53,7 +66,9 @@ class Reader(HTMLParser):
 def test_every_section_escapes_everything(tmp_path):
     sections = [
         Figures({EVIL: EVIL}, title=EVIL),
-        Curve({EVIL: [(0, 1.0), (1, 2.0)], "_b": [(0, 1.0)]}, {EVIL: 1.5}, EVIL, EVIL, title=EVIL, caption=EVIL),
+        Curve(
+            {EVIL: [(0, 1.0), (1, 2.0)], "_b": [(0, 1.0)]}, {EVIL: 1.5}, EVIL, EVIL, title=EVIL, caption=EVIL
+        ),
         Table([EVIL, "n"], [[EVIL, 1]], title=EVIL),
         Samples([(1, EVIL), (EVIL, EVIL)], title=EVIL),
         Paragraph(EVIL, title=EVIL),
@@ -87,7 +102,14 @@ def test_curve_is_wellformed_themed_and_deterministic():
     svg = loss_curve(CURVE.series, CURVE.references, "step", "bits per byte")
     assert svg == loss_curve(CURVE.series, CURVE.references, "step", "bits per byte")
     ElementTree.fromstring(svg)
-    for expected in ("var(--series-1", "var(--series-2", ">xz 2.31<", ">training<", ">bits per byte<", "viewBox"):
+    for expected in (
+        "var(--series-1",
+        "var(--series-2",
+        ">xz 2.31<",
+        ">training<",
+        ">bits per byte<",
+        "viewBox",
+    ):
         assert expected in svg
     assert "#0a0b" not in svg
     assert "<metadata" not in svg

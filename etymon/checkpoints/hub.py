@@ -112,6 +112,10 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
             f"{name!r} is neither a folder here nor a possible hub id (owner/name); check the spelling"
         ) from error
     except LocalEntryNotFoundError as error:
+        if isinstance(
+            error.__cause__, HfHubHTTPError
+        ):  # it was reached, and looking into the cache did not help
+            raise _refused(name, error.__cause__.response.status_code) from error
         if offline:
             raise EtymonError(
                 f"{name} is not complete in the local cache and offline mode is on; "
@@ -133,12 +137,15 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     except RevisionNotFoundError as error:
         raise EtymonError(f"{name} has no revision {revision!r}; give a branch, a tag or a commit") from error
     except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            raise EtymonError(
-                f"the hub refused access to {name}; log in again with `hf auth login`"
-            ) from error
-        raise EtymonError(f"the hub answered {status} when asked for {name}; try again later") from error
+        raise _refused(name, error.response.status_code) from error
     except transfer_errors as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise EtymonError(f"downloading {name} failed ({reason}); run the same again to go on") from error
+
+
+def _refused(name: str, status: int) -> EtymonError:
+    if status in (401, 403):
+        return EtymonError(
+            f"the hub refused access to {name}; check the spelling, or log in with `hf auth login` if it is private"
+        )
+    return EtymonError(f"the hub answered {status} when asked for {name}; try again later")

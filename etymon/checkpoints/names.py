@@ -69,7 +69,8 @@ class Imported:
 class NameMap:
     """`prefix` is what their classes put before the names of the body. `ties` are stored copies (copy -> source):
     read when there, checked to be equal, not written. `stand_ins` may be read in place of a name that is absent.
-    `copies` are written beside their source for readers that want both. `ignored` are left-overs of old files.
+    `copies` (copy -> source) are written beside their source for readers that want both, and passed over when read,
+    whatever they hold. `ignored` are left-overs of old files.
     """
 
     rows: Sequence[Row]
@@ -138,7 +139,8 @@ class NameMap:
                 continue
             for part, piece in zip(parts, pieces, strict=True):
                 fill(part, piece)
-        for copy, source in {**self.ties, **self.copies}.items():
+        used.update(copy for copy in self.copies if copy in places)
+        for copy, source in self.ties.items():
             if copy in places and copy not in used:
                 used.add(copy)
                 if source in places and not torch.equal(stored[places[copy]], stored[places[source]]):

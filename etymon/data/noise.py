@@ -8,6 +8,7 @@ and each is invertible: input and target together still hold the original text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -170,11 +171,8 @@ def reconstruct_spans(
     shown: np.ndarray, target: np.ndarray, sentinels: Sequence[int] | np.ndarray
 ) -> np.ndarray:
     """The original ids from an input and a target with sentinels."""
-    marks = np.flatnonzero(np.isin(target, sentinels))
-    spans = {
-        int(target[mark]): target[mark + 1 : stop]
-        for mark, stop in zip(marks, np.append(marks[1:], len(target)), strict=True)
-    }
+    marks = [*np.flatnonzero(np.isin(target, sentinels)), len(target)]
+    spans = {int(target[mark]): target[mark + 1 : stop] for mark, stop in pairwise(marks)}
     parts: list[np.ndarray] = []
     position = 0
     for place in np.flatnonzero(np.isin(shown, sentinels)):

@@ -95,7 +95,8 @@ def documents_fingerprint(documents: Iterable[Document]) -> str:
     """The same for documents in memory: a digest of their texts in order."""
     digest = hashlib.sha256()
     for document in documents:
-        digest.update(hashlib.sha256(document.text.encode()).digest())
+        if document.text:
+            digest.update(hashlib.sha256(document.text.encode()).digest())
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from etymon.data.framing import T5, Framing
-from etymon.data.tokenizer import ROLE_KEYS, SENTINEL, Tokenizer
+from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
 from etymon.errors import EtymonError
 
 # Read when a folder does not say which token has which role.
@@ -199,8 +200,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _as_float(data: bytes) -> float:
-    import struct
-
     return float(struct.unpack("<f", data)[0])
 
 
@@ -291,7 +290,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise EtymonError(f"{path} must hold a JSON object")
     return content
 
-
-def is_sentinel(token: str) -> bool:
-    """Whether a token is one of T5's <extra_id_N>."""
-    return SENTINEL.fullmatch(token) is not None

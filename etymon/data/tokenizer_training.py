@@ -7,6 +7,7 @@ import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,17 @@ def _train_byte_bpe(texts: Iterator[str], room: int, min_frequency: int) -> toke
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    _learn(backend, trainer, texts)
+    failure: list[Exception] = []
+
+    def guarded() -> Iterator[str]:
+        try:
+            yield from texts
+        except Exception as error:  # the library would swallow its type
+            failure.append(error)
+
+    backend.train_from_iterator(guarded(), trainer)
+    if failure:
+        raise failure[0]
     return backend
 
 
@@ -116,13 +127,7 @@ def _train_wordpiece(
     _require(room >= 8, room, 8, "an alphabet")
     settings: dict[str, Any] = {"unknown": unknown, "lowercase": lowercase, "strip_accents": strip_accents}
     learner = wordpiece_backend({unknown: 0}, **settings)
-    counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="etymon-") as folder:
-        spool = Path(folder, "text.txt")
-        with spool.open("w", encoding="utf-8") as file:
-            for text in texts:
-                counts.update(text)
-                file.write(text + "\n")
+    with _spooled(texts) as (spool, counts):
         alphabet = _alphabet(learner, counts, room // 4)
         continuing = ["##" + letter for letter in alphabet if _continues(letter)]
         trainer = trainers.WordPieceTrainer(
@@ -142,15 +147,31 @@ def _train_wordpiece(
     return backend
 
 
+@contextmanager
+def _spooled(texts: Iterator[str]) -> Iterator[tuple[Path, Counter[str]]]:
+    """All texts in one temporary file, and how often each character occurs."""
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="etymon-") as folder:
+        spool = Path(folder, "text.txt")
+        with spool.open("w", encoding="utf-8") as file:
+            for text in texts:
+                counts.update(text)
+                file.write(text + "\n")
+        yield spool, counts
+
+
 def _alphabet(learner: tokenizers.Tokenizer, counts: Counter[str], limit: int) -> list[str]:
     """The most frequent characters of the normalised text, in code point order."""
     normalised: Counter[str] = Counter()
     for letter, count in counts.items():
-        for result in learner.normalizer.normalize_str(letter):
-            if not result.isspace():
-                normalised[result] += count
+        for result in _normalised(learner, letter):
+            normalised[result] += count
     ranked = sorted(normalised, key=lambda letter: (-normalised[letter], letter))
     return sorted(ranked[:limit])
+
+
+def _normalised(learner: tokenizers.Tokenizer, letter: str) -> str:
+    return "".join(learner.normalizer.normalize_str(letter).split())
 
 
 def _continues(letter: str) -> bool:
@@ -163,20 +184,22 @@ def _continues(letter: str) -> bool:
 def _train_unigram(
     texts: Iterator[str], room: int, leading: list[str], unknown: str, lowercase: bool, strip_accents: bool
 ) -> tokenizers.Tokenizer:
+    """The trainer keeps every character, so that rare ideographs could fill the vocabulary: at most half of
+    it is given to characters, the rarest become unknown (sentencepiece's character coverage)."""
     _require(room >= 8, room, 8, "an alphabet")
     settings = {"lowercase": lowercase, "strip_accents": strip_accents}
     learner = unigram_backend(models.Unigram(), **settings)
     trainer = trainers.UnigramTrainer(
         vocab_size=len(leading) + room, special_tokens=leading, unk_token=unknown, show_progress=False
     )
-    _learn(learner, trainer, texts)
+    with _spooled(texts) as (spool, counts):
+        kept = set(_alphabet(learner, counts, room // 2))
+        rare = {ord(letter): " " for letter in counts if not kept.issuperset(_normalised(learner, letter))}
+        with spool.open(encoding="utf-8", newline="\n") as lines:
+            learner.train_from_iterator((line.translate(rare) for line in lines), trainer)
     learned = json.loads(learner.to_str())["model"]["vocab"]
     pieces = [(piece, score) for piece, score in learned if piece not in leading]
-    if not pieces:
-        raise EtymonError("cannot train a tokenizer: the text holds no letters")
     vocabulary = [(token, 0.0) for token in leading] + _canonical(pieces)
-    if len(vocabulary) > len(leading) + room:
-        _require(False, room, len(pieces), "the characters of the text")
     backend = unigram_backend(models.Unigram(vocabulary, leading.index(unknown), False), **settings)
     backend.add_special_tokens(leading)
     return backend
@@ -198,25 +221,6 @@ def _canonical(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
     settled_pieces = [(piece, settled(piece, score)) for piece, score in pieces]
     return sorted(settled_pieces, key=lambda item: (-item[1], item[0]))
-
-
-def _learn(backend: tokenizers.Tokenizer, trainer: Any, texts: Iterator[str]) -> None:
-    """Run the trainer; a mistake found while reading surfaces as itself, not wrapped by the library."""
-    failure: list[Exception] = []
-
-    def guarded() -> Iterator[str]:
-        try:
-            yield from texts
-        except Exception as error:
-            failure.append(error)
-
-    try:
-        backend.train_from_iterator(guarded(), trainer)
-    except Exception:
-        if not failure:
-            raise
-    if failure:
-        raise failure[0]
 
 
 def _require(fits: bool, room: int, needed: int, what: str) -> None:

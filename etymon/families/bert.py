@@ -157,13 +157,18 @@ def names(shape: Shape) -> NameMap:
         "heads.tagging.linear.*": "classifier.*",
         "heads.span.linear.*": "qa_outputs.*",
     }
-    ties, copies = {"cls.predictions.decoder.bias": "cls.predictions.bias"}, {}
-    if shape.tied:
-        ties["cls.predictions.decoder.weight"] = "bert.embeddings.word_embeddings.weight"
-    else:
-        ties, copies = copies, ties  # readers of untied files want both spellings of the bias
+    bias, decoder_bias = "cls.predictions.bias", "cls.predictions.decoder.bias"
+    words, decoder = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+    if not shape.tied:
+        # Transformers 5 keeps two biases apart and uses the decoder's; older files have the other one alone.
+        table["heads.vocabulary.bias"] = decoder_bias
     return NameMap(
-        rows(table), prefix="bert.", ties=ties, copies=copies, ignored=[r"bert\.embeddings\.position_ids"]
+        rows(table),
+        prefix="bert.",
+        ties={decoder_bias: bias, decoder: words} if shape.tied else {},
+        copies={} if shape.tied else {bias: decoder_bias},
+        stand_ins={} if shape.tied else {decoder_bias: bias},
+        ignored=[r"bert\.embeddings\.position_ids"],
     )
 
 

@@ -64,20 +64,20 @@ def load(
     Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are initialised
     and listed in `model.new_heads`. With `partial`, missing and unexpected weights are tolerated as well.
     """
-    folder = resolve(str(name), revision=revision)
+    folder = model_folder(name, revision=revision)
     config = read_config(folder)
     family = family_of(str(config.get("model_type", "")))
     where = str(folder / "config.json")
     fields, carried = family.settings.read(config, where, ignore_config_keys)
     shape = strict(family.shape, fields, where)
     weights = open_weights(folder)
-    history = read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
-    stored = _stored_heads(family, config, history, shape, weights, where)
+    stored = _stored_heads(family, config, _note(folder), shape, weights, where)
     if labels is None:
         names = carried.get("id2label", {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))})
         labels = [str(names[key]) for key in sorted(names, key=int)]
     model = Model(family, shape, stored if heads is None else heads, labels)
     model.carried = carried
+    model.history = read_history(folder)
     _fill(model, weights, _name_map(family, shape, stored), stored, folder, heads is not None, partial, seed)
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
         model.tokenizer = Tokenizer.load(folder)
@@ -110,7 +110,7 @@ def save(model: Model, folder: str | Path, *, history: Sequence[Mapping[str, Any
     if model.asked & {"classification", "tagging"}:
         config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
         config["label2id"] = {label: number for number, label in enumerate(model.labels)}
-    past = list(history if history is not None else getattr(model, "history", []))
+    past = list(model.history if history is None else history)
     write_model_folder(
         folder,
         config=config,
@@ -128,6 +128,22 @@ def save(model: Model, folder: str | Path, *, history: Sequence[Mapping[str, Any
             )
         },
     )
+
+
+def model_folder(name: str | Path, *, revision: str | None = None) -> Path:
+    """The model's folder behind a path, a run's folder or a hub id."""
+    folder = resolve(str(name), revision=revision)
+    inner = folder / "model"
+    return inner if not (folder / "config.json").is_file() and (inner / "config.json").is_file() else folder
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """How the model in a folder was trained, as far as it was told."""
+    return list(_note(folder).get("history", []))
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    return read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
 
 
 def _fill(

@@ -53,6 +53,8 @@ class Model(nn.Module):
         self.tokenizer: Tokenizer | None = None
         self.carried: dict[str, Any] = {}
         """Values of a foreign `config.json` that are not ours to read, kept and written back."""
+        self.history: list[dict[str, Any]] = []
+        """How it was trained, one entry a run."""
         self.new_heads: tuple[str, ...] = ()
         """Heads that the checkpoint did not have and that were initialised instead."""
 

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, rows
-from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.attention import Attention
@@ -55,9 +55,10 @@ class Shape:
 
 FEED_FORWARDS = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"}
 VERSION_1_1 = {"feed_forward": "gated-gelu", "tied": False}
-POCKET = {"vocabulary": 4096, "dim": 256, "inner_dim": 640, "layers": 3, "heads": 4, "dropout": 0.0}
+POCKET = {"vocabulary": 4096, "dim": 256, "inner_dim": 640, "layers": 3, "heads": 4, "dropout": 0.0,
+          "feed_forward": "gated-gelu"}  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": {**POCKET, **VERSION_1_1},
+    "pocket": POCKET,
     "small": {},
     "base": {"dim": 768, "inner_dim": 3072, "layers": 12, "heads": 12},
     "large": {"dim": 1024, "inner_dim": 4096, "layers": 24, "heads": 16},
@@ -187,7 +188,7 @@ class T5Settings(SettingsMap):
         return ours, carried
 
     def write(self, shape: Any) -> dict[str, Any]:
-        return {**super().write(shape), "scale_decoder_outputs": shape["tied"]}
+        return {**super().write(shape), "scale_decoder_outputs": shape["tied"], "is_encoder_decoder": True}
 
 
 SETTINGS = T5Settings(
@@ -208,8 +209,8 @@ SETTINGS = T5Settings(
         Field("initial_factor", "initializer_factor"),
         Field("tied", "tie_word_embeddings"),
     ],
-    constants=[Constant("is_encoder_decoder", True, "T5 has an encoder and a decoder")],
-    ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "n_positions", "is_decoder"],
+    # The classes with an encoder alone say that they are no encoder-decoders: their names tell as much.
+    ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "n_positions", "is_decoder", "is_encoder_decoder"],
 )
 
 

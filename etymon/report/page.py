@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Protocol
 
 from etymon.files import atomic_write
-from etymon.report.plots import Points, loss_curve
+from etymon.report.plots import Points, loss_curve, printable
 
 Cell = str | float | None
 
@@ -145,8 +145,7 @@ def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
 
 def escape(text: str) -> str:
     """Text that is safe anywhere in the page; characters that HTML cannot hold become a replacement sign."""
-    text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\ufffd", str(text))
-    return html.escape(text)
+    return html.escape(printable(text))
 
 
 def shown(value: Cell) -> str:

@@ -6,7 +6,8 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ _VARIABLES = {
 }
 _STYLES = ["-", (0, (5, 2)), (0, (1.5, 1.5))]  # the seventh series takes the first colour again, dashed
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: searchable, and in the font of the page
     "svg.hashsalt": "etymon",  # the same data give the same bytes
     "font.size": 10,
@@ -62,7 +63,9 @@ def loss_curve(
             marker = "o" if len(points) == 1 else None
             color = _SERIES[index % len(_SERIES)]
             xs, ys = [x for x, _ in points], [y for _, y in points]
-            axes.plot(xs, ys, color=color, linestyle=style, linewidth=1.8, marker=marker, label=_literal(name))
+            axes.plot(
+                xs, ys, color=color, linestyle=style, linewidth=1.8, marker=marker, label=_literal(name)
+            )
         _draw_references(axes, {name: y for name, y in (references or {}).items() if math.isfinite(y)})
         _dress(axes, x_label, y_label, legend=len(kept) > 1)
         if not any(kept.values()):
@@ -79,7 +82,7 @@ def thinned(points: Points, most: int = 600) -> list[tuple[float, float]]:
     if len(finite) <= most:
         return finite
     edges = [round(index * (len(finite) - 1) / (most - 1)) for index in range(most)]
-    groups = [finite[start:stop] for start, stop in zip(edges, edges[1:])]
+    groups = [finite[start:stop] for start, stop in pairwise(edges)]
     means = [(math.fsum(x for x, _ in g) / len(g), math.fsum(y for _, y in g) / len(g)) for g in groups]
     return [*means, finite[-1]]
 
@@ -94,7 +97,13 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
         height = max((y - low) / (high - low), previous + 0.075)  # neighbours make room for each other
         previous = height
         axes.text(
-            1.015, height, _literal(f"{name} {y:.3g}"), transform=axes.transAxes, va="center", fontsize=9, color=_MUTED
+            1.015,
+            height,
+            _literal(f"{name} {y:.3g}"),
+            transform=axes.transAxes,
+            va="center",
+            fontsize=9,
+            color=_MUTED,
         )
 
 
@@ -112,12 +121,19 @@ def _dress(axes: Axes, x_label: str, y_label: str, legend: bool) -> None:
     axes.patch.set_visible(False)
     axes.figure.patch.set_visible(False)
     if legend:
-        axes.figure.legend(loc="outside upper left", ncols=3, frameon=False, labelcolor=_INK, handlelength=1.6)
+        axes.figure.legend(
+            loc="outside upper left", ncols=3, frameon=False, labelcolor=_INK, handlelength=1.6
+        )
+
+
+def printable(text: str) -> str:
+    """The text with a replacement sign for each character that neither HTML nor SVG can hold."""
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 
 def _literal(text: str) -> str:
     # Two dollar signs would be set as a formula, and a leading underscore hides a series from the legend.
-    return re.sub(r"^_", "\u2009_", text.replace("$", r"\$"))
+    return re.sub(r"^_", "\u2009_", printable(text).replace("$", r"\$"))
 
 
 def _inline(svg: str) -> str:

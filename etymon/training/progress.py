@@ -12,6 +12,7 @@ stdout stays free for results.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -49,7 +50,7 @@ def progress(kind: Kind = "auto") -> Progress:
     if kind == "auto":
         kind = "rich" if _can_draw() else "plain"
     if kind == "rich":
-        return LiveProgress()
+        return NotebookProgress() if _in_notebook() else LiveProgress()
     if kind == "plain":
         return PlainProgress()
     if kind == "silent":
@@ -123,11 +124,9 @@ class LiveProgress:
     """Two lines redrawn in place: title, bar, step and time left; then the values that fit the width."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        from rich import get_console
         from rich.console import Console
 
-        notebook = get_console().is_jupyter
-        self.console = console or (get_console() if notebook else Console(stderr=True))
+        self.console = console or Console(stderr=True)
         self.clock = clock
         self.run: _Run | None = None
         self.live: Any = None
@@ -141,8 +140,8 @@ class LiveProgress:
             _Panel(self.run),
             console=self.console,
             refresh_per_second=4,
-            # The bar is ours alone: results printed meanwhile must reach stdout untouched.
-            redirect_stdout=self.console.is_jupyter or sys.stdout.isatty(),
+            # What a pipe reads from stdout must reach it untouched; on a terminal it goes above the bar.
+            redirect_stdout=sys.stdout.isatty(),
         )
         self.live.start()
 
@@ -157,6 +156,52 @@ class LiveProgress:
         if self.live:
             self.live.stop()
         self.live = self.run = None
+
+
+class NotebookProgress:
+    """The two lines of the live display in one notebook output, redrawn in place.
+
+    rich would need ipywidgets for this, which many notebooks do not have.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.run: _Run | None = None
+        self.handle: Any = None
+        self.drawn_at = -math.inf
+
+    def start(self, total_steps: int | None, title: str) -> None:
+        from IPython.display import display
+
+        self.close()
+        self.run = _Run(total_steps, title, self.clock)
+        self.handle = display(self._picture(), raw=True, display_id=True)
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        if self.run is None:
+            return
+        self.run.update(step, values)
+        if self.clock() - self.drawn_at >= 0.5:
+            self._draw()
+
+    def note(self, text: str) -> None:
+        print(text)
+
+    def close(self) -> None:
+        if self.run:
+            self._draw()
+        self.run = self.handle = None
+
+    def _draw(self) -> None:
+        self.drawn_at = self.clock()
+        self.handle.update(self._picture(), raw=True)
+
+    def _picture(self) -> dict[str, str]:
+        assert self.run is not None
+        filled = round(self.run.fraction * 30)
+        bar = ["█" * filled + "░" * (30 - filled)] if self.run.total else []
+        lines = ["  ".join([self.run.title, *bar, *self.run.position()]), "  ".join(self.run.values())]
+        return {"text/plain": "\n".join(lines)}
 
 
 class _Run:
@@ -293,14 +338,12 @@ def format_value(name: str, value: Value) -> str:
 
 
 def _can_draw() -> bool:
-    if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
-        return _in_notebook()
-    return sys.stderr.isatty() or _in_notebook()
+    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return _in_notebook() or (sys.stderr.isatty() and not dumb)
 
 
 def _in_notebook() -> bool:
-    if "IPython" not in sys.modules:  # rich need not be imported to know
-        return False
-    from rich import get_console
-
-    return get_console().is_jupyter
+    # A kernel has IPython loaded already; outside of one there is nothing to import.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and getattr(shell, "kernel", None) is not None

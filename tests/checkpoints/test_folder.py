@@ -86,7 +86,8 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, name: str) -> N
     with pytest.raises(EtymonError, match="not written by etymon") as error:
         save(tmp_path)
     assert name in str(error.value)
-    assert os.listdir(tmp_path) == [name] and (tmp_path / name).read_text() == "mine"
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "run/mine/notes.txt"])
@@ -123,7 +124,8 @@ def test_a_full_disk_keeps_the_old_folder(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr("etymon.checkpoints.weights.save_file", lambda *a, **k: disk_full())
     with pytest.raises(EtymonError, match="No space left on device") as error:
         save(folder, 2.0, **({} if part == "weights" else {part: options[part]}))
-    assert str(folder) in str(error.value) and "partial" not in str(error.value)
+    assert str(folder) in str(error.value)
+    assert "partial" not in str(error.value)
     assert checksums(folder) == before
     assert os.listdir(tmp_path) == ["model"]
 

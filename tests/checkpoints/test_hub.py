@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from etymon.checkpoints.weights import open_weights, write_weights
 from etymon.errors import EtymonError
 
 COMMIT = "a" * 40
+DEAD = "http://127.0.0.1:9"
 
 
 class Hub:
@@ -101,12 +105,22 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    # The library read its environment when it was imported: nothing may leave this machine or touch the user's files.
-    monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    # The library read its environment when it was imported: nothing may leave this machine or touch the user's
+    # files. Its own idea of the endpoint is a dead port, so that what works does so through HF_ENDPOINT.
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, DEAD)
+    monkeypatch.setattr(constants, "ENDPOINT", DEAD)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses.json"), raising=False)
     monkeypatch.chdir(tmp_path)
+    look_up = socket.getaddrinfo
+
+    def only_this_machine(host: object, *arguments: Any, **options: Any) -> Any:
+        assert host in ("127.0.0.1", b"127.0.0.1"), f"the test reached for {host!r}"
+        return look_up("127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", only_this_machine)
     yield server
     server.close()
 
@@ -141,7 +155,8 @@ def repository(tmp_path: Path, kind: str) -> dict[str, bytes]:
 def assert_opens(folder: Path) -> None:
     assert read_config(folder) == {"model_type": "gpt2"}
     found = open_weights(folder)
-    assert torch.equal(found["a"], torch.arange(4.0)) and torch.equal(found["b"], torch.ones(3, 2))
+    assert torch.equal(found["a"], torch.arange(4.0))
+    assert torch.equal(found["b"], torch.ones(3, 2))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +198,8 @@ def test_offline_uses_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.Mo
     assert hub.requests == seen
     with pytest.raises(EtymonError, match="offline mode is on") as error:
         resolve("someone/other")
-    assert "\n" not in str(error.value) and "someone/other" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "someone/other" in str(error.value)
     assert hub.requests == seen
 
 
@@ -194,7 +210,8 @@ def test_a_dead_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert resolve("someone/model") == folder  # what is in the cache still opens
     with pytest.raises(EtymonError, match="cannot reach") as error:
         resolve("someone/other")
-    assert "\n" not in str(error.value) and hub.address in str(error.value)
+    assert "\n" not in str(error.value)
+    assert hub.address in str(error.value)
     monkeypatch.setattr(hub, "close", lambda: None)
 
 
@@ -202,17 +219,35 @@ def test_a_dead_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("status", "code", "expected"),
     [
         (404, "RepoNotFound", "there is no model someone/model"),
-        (401, "", "there is no model someone/model"),  # the hub's answer for private and missing alike
+        (401, "RepoNotFound", "there is no model someone/model"),
+        (401, "", "refused access"),
         (403, "GatedRepo", "accept its terms"),
         (403, "", "refused access"),
         (404, "RevisionNotFound", "has no revision"),
-        (500, "", "answered 500|cannot reach"),
+        (500, "", "answered 500"),
     ],
 )
 def test_refusals_are_one_line(hub: Hub, status: int, code: str, expected: str) -> None:
     hub.refused["someone/model"] = (status, code)
     with pytest.raises(EtymonError, match=expected) as error:
         resolve("someone/model", revision="main")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["disk", "transfer"])
+def test_a_broken_transfer_is_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    def fail(*arguments: object, **options: object) -> None:
+        if kind == "disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise HfHubHTTPError.__bases__[0]("the peer hung up\nlong story")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    expected = {"disk": "No space left on device", "transfer": "the peer hung up"}[kind]
+    with pytest.raises(EtymonError, match=expected) as error:
+        resolve("someone/model")
     assert "\n" not in str(error.value)
 
 

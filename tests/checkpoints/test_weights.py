@@ -95,8 +95,11 @@ def test_asking_for_a_name_reads_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError(f"{name} was read")
 
     monkeypatch.setattr(module.SafetensorsFile, "read", read)
-    assert "half" in found and "nothing" not in found and len(found) == 6
-    assert found.shape("half") == (5,) and found.dtype("half") == torch.bfloat16
+    assert "half" in found
+    assert "nothing" not in found
+    assert len(found) == 6
+    assert found.shape("half") == (5,)
+    assert found.dtype("half") == torch.bfloat16
     with pytest.raises(KeyError):
         found["nothing"]
     with pytest.raises(AssertionError, match="half was read"):
@@ -146,7 +149,8 @@ def test_missing_shard(tmp_path: Path) -> None:
     lost.unlink()
     with pytest.raises(EtymonError) as error:
         open_weights(tmp_path)
-    assert lost.name in one_line(error) and "missing" in str(error.value)
+    assert lost.name in one_line(error)
+    assert "1 of " in str(error.value)
 
 
 def test_index_that_promises_too_much(tmp_path: Path) -> None:
@@ -157,7 +161,8 @@ def test_index_that_promises_too_much(tmp_path: Path) -> None:
     path.write_text(json.dumps(index))
     with pytest.raises(EtymonError) as error:
         open_weights(tmp_path)
-    assert "ghost" in one_line(error) and path.name in str(error.value)
+    assert "ghost" in one_line(error)
+    assert path.name in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,8 @@ def test_truncated_safetensors(tmp_path: Path, kept: int) -> None:
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(EtymonError, match="damaged or incomplete") as error:
         open_weights(tmp_path)
-    assert str(path) in one_line(error) and "again" in str(error.value)
+    assert str(path) in one_line(error)
+    assert "again" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -236,7 +242,8 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path, zipped: bool)
     torch.save({"a": torch.ones(2), "b": Trap(mark)}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(EtymonError, match="holds code") as error:
         open_weights(tmp_path)
-    assert str(path) in one_line(error) and "mkdir" in str(error.value)
+    assert str(path) in one_line(error)
+    assert "mkdir" in str(error.value)
     assert not mark.exists()
 
 
@@ -254,7 +261,7 @@ def test_truncated_bin(tmp_path: Path, zipped: bool, kept: int) -> None:
 @pytest.mark.parametrize("value", [[torch.ones(2)], {"model": {"a": torch.ones(2)}}, {"step": 3}])
 def test_bin_that_is_not_a_state_dict(tmp_path: Path, value: object) -> None:
     torch.save(value, tmp_path / "pytorch_model.bin")
-    with pytest.raises(EtymonError, match="state_?dict") as error:
+    with pytest.raises(EtymonError, match=r"state.dict") as error:
         open_weights(tmp_path)
     one_line(error)
 

@@ -1,0 +1,246 @@
+"""The token store: a corpus as memory-mapped token ids, with its documents and sentences marked.
+
+    folder/store.json                 what was stored, from which text, with which tokenizer; checksums
+    folder/{train,validation}/
+        tokens.bin                    uint16 or uint32 ids, document after document
+        documents.npy                 int64 token offset of every document, and the total at the end
+        sentences.npy                 int64 token offset of every sentence start
+        bytes.npy, words.npy          UTF-8 bytes and white-space words of every document
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etymon.data.store_building import Staging, split_documents
+from etymon.data.text import Document
+from etymon.data.tokenizer import Tokenizer
+from etymon.errors import EtymonError
+from etymon.files import atomic_folder, sha256
+
+FORMAT = 1
+SPLITS = ("train", "validation")
+ARRAYS = ("documents", "sentences", "bytes", "words")
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """How much text a split holds."""
+
+    documents: int
+    sentences: int
+    tokens: int
+    bytes: int
+    words: int
+
+
+@dataclass(frozen=True)
+class StoreSummary:
+    """What is in a store. `held_out` says how the validation text was chosen: "documents" or "tail"."""
+
+    folder: Path
+    train: SplitCounts
+    validation: SplitCounts
+    held_out: str
+    reused: bool = False
+
+
+class Split:
+    """One split of a store; arrays are read from disk as they are needed."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.tokens: np.ndarray = (
+            np.memmap(folder / "tokens.bin", dtype, "r")
+            if (folder / "tokens.bin").stat().st_size
+            else np.zeros(0, dtype)  # an empty file cannot be mapped
+        )
+        self.documents, self.sentences, self.bytes, self.words = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS
+        )
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.documents) - 1
+
+    def document(self, index: int) -> np.ndarray:
+        """The tokens of one document."""
+        return self.tokens[self.documents[index] : self.documents[index + 1]]
+
+    @cached_property
+    def first_sentences(self) -> np.ndarray:
+        """For every document the index of its first sentence, and the number of sentences at the end."""
+        return np.searchsorted(self.sentences, self.documents)
+
+    def document_sentences(self, index: int) -> list[tuple[int, int]]:
+        """The sentences of one document as spans [start, stop) of `tokens`."""
+        first, last = self.first_sentences[index : index + 2]
+        bounds = [*self.sentences[first:last].tolist(), int(self.documents[index + 1])]
+        return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+    @property
+    def stream_length(self) -> int:
+        """The length of the virtual stream: every document followed by one separator."""
+        return len(self.tokens) + len(self)
+
+    @cached_property
+    def _separators(self) -> np.ndarray:
+        """Where the separators are in the virtual stream."""
+        return np.asarray(self.documents[1:]) + np.arange(len(self))
+
+    def stream(self, start: int, stop: int, separator: int) -> np.ndarray:
+        """Positions [start, stop) of the virtual stream (int64).
+
+        `start` may be -1: a separator also comes before the first document, so that its first token
+        follows what every other first token follows.
+        """
+        if not -1 <= start <= stop <= self.stream_length:
+            raise IndexError(f"[{start}, {stop}) is outside the stream of {self.stream_length} tokens")
+        if start == -1 and stop > -1:
+            return np.concatenate((np.array([separator]), self.stream(0, stop, separator)))
+        before, until = np.searchsorted(self._separators, (start, stop))
+        ids = self.tokens[start - before : stop - until].astype(np.int64)
+        if before == until:
+            return ids
+        # np.insert counts places in the array before insertion: take the separators themselves out.
+        places = self._separators[before:until] - start - np.arange(until - before)
+        return np.insert(ids, places, separator)
+
+
+class TokenStore:
+    """A store folder, opened for reading: `store.train` and `store.validation`."""
+
+    def __init__(self, folder: Path, description: dict[str, Any]) -> None:
+        self.folder = folder
+        self.description = description
+        self.train, self.validation = (Split(folder / name, description["dtype"]) for name in SPLITS)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> TokenStore:
+        """Open a store; with a tokenizer, refuse one that was built with another."""
+        folder = Path(folder)
+        description = _describe(folder)
+        if tokenizer is not None and description["tokenizer"] != tokenizer.fingerprint:
+            raise EtymonError(f"{folder} was built with another tokenizer; build the store again")
+        return cls(folder, description)
+
+    @property
+    def summary(self) -> StoreSummary:
+        counts = {name: SplitCounts(**self.description["splits"][name]) for name in SPLITS}
+        return StoreSummary(self.folder, **counts, held_out=self.description["held_out"])
+
+    def verify(self) -> None:
+        """Compare every file with its checksum and every id with the vocabulary (reads all of it)."""
+        for name, entry in self.description["files"].items():
+            if sha256(self.folder / name) != entry["sha256"]:
+                raise EtymonError(f"{self.folder / name} is damaged (wrong checksum); build the store again")
+        size = self.description["vocabulary_size"]
+        for name, split in zip(SPLITS, (self.train, self.validation), strict=True):
+            for start in range(0, len(split.tokens), 1 << 24):
+                largest = int(split.tokens[start : start + (1 << 24)].max())
+                if largest >= size:
+                    path = self.folder / name / "tokens.bin"
+                    raise EtymonError(
+                        f"{path} holds the token id {largest}, but the vocabulary has {size} tokens; build it again"
+                    )
+
+
+def build_store(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    validation: float = 0.05,
+    seed: int = 0,
+    source: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> StoreSummary:
+    """Encode documents into a store folder, replacing an old one only when complete.
+
+    About `validation` of the documents are held out, chosen by a hash of the seed and the text; if that
+    cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are.
+    `source` is a fingerprint of the text (default: a digest of it). `progress` gets the bytes done so far.
+    """
+    if not 0 <= validation < 1:
+        raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")
+    folder = Path(folder)
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    with atomic_folder(folder) as aside:
+        with Staging(aside / "staging", tokenizer, dtype) as staging:
+            staging.add(documents, progress)
+            held_out = split_documents(staging, validation, seed)
+            counts = {
+                name: SplitCounts(**staging.write_split(aside / name, held_out.mask == number))
+                for number, name in enumerate(SPLITS)
+            }
+        description = {
+            "format": FORMAT,
+            "dtype": dtype.name,
+            "vocabulary_size": tokenizer.size,
+            "tokenizer": tokenizer.fingerprint,
+            "source": source or staging.digest,
+            "validation": validation,
+            "seed": seed,
+            "held_out": held_out.rule,
+            "splits": {name: asdict(count) for name, count in counts.items()},
+            "files": {
+                path.relative_to(aside).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+                for path in sorted(aside.rglob("*"))
+                if path.is_file()
+            },
+        }
+        (aside / "store.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
+    return StoreSummary(folder, **counts, held_out=held_out.rule)
+
+
+def ensure_store(
+    documents: Iterable[Document],
+    source: str,
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    validation: float = 0.05,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> StoreSummary:
+    """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it.
+
+    `source` comes from `text.source_fingerprint` or `text.documents_fingerprint`; `documents` is only
+    read when the store must be built.
+    """
+    wanted = {"source": source, "tokenizer": tokenizer.fingerprint, "validation": validation, "seed": seed}
+    try:
+        store = TokenStore.open(folder)
+        if all(store.description[key] == value for key, value in wanted.items()):
+            summary = store.summary
+            return StoreSummary(**{**vars(summary), "reused": True})
+    except EtymonError:
+        pass  # missing, damaged or of an older format
+    return build_store(
+        documents, tokenizer, folder, validation=validation, seed=seed, source=source, progress=progress
+    )
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    """store.json, after the cheap checks: format, and every file there with its full size."""
+    if not (folder / "store.json").is_file():
+        raise EtymonError(f"no token store in {folder}: it has no store.json; prepare the data first")
+    try:
+        description: dict[str, Any] = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        if description["format"] != FORMAT:
+            raise EtymonError(f"{folder} has store format {description['format']}, not {FORMAT}; build it again")
+        sizes = {name: entry["bytes"] for name, entry in description["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EtymonError(f"{folder / 'store.json'} is damaged; build the store again") from error
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise EtymonError(f"{path} is missing or cut short; build the store again")
+    return description

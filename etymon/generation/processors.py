@@ -1,0 +1,134 @@
+"""Pure functions on rows of scores, in the order and with the definitions of Transformers.
+
+Scores are logits or log-probabilities: only the repetition penalty can tell them apart.
+
+Legend: R rows, V vocabulary, T longest history.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from etymon.generation.settings import DecodingSettings
+
+NEVER = float("-inf")
+
+
+def penalise_repetition(scores_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
+    """Tokens of the history become less likely: positive scores are divided, negative ones multiplied."""
+    padded = F.pad(scores_RV, (0, 1))  # a spare column takes what lies beyond a row's end
+    seen = padded.gather(1, history_RT)
+    seen = torch.where(seen < 0, seen * penalty, seen / penalty)
+    return padded.scatter(1, history_RT, seen)[:, :-1]
+
+
+def forbid_repeated_ngrams(scores_RV: Tensor, history_RT: Tensor, lengths_R: Tensor, size: int) -> Tensor:
+    """No `size` tokens in a row may occur a second time. Cells beyond a row's length hold V."""
+    rows, vocabulary = scores_RV.shape
+    if history_RT.shape[1] < size:
+        return scores_RV
+    back = torch.arange(size - 1, 0, -1, device=scores_RV.device)
+    suffix = history_RT.gather(1, (lengths_R[:, None] - back).clamp(min=0))
+    windows = history_RT.unfold(1, size, 1)
+    repeats = (windows[..., :-1] == suffix[:, None]).all(-1)
+    # An incomplete window ends beyond its row, in a cell that holds V already: the spare column.
+    banned = torch.where(repeats, windows[..., -1], vocabulary)
+    mask = torch.zeros(rows, vocabulary + 1, dtype=torch.bool, device=scores_RV.device)
+    return scores_RV.masked_fill(mask.scatter_(1, banned, True)[:, :-1], NEVER)
+
+
+def forbid(scores_RV: Tensor, ids: Tensor) -> Tensor:
+    """These tokens cannot be chosen."""
+    return scores_RV.index_fill(1, ids, NEVER)
+
+
+def keep_top_k(scores_RV: Tensor, count: int) -> Tensor:
+    """Only the `count` best can be chosen (and those that tie with the last of them)."""
+    if count >= scores_RV.shape[1]:
+        return scores_RV
+    least = scores_RV.topk(count).values[:, -1:]
+    return scores_RV.masked_fill(scores_RV < least, NEVER)
+
+
+def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
+    """Only the fewest best tokens that together hold `mass` can be chosen; the one that crosses it belongs to them."""
+    ascending, order = scores_RV.sort(-1)
+    unlikely = ascending.softmax(-1).cumsum(-1) <= 1 - mass
+    unlikely[:, -1] = False
+    return scores_RV.masked_fill(unlikely.scatter(1, order, unlikely), NEVER)
+
+
+def warp(scores_RV: Tensor, settings: DecodingSettings) -> Tensor:
+    """The distribution to sample from: temperature, top-k, top-p."""
+    if settings.temperature != 1:
+        scores_RV = scores_RV / settings.temperature
+    if settings.top_k:
+        scores_RV = keep_top_k(scores_RV, settings.top_k)
+    if settings.top_p < 1:
+        scores_RV = keep_top_p(scores_RV, settings.top_p)
+    return scores_RV
+
+
+def draw(scores_RV: Tensor, uniforms_R: Tensor) -> Tensor:
+    """One token a row by the inverse of the cumulative distribution, from uniform numbers in [0, 1)."""
+    cumulative = scores_RV.softmax(-1).cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    chosen = torch.searchsorted(cumulative, uniforms_R[:, None].to(total) * total, right=True)
+    # Rounding can reach the very end: the last token that has any probability is then meant.
+    return torch.minimum(chosen, torch.searchsorted(cumulative, total))[:, 0]
+
+
+class Processing:
+    """The settings' rules at work on the rows of one decode, with the history that they look at.
+
+    A row's history is its prompt and new tokens; of an encoder-decoder the decoder's side only.
+    """
+
+    def __init__(
+        self,
+        settings: DecodingSettings,
+        histories: list[list[int]],
+        *,
+        vocabulary: int,
+        end_ids: tuple[int, ...],
+        absent: Tensor | None,
+        device: torch.device,
+    ) -> None:
+        self.settings, self.vocabulary, self.absent = settings, vocabulary, absent
+        self.end_ids = torch.tensor(end_ids, dtype=torch.long, device=device)
+        self.new_tokens = 0
+        self.history_RT: Tensor | None = None
+        if settings.repetition_penalty != 1 or settings.no_repeat_ngram:
+            rows = [torch.tensor(row, dtype=torch.long) for row in histories]
+            self.lengths_R = torch.tensor([len(row) for row in rows], device=device)
+            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=vocabulary)
+            self.history_RT = padded.to(device)
+
+    def __call__(self, scores_RV: Tensor) -> Tensor:
+        settings = self.settings
+        if self.absent is not None:
+            scores_RV = forbid(scores_RV, self.absent)
+        if self.history_RT is not None and settings.repetition_penalty != 1:
+            scores_RV = penalise_repetition(scores_RV, self.history_RT, settings.repetition_penalty)
+        if self.history_RT is not None and settings.no_repeat_ngram:
+            scores_RV = forbid_repeated_ngrams(
+                scores_RV, self.history_RT, self.lengths_R, settings.no_repeat_ngram
+            )
+        if self.new_tokens < settings.min_new_tokens and len(self.end_ids):
+            scores_RV = forbid(scores_RV, self.end_ids)
+        return scores_RV
+
+    def append(self, tokens_R: Tensor) -> None:
+        """Every row has one more token."""
+        self.new_tokens += 1
+        if self.history_RT is not None:
+            padded = F.pad(self.history_RT, (0, 1), value=self.vocabulary)
+            self.history_RT = padded.scatter(1, self.lengths_R[:, None], tokens_R[:, None])
+            self.lengths_R = self.lengths_R + 1
+
+    def select(self, rows: Tensor) -> None:
+        """The given rows go on, in that order."""
+        if self.history_RT is not None:
+            self.history_RT, self.lengths_R = self.history_RT[rows], self.lengths_R[rows]

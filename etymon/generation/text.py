@@ -1,0 +1,111 @@
+"""From texts to texts: prompts are encoded, new tokens decoded, streamed and cut at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from etymon.data.tokenizer import Tokenizer, TokenStream
+from etymon.errors import EtymonError
+from etymon.families.model import Model
+from etymon.generation.decoding import decode
+from etymon.generation.settings import DecodingSettings
+from etymon.generation.stopping import StopFilter, cut
+
+OnText = Callable[[int, int, str], None]
+"""Called with the number of the prompt, of the text among its texts, and a piece of new text."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One new text."""
+
+    prompt: str
+    text: str
+    """The new text alone, cut before the first stop string."""
+    ids: list[int]
+    """Every new token, those of the stop string and the end included."""
+    log_prob: float
+    score: float
+    finished: bool
+    """It came to an end by itself: an end token or a stop string, and not just the limit."""
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The model's tokenizer, or a clear refusal."""
+    if model.tokenizer is None:
+        raise EtymonError(
+            f"this {model.family.title} has no tokenizer, so it cannot read text: put tokenizer.json into its folder"
+        )
+    return model.tokenizer
+
+
+def encode_prompts(model: Model, prompts: Sequence[str]) -> list[list[int]]:
+    """Ids as a decode wants them: a source is framed as the family frames a text, a prompt is left open."""
+    tokenizer = tokenizer_of(model)
+    encoded = tokenizer.encode_batch(list(prompts))
+    if model.encoder_decoder:
+        encoded = [tokenizer.framing.frame(ids).ids for ids in encoded]
+    return [ids.tolist() for ids in encoded]
+
+
+def generate_texts(
+    model: Model,
+    prompts: Sequence[str],
+    settings: DecodingSettings | None = None,
+    on_text: OnText | None = None,
+    *,
+    batch_size: int = 32,
+) -> list[Generation]:
+    """The new texts of all prompts, `returns` for each in turn. What `on_text` hears of a text adds up to it exactly."""
+    settings = settings or DecodingSettings()
+    tokenizer = tokenizer_of(model)
+    encoded = encode_prompts(model, prompts)
+    results: list[Generation] = []
+    for first in range(0, len(prompts), batch_size):
+        keys = list(range(first, min(first + batch_size, len(prompts))))
+        streams = _Streams(tokenizer, settings.stop, on_text, first) if on_text is not None else None
+        decoded = decode(
+            model,
+            [encoded[key] for key in keys],
+            settings,
+            None if streams is None else streams.feed,
+            keys=keys,
+        )
+        if streams is not None:
+            streams.finish()
+        for key, sequences in zip(keys, decoded, strict=True):
+            results += [
+                Generation(
+                    prompts[key],
+                    cut(tokenizer.decode(sequence.ids), settings.stop),
+                    sequence.ids,
+                    sequence.log_prob,
+                    sequence.score,
+                    sequence.finished,
+                )
+                for sequence in sequences
+            ]
+    return results
+
+
+class _Streams:
+    """Tokens of several texts to pieces of text: never half a character, never the beginning of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], on_text: OnText, first: int) -> None:
+        self.tokenizer, self.stops, self.on_text, self.first = tokenizer, stops, on_text, first
+        self.open: dict[tuple[int, int], tuple[TokenStream, StopFilter]] = {}
+
+    def feed(self, row: int, number: int, token: int) -> None:
+        if (row, number) not in self.open:
+            self.open[row, number] = (self.tokenizer.stream(), StopFilter(self.stops))
+        stream, gate = self.open[row, number]
+        self._emit(row, number, gate.feed(stream.feed(token)))
+
+    def finish(self) -> None:
+        for (row, number), (stream, gate) in self.open.items():
+            self._emit(row, number, gate.feed(stream.finish()) + gate.finish())
+
+    def _emit(self, row: int, number: int, piece: str) -> None:
+        if piece:
+            self.on_text(self.first + row, number, piece)

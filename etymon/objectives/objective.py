@@ -1,0 +1,122 @@
+"""What an objective is: what is hidden from the model, what it is asked, and how the answer is scored.
+
+`plan` chooses the samples of an epoch, `prepare` turns one into an example (masking, noise; pure, with a generator
+of its own), `collate` joins examples into a slice of a step, and `loss` scores the slice. Nothing here depends on
+ranks, workers or accumulation, which only place the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etymon.data.store import Split
+from etymon.data.tokenizer import Tokenizer
+from etymon.errors import EtymonError
+from etymon.nn.batch import Batch
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the loss with its own denominator. Metrics are terms of weight 0."""
+
+    sum: Tensor
+    count: float
+    weight: float = 1.0
+
+
+@dataclass
+class Prepared:
+    """A slice of a step, ready for the model. `counts` are the denominators of its terms, known before any forward."""
+
+    counts: dict[str, float]
+    tokens: int
+    """Tokens the model reads."""
+    bytes: float
+    """Bytes of text the targets stand for."""
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = {
+            part.name: value.to(device)
+            for part in fields(self)
+            if isinstance(value := getattr(self, part.name), (Tensor, Batch))
+        }
+        return replace(self, **moved)
+
+
+class Objective(Protocol):
+    name: str
+    heads: frozenset[str]
+    """The heads it needs."""
+    requires: frozenset[str]
+    """The capabilities it needs of a family."""
+    likelihood: str | None
+    """The term that is the negative log-likelihood of the text, if there is one: bits per byte are then reported."""
+
+    def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+        """One row a sample of the epoch: where its tokens lie, and what the plan has decided about it."""
+
+    def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> Any:
+        """One sample as an example: a function of the row and the generator alone."""
+
+    def collate(self, examples: Sequence[Any]) -> Prepared:
+        """Examples as one slice; rows may be reordered."""
+
+    def loss(self, model: Any, prepared: Any) -> dict[str, Term]:
+        """The terms of the slice."""
+
+
+def weighted_loss(terms: Mapping[str, Term], counts: Mapping[str, float]) -> Tensor:
+    """`sum of weight * sum / count` with the counts of the whole step, so that slices add up to the step exactly."""
+    parts = [term.weight * term.sum / max(counts[name], 1.0) for name, term in terms.items() if term.weight]
+    return torch.stack(parts).sum()
+
+
+def check_fit(objective: Objective, family: Any) -> None:
+    """Refuses a misfit of objective and family before any work."""
+    lacking = objective.requires - family.capabilities
+    if lacking:
+        raise EtymonError(
+            f"the objective {objective.name!r} needs a model that is {', '.join(sorted(lacking))}, and {family.title} "
+            f"is not: use its own objective {family.objective!r}, or another family"
+        )
+    unknown = objective.heads - set(family.heads)
+    if unknown:
+        raise EtymonError(
+            f"the objective {objective.name!r} needs the head {', '.join(sorted(unknown))}, "
+            f"which {family.title} does not have"
+        )
+
+
+def needed_id(tokenizer: Tokenizer, role: str, objective: str) -> int:
+    """The id of a special token without which the objective cannot work."""
+    number = tokenizer.id(role)
+    if number is None:
+        raise EtymonError(
+            f"the objective {objective!r} needs a {role!r} token, which this tokenizer has not: "
+            "train one for the family, or use another objective"
+        )
+    return number
+
+
+def byte_lengths(tokenizer: Tokenizer, split: Split | None = None) -> np.ndarray:
+    """Bytes of text behind every id; an average where the tokenizer does not keep every byte."""
+    if tokenizer.byte_lengths is not None:
+        return tokenizer.byte_lengths.astype(np.float64)
+    average = 0.0 if split is None or not len(split.tokens) else float(split.bytes.sum()) / len(split.tokens)
+    return np.full(tokenizer.size, average)
+
+
+def by_length(examples: Sequence[Any], ids: str = "ids") -> list[Any]:
+    """Examples sorted by length, so that attention finds its groups of similar rows side by side."""
+    return sorted(examples, key=lambda example: len(getattr(example, ids)))
+
+
+def flat_starts(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Where every row begins when the rows are laid end to end."""
+    return np.concatenate([[0], np.cumsum([len(row) for row in rows])])[:-1]

@@ -1,0 +1,56 @@
+"""What the verbs that use a model share: opening it, and reading texts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etymon.errors import EtymonError
+
+if TYPE_CHECKING:
+    from etymon.families.model import Model
+
+
+def opened(model: str | Path | Model, device: str | None = None) -> Model:
+    """A model with its tokenizer: loaded from a folder or hub id, or the one that was given."""
+    import torch
+
+    from etymon.families.loading import load
+
+    if not isinstance(model, str | Path):
+        chosen = model if device is None else model.to(device)
+        where = f"this {model.family.title}"
+    else:
+        where = str(model)
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            target = torch.device(device)
+        except RuntimeError as error:
+            raise EtymonError(f"there is no device {device!r}: say cpu, or cuda where there is one") from error
+        chosen = load(model, device=target)
+    if chosen.tokenizer is None:
+        raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
+    return chosen
+
+
+def texts_of(texts: str | Sequence[str], file: str | Path | None = None, *, lines: bool = True) -> list[str]:
+    """Texts as given; "-" alone stands for the lines of standard input. `file` adds its lines, or itself as one."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if list(texts) == ["-"]:
+        texts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    found = list(texts)
+    if file is not None:
+        try:
+            content = Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise EtymonError(f"cannot read {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise EtymonError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from error
+        found += [line for line in content.splitlines() if line.strip()] if lines else [content]
+    if not found:
+        raise EtymonError("there is no text: give some, or - to read lines from standard input")
+    return found

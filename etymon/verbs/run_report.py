@@ -1,0 +1,102 @@
+"""The report of a training run: curve, yardstick, samples."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Sequence
+from pathlib import Path
+
+from etymon.data.store import Split, TokenStore
+from etymon.data.tokenizer import Tokenizer
+from etymon.families.model import Model
+from etymon.report.page import Code, Curve, Figures, Paragraph, Samples, Section, write_report
+from etymon.training.progress import format_bytes, format_seconds
+from etymon.training.runs import Run
+
+XZ_LIMIT = 32 << 20
+"""Bytes of text up to which xz is run as a yardstick: beyond, it would take longer than it is worth."""
+
+
+def sample_text(model: Model, seed: int, tokens: int = 60) -> str | None:
+    """A short text that the model writes out of nothing, always with the same draws; None if it cannot write."""
+    if "causal" not in model.capabilities or model.tokenizer is None or "vocabulary" not in model.heads:
+        return None
+    from etymon.generation import DecodingSettings
+    from etymon.generation.text import generate_texts
+
+    room = min(tokens, (model.positions or tokens) - 1)
+    settings = DecodingSettings(max_new_tokens=room, sample=True, temperature=0.8, top_k=40, seed=seed)
+    was_training = model.training
+    model.eval()
+    text = generate_texts(model, [""], settings)[0].text
+    model.train(was_training)
+    return text
+
+
+def xz_bits_per_byte(store: TokenStore, tokenizer: Tokenizer) -> float | None:
+    """What xz needs for the validation text when it has seen the training text: xz(both) - xz(training)."""
+    total = int(store.train.bytes.sum() + store.validation.bytes.sum())
+    if tokenizer.byte_lengths is None or total > XZ_LIMIT or not len(store.validation):
+        return None
+    training, validation = _text(store.train, tokenizer), _text(store.validation, tokenizer)
+    strongest = 9 | lzma.PRESET_EXTREME
+    extra = len(lzma.compress(training + validation, preset=strongest)) - len(
+        lzma.compress(training, preset=strongest)
+    )
+    return 8 * extra / len(validation)
+
+
+def _text(split: Split, tokenizer: Tokenizer) -> bytes:
+    return "\n".join(tokenizer.decode(split.document(i)) for i in range(len(split))).encode()
+
+
+def write_run_report(
+    path: Path, model: Model, store: TokenStore, run: Run, samples: Sequence[tuple[int, str]], seconds: float
+) -> Path:
+    """Writes the page out of the run's own metrics."""
+    records = run.metrics()
+    trained = [record for record in records if "tokens_per_second" in record]
+    judged = [record for record in records if any(name.startswith("validation_") for name in record)]
+    likelihood = any("bits_per_byte" in record for record in trained)
+    unit = "bits_per_byte" if likelihood else "bits_per_target"
+    label = unit.replace("_", " ")
+    curve = {"training": [(record["step"], record[unit]) for record in trained if unit in record]}
+    if judged:
+        curve["validation"] = [(record["step"], record[f"validation_{unit}"]) for record in judged]
+    references = {}
+    if likelihood and model.tokenizer is not None:
+        xz = xz_bits_per_byte(store, model.tokenizer)
+        references = {} if xz is None else {"xz": xz}
+    figures: dict[str, str] = {"parameters": f"{model.parameter_count():,}"}
+    if judged:
+        figures[f"validation {label}"] = f"{judged[-1][f'validation_{unit}']:.3f}"
+    if references:
+        figures["xz on the same bytes"] = f"{references['xz']:.3f}"
+    if trained:
+        speeds = sorted(record["tokens_per_second"] for record in trained)
+        shares = sorted(record["utilisation"] for record in trained)
+        figures |= {
+            "steps": f"{trained[-1]['step']:,}",
+            "tokens seen": f"{trained[-1]['tokens']:,}",
+            "tokens a second": f"{speeds[len(speeds) // 2]:,.0f}",
+            "share of the machine's peak": f"{shares[len(shares) // 2]:.0%}",
+            "peak memory": format_bytes(max(record["memory"] for record in trained)),
+            "time": format_seconds(seconds),
+        }
+    sections: list[Section] = [Figures(figures)]
+    caption = "The yardstick is xz: xz(training + validation) - xz(training), in bits per byte of validation text."
+    sections.append(
+        Curve(
+            curve, references, y_label=label, title="Learning", caption=caption if references else ""
+        )
+    )
+    if samples:
+        few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
+        sections.append(Samples(few, title="What it writes, as it learns"))
+    shape = ", ".join(f"{name} {value}" for name, value in model.shape_fields().items())
+    sections.append(Paragraph(f"{model.family.title}: {shape}.", title="Shape"))
+    if "causal" in model.capabilities:
+        sections.append(Code(f'etymon generate {path.parent} "The" --temperature 0.8', title="Try it"))
+    write_report(path, f"{model.family.title}, trained by etymon", sections)
+    return path
+

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etymon.data.text import Document
+from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer_training import train_tokenizer
+from etymon.errors import EtymonError
+
+from .conftest import SPECIALS, train
+
+SAMPLES = [
+    "The river crossed the mountain.",
+    'Why,  asked\tMr. Café,\n\n"has the winter\u00a0opened?"  ',
+    "我们去公园。天气很好！ 😀👩🏽‍🚀 नमस्ते। e\u0301 ﬁne ＡＢＣ ½",
+    "unknownwordswithoutspaces" * 5,
+    "",
+    " ",
+]
+
+
+def test_ids_roles_and_sizes(trained: dict[str, Tokenizer]) -> None:
+    gpt, bert, t5 = trained.values()
+    assert gpt.tokens[gpt.size - 1] == "<|endoftext|>" and gpt.id("begin") == gpt.id("end") == gpt.size - 1
+    assert bert.tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and bert.id("mask") == 4
+    assert t5.tokens[:3] == ["<pad>", "</s>", "<unk>"] and t5.id("begin") is None
+    assert t5.sentinels == list(range(t5.size - 1, t5.size - 11, -1))
+    assert t5.tokens[t5.sentinels[0]] == "<extra_id_0>"
+    assert gpt.sentinels == []
+    for kind, tokenizer in trained.items():
+        assert tokenizer.kind == kind and tokenizer.size <= 600
+        assert tokenizer.roles == SPECIALS[kind]
+        assert {tokenizer.id(role) for role in tokenizer.roles} <= tokenizer.special_ids
+        assert set(tokenizer.sentinels) <= tokenizer.special_ids
+    with pytest.raises(ValueError, match="unknown role"):
+        gpt.id("start")
+
+
+def test_encoding_adds_nothing_and_batches_agree(tokenizer: Tokenizer) -> None:
+    batch = tokenizer.encode_batch(SAMPLES)
+    for text, ids in zip(SAMPLES, batch, strict=True):
+        assert ids.dtype == np.int32
+        assert np.array_equal(ids, tokenizer.encode(text))
+        assert not np.isin(ids, [tokenizer.id("class") or -1, tokenizer.id("end") or -1]).any()
+    ids, starts, stops = tokenizer.offsets(SAMPLES[0])
+    assert np.array_equal(ids, batch[0])
+    assert SAMPLES[0][starts[-1] : stops[-1]] == "."
+
+
+@given(st.text(max_size=80))
+def test_byte_bpe_is_lossless(trained: dict[str, Tokenizer], text: str) -> None:
+    tokenizer = trained["byte-bpe"]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.byte_lengths is not None
+    assert tokenizer.byte_lengths[ids].sum() == len(text.encode())
+
+
+def test_lossy_kinds_normalise(trained: dict[str, Tokenizer], documents: list[Document]) -> None:
+    t5, bert = trained["unigram"], trained["wordpiece"]
+    assert t5.decode(t5.encode("  The river\n\nｃrossed  ")) == "The river crossed"
+    assert bert.decode(bert.encode("The river,opened")) == "The river, opened"
+    assert t5.byte_lengths is None and bert.byte_lengths is None
+    uncased = train("wordpiece", documents, lowercase=True, strip_accents=True)
+    assert uncased.decode(uncased.encode("The CAFÉ")) == "the cafe"
+    cased = train("wordpiece", documents, lowercase=True)
+    assert cased.decode(cased.encode("CAFÉ")) == "café"
+    lower = train("unigram", documents, size=200, lowercase=True, strip_accents=True)
+    assert lower.decode(lower.encode("The CAFÉ")) == "the cafe"
+
+
+def test_word_starts(trained: dict[str, Tokenizer]) -> None:
+    text = "The river\ncrossed 12 mountains"
+    for kind, tokenizer in trained.items():
+        ids = tokenizer.encode(text)
+        # In byte-level BPE the first word has no space before it, and a line break starts the next word.
+        assert tokenizer.word_starts[ids].sum() == {"byte-bpe": 4, "wordpiece": 5, "unigram": 5}[kind]
+        assert tokenizer.word_starts.shape == (tokenizer.size,)
+        assert tokenizer.word_starts[list(tokenizer.special_ids)].all()
+
+
+def test_decode_refuses_foreign_ids(tokenizer: Tokenizer) -> None:
+    with pytest.raises(EtymonError, match=f"token id {tokenizer.size} is outside the vocabulary"):
+        tokenizer.decode([0, tokenizer.size])
+    with pytest.raises(EtymonError, match="token id -1 "):
+        tokenizer.decode([-1])
+    assert tokenizer.decode([]) == ""
+
+
+def test_special_tokens_are_skipped_on_demand(tokenizer: Tokenizer) -> None:
+    special = next(iter(tokenizer.roles.values()))
+    ids = [*tokenizer.encode("The river"), tokenizer.backend.token_to_id(special)]
+    assert tokenizer.decode(ids) == "The river"
+    assert special in tokenizer.decode(ids, skip_special=False)
+
+
+# ---------------------------------------------------------------- streaming
+
+
+@settings(max_examples=60)
+@given(data=st.data(), skip=st.booleans())
+def test_stream_adds_up_to_decode(trained: dict[str, Tokenizer], data: st.DataObject, skip: bool) -> None:
+    for tokenizer in trained.values():
+        number = st.integers(0, tokenizer.size - 1)
+        ids = data.draw(st.lists(number, max_size=30))  # also bytes that are no UTF-8
+        stream = tokenizer.stream(skip)
+        assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_stream_never_emits_half_a_character(tokenizer: Tokenizer, text: str) -> None:
+    stream = tokenizer.stream()
+    ids = tokenizer.encode(text)
+    parts = [stream.feed(int(number)) for number in ids] + [stream.finish()]
+    assert "".join(parts) == tokenizer.decode(ids)
+    assert not any("\ufffd" in part for part in parts)
+    assert "".join([*map(stream.feed, ids.tolist()), stream.finish()]) == tokenizer.decode(ids)  # new again
+
+
+def test_stream_ends_with_what_is_left(trained: dict[str, Tokenizer]) -> None:
+    tokenizer = trained["byte-bpe"]
+    ids = tokenizer.encode("🦖").tolist()
+    assert len(ids) > 1
+    stream = tokenizer.stream()
+    assert [stream.feed(number) for number in ids[:-1]] == [""] * (len(ids) - 1)
+    assert stream.finish() == "\ufffd" == tokenizer.decode(ids[:-1])
+
+
+# ---------------------------------------------------------------- where a character went
+
+
+@given(st.text(alphabet="The river Café。😀\n <|endoftext|>", max_size=60), st.data())
+def test_located_tokens_hold_their_characters(
+    trained: dict[str, Tokenizer], text: str, data: st.DataObject
+) -> None:
+    places = np.array(sorted(data.draw(st.sets(st.integers(0, max(len(text) - 1, 0))))), np.int64)
+    if not text:
+        places = places[:0]
+    for tokenizer in trained.values():
+        ids, found = tokenizer.encode_located([text], [places])[0]
+        same, starts, stops = tokenizer.offsets(text)
+        assert np.array_equal(ids, same)
+        for place, index in zip(places, found, strict=True):
+            if index < len(ids):
+                assert stops[index] > place
+                if not text[place].isspace() and tokenizer.kind == "byte-bpe":
+                    assert starts[index] <= place
+
+
+# ---------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("kind", SPECIALS)
+def test_training_is_deterministic(kind: str, documents: list[Document], trained: dict[str, Tokenizer]) -> None:
+    again = train(kind, documents)
+    assert again.backend.to_str() == trained[kind].backend.to_str()
+    assert again.fingerprint == trained[kind].fingerprint
+    assert train(kind, documents, size=280 if kind == "byte-bpe" else 120).fingerprint != again.fingerprint
+
+
+def test_a_small_corpus_gives_a_smaller_vocabulary(documents: list[Document]) -> None:
+    for kind in SPECIALS:
+        tokenizer = train(kind, documents[:3], size=5000)
+        assert tokenizer.size < 1000 and tokenizer.size == len(set(tokenizer.tokens))
+
+
+def test_ideographs_do_not_fill_the_vocabulary() -> None:
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))
+    tokenizer = train("wordpiece", [Document(text)], size=400)
+    assert tokenizer.size <= 400 and not any(token.startswith("##") for token in tokenizer.tokens)
+    assert train("unigram", [Document(text)], size=400).size <= 400
+
+
+def test_training_mistakes(documents: list[Document]) -> None:
+    with pytest.raises(EtymonError, match="256 bytes need 256; ask for at least 57 more"):
+        train("byte-bpe", documents, size=200)
+    with pytest.raises(EtymonError, match="there is no text"):
+        train("byte-bpe", [Document(" ")])
+    with pytest.raises(EtymonError, match="unknown tokenizer kind 'syllable'"):
+        train_tokenizer("syllable", ["text"], 600, specials={})
+    with pytest.raises(EtymonError, match="unknown role 'start'"):
+        train("byte-bpe", documents, specials={"start": "<s>"})
+    with pytest.raises(EtymonError, match="needs an 'unknown' special token"):
+        train("unigram", documents, specials={"pad": "<pad>"})
+    with pytest.raises(EtymonError, match="lossless"):
+        train("byte-bpe", documents, lowercase=True)
+
+
+def test_mistakes_in_the_text_surface_and_progress_counts(documents: list[Document]) -> None:
+    def broken() -> object:
+        yield "The river."
+        raise EtymonError("line 2 is bad")
+
+    for kind, specials in SPECIALS.items():
+        with pytest.raises(EtymonError, match="line 2 is bad"):
+            train_tokenizer(kind, broken(), 400, specials=specials)  # type: ignore[arg-type]
+    seen: list[int] = []
+    train_tokenizer("byte-bpe", ["é", "ab"], 300, specials={}, progress=seen.append)
+    assert seen == [2, 4]

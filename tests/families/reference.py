@@ -1,0 +1,194 @@
+"""Tiny Transformers models of every class of the built families, with weights that leave nothing zero or one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+VOCABULARY, LENGTH, LENGTHS = 61, 9, (9, 5, 7)
+LABELS = 3
+PAD, END = 0, 1
+GPT2 = {
+    "vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 44,
+    "bos_token_id": 2, "eos_token_id": END, "pad_token_id": PAD,
+}  # fmt: skip
+BERT = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 44, "max_position_embeddings": 16, "pad_token_id": PAD,
+}  # fmt: skip
+T5 = {
+    "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 6, "d_ff": 44, "num_layers": 2, "num_decoder_layers": 3,
+    "num_heads": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
+    "pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A class of Transformers, how to build it and what to call it with."""
+
+    name: str
+    config: dict[str, Any]
+    heads: frozenset[str]
+    inputs: Callable[[torch.Generator, Tensor], dict[str, Tensor]]
+    """Further arguments, from a generator of numbers and the ids."""
+    variant: str = ""
+    build: dict[str, Any] = field(default_factory=dict)
+    choices: int = 1
+
+    def __str__(self) -> str:
+        return self.name + self.variant
+
+    @property
+    def family(self) -> str:
+        return next(family for family in ("gpt2", "bert", "t5") if self.name.lower().startswith(family))
+
+    def write(self, folder: Path) -> Any:
+        """Saves a random model as Transformers does, and gives it as Transformers opens it."""
+        import transformers
+
+        cls = getattr(transformers, self.name)
+        config = cls.config_class(**self.config)
+        built = cls(config, **self.build)
+        generator = torch.Generator().manual_seed(sum(map(ord, str(self))))
+        with torch.no_grad():
+            for name, parameter in built.named_parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
+                if "norm" in name.lower() or "ln_" in name:
+                    parameter += 1.0 if name.endswith("weight") else 0.2
+        built.save_pretrained(folder)
+        if self.variant == "-1.1":
+            untie(folder)
+        return self.open(folder)
+
+    def open(self, folder: Path, **options: Any) -> Any:
+        import transformers
+
+        cls = getattr(transformers, self.name)
+        found = cls.from_pretrained(folder, attn_implementation="eager", **self.build, **options)
+        (found[0] if isinstance(found, tuple) else found).eval()
+        return found
+
+    def arguments(self, padded: bool) -> dict[str, Tensor]:
+        """Ids, a mask where rows are padded on the right, and what the class takes besides."""
+        generator = torch.Generator().manual_seed(7)
+        ids = torch.randint(3, VOCABULARY, (3 * self.choices, LENGTH), generator=generator)
+        lengths = (torch.tensor(LENGTHS) if padded else torch.full((3,), LENGTH)).repeat(self.choices)
+        mask = torch.arange(LENGTH) < lengths[:, None]
+        ids[torch.arange(len(ids)), lengths - 1] = END
+        ids = ids.masked_fill(~mask, PAD)
+        arguments = {"input_ids": ids, **({"attention_mask": mask.long()} if padded else {})}
+        arguments |= self.inputs(generator, ids)
+        if self.choices > 1:
+            for name in ("input_ids", "attention_mask", "token_type_ids"):
+                if name in arguments:
+                    arguments[name] = arguments[name].view(3, self.choices, LENGTH)
+        return arguments
+
+
+def untie(folder: Path) -> None:
+    """Gives a saved T5 1.1 its own output matrix: Transformers 5 reads such a file, but cannot build one."""
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["shared.weight"].flip(0) * 0.7 + 0.01
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    assert config["scale_decoder_outputs"] is False
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+
+
+def _words(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {
+        "labels": ids.masked_fill((ids == PAD) | (torch.rand(ids.shape, generator=generator) < 0.2), -100)
+    }
+
+
+def _segments(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {"token_type_ids": torch.randint(0, 2, ids.shape, generator=generator)}
+
+
+def _classes(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {"labels": torch.tensor([2, 0, 1])}
+
+
+def _pairs(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {"labels": torch.tensor([1, 0, 1])}
+
+
+def _tags(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    labels = torch.randint(0, LABELS, ids.shape, generator=generator)
+    return {"labels": labels.masked_fill(ids == PAD, -100)}
+
+
+def _spans(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    # One answer was cut off: its end lies beyond the text.
+    return {"start_positions": torch.tensor([1, 0, 4]), "end_positions": torch.tensor([3, 99, 4])}
+
+
+def _choices(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {
+        "mc_token_ids": torch.tensor([[8, 4], [6, 3], [2, 5]]),
+        "mc_labels": torch.tensor([1, 0, 1]),
+        "labels": _words(generator, ids)["labels"].view(3, 2, LENGTH),
+    }
+
+
+def _targets(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    labels = torch.randint(3, VOCABULARY, (3, 6), generator=generator)
+    real = torch.arange(6) < torch.tensor([4, 6, 3])[:, None]
+    return {"labels": labels.masked_fill(~real, -100), "decoder_attention_mask": real.long()}
+
+
+def _decoded(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {"decoder_input_ids": torch.randint(3, VOCABULARY, (3, 6), generator=generator)}
+
+
+def _none(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {}
+
+
+def _both(*parts: Callable[[torch.Generator, Tensor], dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
+    def joined(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+        return {name: value for part in parts for name, value in part(generator, ids).items()}
+
+    return joined
+
+
+def _next(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {"next_sentence_label": torch.tensor([1, 0, 1])}
+
+
+LABELLED = {"num_labels": LABELS}
+V11 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+REFERENCES = [
+    Reference("GPT2LMHeadModel", GPT2, frozenset({"vocabulary"}), _words),
+    Reference("GPT2LMHeadModel", {**GPT2, "tie_word_embeddings": False}, frozenset({"vocabulary"}), _words, "-untied"),
+    Reference("GPT2DoubleHeadsModel", GPT2, frozenset({"vocabulary", "choice"}), _choices, choices=2),
+    Reference("GPT2ForSequenceClassification", {**GPT2, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("GPT2ForTokenClassification", {**GPT2, **LABELLED}, frozenset({"tagging"}), _tags),
+    Reference("GPT2ForQuestionAnswering", GPT2, frozenset({"span"}), _spans),
+    Reference("GPT2Model", GPT2, frozenset(), _none),
+    Reference("BertForPreTraining", BERT, frozenset({"vocabulary", "next_sentence"}), _both(_words, _segments, _next)),
+    Reference("BertForMaskedLM", BERT, frozenset({"vocabulary"}), _both(_words, _segments)),
+    Reference("BertForMaskedLM", {**BERT, "tie_word_embeddings": False}, frozenset({"vocabulary"}), _words, "-untied"),
+    Reference("BertForNextSentencePrediction", BERT, frozenset({"next_sentence"}), _both(_pairs, _segments)),
+    Reference("BertForSequenceClassification", {**BERT, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("BertForMultipleChoice", BERT, frozenset({"choice"}), _both(_pairs, _segments), choices=2),
+    Reference("BertForTokenClassification", {**BERT, **LABELLED}, frozenset({"tagging"}), _tags),
+    Reference("BertForQuestionAnswering", BERT, frozenset({"span"}), _both(_spans, _segments)),
+    Reference("BertModel", BERT, frozenset({"pooler"}), _segments),
+    Reference("BertModel", BERT, frozenset(), _segments, "-unpooled", {"add_pooling_layer": False}),
+    Reference("T5ForConditionalGeneration", T5, frozenset({"vocabulary"}), _targets),
+    Reference("T5ForConditionalGeneration", V11, frozenset({"vocabulary"}), _targets, "-1.1"),
+    Reference("T5ForSequenceClassification", {**T5, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("T5ForTokenClassification", {**T5, **LABELLED}, frozenset({"tagging"}), _tags),
+    Reference("T5ForQuestionAnswering", T5, frozenset({"span"}), _spans),
+    Reference("T5EncoderModel", T5, frozenset({"encoder"}), _none),
+    Reference("T5Model", T5, frozenset(), _decoded),
+]  # fmt: skip

@@ -1,0 +1,119 @@
+"""The library run the way a case asks: the reference's arguments in, its output fields out.
+
+Everything is computed twice over: on a rectangle, in which every cell has to equal the reference's, and on ragged
+rows, the layout that users get, which has to equal the rectangle wherever there is a token.
+
+Legend: N cells of the rectangle, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from etymon import trace
+from etymon.families.model import Model
+from tests.oracle.heads import IGNORED_LABEL, reader
+from tests.oracle.inputs import Arguments, Text
+
+
+@dataclass
+class Reading:
+    """What a call gave: outputs by field (`attentions.0`), and pairs that must agree (name, ragged, rectangle)."""
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    pairs: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+
+
+def run(model: Model, arguments: Arguments) -> Reading:
+    """One forward call of a model."""
+    runner = _run_encoder_decoder if model.encoder_decoder else _run_stack
+    return runner(model, arguments)
+
+
+def _run_stack(model: Model, arguments: Arguments) -> Reading:
+    text = Text(
+        *(arguments.take(name) for name in ("input_ids", "attention_mask", "token_type_ids", "position_ids"))
+    )
+    embedded = _looked_up(model, text)
+    hidden_ND, _ = model.hidden(text.rectangle, embedded=embedded)
+    reading = Reading({"last_hidden_state": text.shaped(hidden_ND)})
+    real_N = text.real.reshape(-1)
+    with torch.no_grad():
+        ragged, _ = model.hidden(text.ragged, embedded=None if embedded is None else embedded[real_N])
+        with trace(model) as seen:
+            model.hidden(text.rectangle, embedded=embedded)
+    reading.pairs.append(("hidden states", ragged, hidden_ND[real_N]))
+    _look(reading, "", text, seen.hidden, seen.attention)
+    reading.outputs |= reader(model)(model, hidden_ND, text, arguments)
+    return reading
+
+
+PAD_ROW_FROZEN = {"bert"}
+"""Families whose reference keeps the pad token's row of the word table out of the gradient. Ragged rows have no pads,
+so it is a matter of rectangles only: of losses that are taken over padding as well, such as that of spans."""
+
+
+def _looked_up(model: Model, text: Text) -> Tensor | None:
+    """Word vectors as the reference looks them up, where that differs from ours."""
+    words, ids_N = model.body.embeddings.words.weight, text.ids.reshape(-1)
+    embedded = None
+    if model.family.model_type in PAD_ROW_FROZEN and (pad := model.token("pad")) is not None:
+        embedded = F.embedding(ids_N, words, padding_idx=pad)
+    if text.segments is not None and model.body.embeddings.segments is None:
+        # Segments are looked up among the words where they have no table of their own (GPT-2).
+        embedded = F.embedding(ids_N, words) + F.embedding(text.segments.reshape(-1), words)
+    return embedded
+
+
+def _run_encoder_decoder(model: Model, arguments: Arguments) -> Reading:
+    source = Text(arguments.take("input_ids"), arguments.take("attention_mask"))
+    target = None if model.body.decoder is None else _target(model, source, arguments)
+    reading = Reading()
+    memory = model.encode(source.rectangle)
+    with torch.no_grad():
+        ragged = model.encode(source.ragged)
+        with trace(model) as seen:
+            seen_memory = model.encode(source.rectangle)
+            if target is not None:
+                model.decode(target.rectangle, seen_memory)
+    side = "" if target is None else "encoder_"
+    reading.outputs[f"{side}last_hidden_state"] = source.shaped(memory.hidden_MD)
+    reading.pairs.append(("encoder", ragged.hidden_MD, memory.hidden_MD[source.real.reshape(-1)]))
+    _look(reading, side, source, seen["encoder"].hidden, seen["encoder"].attention)
+    hidden_ND, text = memory.hidden_MD, source
+    if target is not None:
+        hidden_ND, _ = model.decode(target.rectangle, memory)
+        with torch.no_grad():
+            ragged_ND, _ = model.decode(target.ragged, ragged)
+        reading.outputs["last_hidden_state"] = target.shaped(hidden_ND)
+        reading.pairs.append(("decoder", ragged_ND, hidden_ND[target.real.reshape(-1)]))
+        _look(reading, "decoder_", target, seen["decoder"].hidden, seen["decoder"].attention)
+        reading.outputs |= {f"cross_attentions.{i}": part for i, part in enumerate(seen["decoder"].cross)}
+        text = target
+    if "classification" in model.asked:
+        arguments["read_at"] = source.last_where(source.ids == model.token("end"))
+    reading.outputs |= reader(model)(model, hidden_ND, text, arguments)
+    return reading
+
+
+def _target(model: Model, source: Text, arguments: Arguments) -> Text:
+    """What the decoder reads: what it is given, or the labels, or else the source, behind the start token."""
+    ids = arguments.take("decoder_input_ids")
+    if ids is None:
+        labels = arguments.get("labels") if "vocabulary" in model.asked else None
+        following = source.ids if labels is None else labels
+        start, pad = model.token("decoder_start"), model.token("pad")
+        ids = torch.cat([torch.full_like(following[:, :1], start), following[:, :-1]], dim=1)
+        ids = ids.masked_fill(ids == IGNORED_LABEL, pad)
+    return Text(ids, arguments.take("decoder_attention_mask"))
+
+
+def _look(reading: Reading, side: str, text: Text, hidden: list[Tensor], attention: list[Tensor]) -> None:
+    reading.outputs |= {
+        f"{side}hidden_states.{i}": x_ND.view(*text.ids.shape, -1) for i, x_ND in enumerate(hidden)
+    }
+    reading.outputs |= {f"{side}attentions.{i}": weights for i, weights in enumerate(attention)}
