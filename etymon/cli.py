@@ -6,8 +6,9 @@ What its module has to keep to (the module must be light: torch and the like are
 - The docstring's first line is the summary in `etymon --help`; the rest appears in `etymon <verb> --help`.
 - A parameter is written `name: Annotated[type, "help text"]`. Without a default it is an argument
   (`list[str]`: one or more), with one it is the option `--name` (`bool`: `--name/--no-name`, `Literal`: choices,
-  `list`: may be repeated). A list before the `*` with a default is an argument that may be left out. Of a union the first member that a command line can express is taken, so
-  `str | Path | Model` is text; names imported only under TYPE_CHECKING may be used.
+  `list`: may be repeated). A list before the `*` that has a default is an argument that may be left out. Of a union
+  the first member that a command line can express is taken, so `str | Path | Model` is text; names imported only
+  under TYPE_CHECKING may be used.
 - Parameters named `on_...` are callbacks and never options. If the module has a function of the same name, the
   command line hands it over: a module-level `on_text(piece)` prints what `generate(..., on_text=None)` streams.
 - `present(result, ...)` in the module, if there is one, prints the result. Its further parameters are the verb's

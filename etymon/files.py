@@ -33,7 +33,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         with _disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-            file = open(aside, mode.replace("w", "x"), **text)  # type: ignore[call-overload]
+            file = open(aside, mode.replace("w", "x"), **text)  # type: ignore[call-overload]  # noqa: SIM115
         with _disk_errors(path, only=DISK_ERRORS), file:
             yield file
             file.flush()
@@ -57,7 +57,9 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         with _disk_errors(path):
             if path.exists() and not path.is_dir():
-                raise EtymonError(f"cannot write the folder {path}: a file of that name is in the way; remove it")
+                raise EtymonError(
+                    f"cannot write the folder {path}: a file of that name is in the way; remove it"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             aside.mkdir()
         with _disk_errors(path, only=DISK_ERRORS):

@@ -81,7 +81,9 @@ class Framing:
                 parts[item] if isinstance(item, int) else np.array([ids[item]], np.int32) for item in template
             ]
         except KeyError as error:
-            raise ValueError(f"framing {self.name} is not bound to a tokenizer: call resolve first") from error
+            raise ValueError(
+                f"framing {self.name} is not bound to a tokenizer: call resolve first"
+            ) from error
         lengths = [len(piece) for piece in pieces]
         return Framed(
             ids=np.concatenate(pieces),

@@ -157,7 +157,9 @@ def span_lengths(raw: int, density: float = 0.15, mean_span: float = 3.0) -> tup
 def raw_length_for(input_length: int, density: float = 0.15, mean_span: float = 3.0) -> tuple[int, int]:
     """How many raw tokens fill an input of `input_length` after corruption, and the target's length."""
     if input_length < 3 or span_lengths(2, density, mean_span)[0] > input_length:
-        raise EtymonError(f"an input of {input_length} tokens is too short for span corruption; use 3 or more")
+        raise EtymonError(
+            f"an input of {input_length} tokens is too short for span corruption; use 3 or more"
+        )
     raw = 2
     while span_lengths(raw + 1, density, mean_span)[0] <= input_length:
         raw += 1
@@ -175,7 +177,7 @@ def reconstruct_spans(
     spans = {int(target[mark]): target[mark + 1 : stop] for mark, stop in pairwise(marks)}
     parts: list[np.ndarray] = []
     position = 0
-    for place in np.flatnonzero(np.isin(shown, sentinels)):
+    for place in np.flatnonzero(np.isin(shown, sentinels)).tolist():
         parts += [shown[position:place], spans.get(int(shown[place]), target[:0])]
         position = place + 1
     return np.concatenate([*parts, shown[position:]])

@@ -26,8 +26,9 @@ def key(seed: int, *parts: int | str) -> np.random.Generator:
 
     Different parts give independent streams; the same parts always give the same stream.
     """
+    plain = [part if isinstance(part, str) else int(part) for part in (seed, *parts)]
     # Hashed, not fed to a SeedSequence: that takes (1,) and (1, 0) for the same.
-    digest = hashlib.blake2b(repr((int(seed), *parts)).encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
@@ -88,7 +89,11 @@ def sentence_pairs(
     if len(split) == 1:
         logger.warning("the text is one document: no random second sentence exists, every pair is a true one")
     pairs = _Pairs(split, room, short_probability)
-    rows = [row for document in range(len(split)) for row in pairs.of(document, key(seed, "pairs", epoch, document))]
+    rows = [
+        row
+        for document in range(len(split))
+        for row in pairs.of(document, key(seed, "pairs", epoch, document))
+    ]
     table = np.array(rows, np.int64).reshape(-1, 5)
     return _shuffled(table, seed, "pair order", epoch) if shuffle else table
 

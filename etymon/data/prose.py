@@ -17,7 +17,7 @@ from etymon.data.text import Document
 
 SKIPPED_FOLDERS = {
     "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip", "turtledemo",
-    "__phello__", "_pyrepl",
+    "__phello__", "encodings", "pydoc_data", "_pyrepl",
 }  # fmt: skip
 
 DIRECTIVE = re.compile(r"^\s*\.\. ")
@@ -99,14 +99,14 @@ def _plain(paragraph: str) -> str:
     paragraph = LITERAL.sub(r"\1", paragraph)
     paragraph = EMPHASIS.sub(r"\1", paragraph)
     paragraph = CITATION.sub("", paragraph)
-    paragraph = paragraph.replace("::", ":").replace(" -- ", " - ").replace("---", " - ")
+    paragraph = paragraph.replace("`", "").replace("::", ":").replace(" -- ", " - ").replace("---", " - ")
     return re.sub(r"\s+", " ", paragraph).strip()
 
 
 def _is_prose(paragraph: str) -> bool:
     """Whether a paragraph is made of English sentences rather than names, code or numbers."""
     words = WORD.findall(paragraph)
-    if len(words) < 6 or len(paragraph) < 40 or not paragraph[0].isalpha():
+    if ">>>" in paragraph or len(words) < 6 or len(paragraph) < 40 or not paragraph[0].isalpha():
         return False
     letters = sum(character.isalpha() or character == " " for character in paragraph)
     if letters < 0.86 * len(paragraph) or not SENTENCE_END.search(paragraph):

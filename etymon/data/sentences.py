@@ -23,21 +23,26 @@ ANY_LINE = re.compile(r"\s*\n\s*")
 LINE_BREAK = re.compile(r"(?<=[^\n])\n(?=[^\s])")
 LAST_WORD = re.compile(r"[^\s(\[{\"'“‘«—–]*$")
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Followed by more of the same sentence, whatever comes next.
-TITLES = frozenset(
+TITLES = _words(
     "Mr Mrs Ms Mx Dr Prof Rev Hon Messrs Mme Mlle Mgr St Ste Sr Fr Gen Col Maj Capt Cpt Lt Cmdr Adm Sgt Cpl "
-    "Gov Sen Rep Pres Esq viz cf vs v e.g i.e approx ca al ed eds trans Herr Hr Frau bzw z.B".split()
+    "Gov Sen Rep Pres Esq viz cf vs v e.g i.e approx ca al ed eds trans Herr Hr Frau bzw z.B"
 )
 # Followed by a number they are one expression ("No. 4", "p. 12", "Jan. 3"); else they may end a sentence.
-BEFORE_NUMBERS = frozenset(
+BEFORE_NUMBERS = _words(
     "No Nos no nos Vol vol Ch ch Sec sec Fig fig Figs figs Eq eq p pp art Art Jan Feb Mar Apr Jun Jul Aug "
-    "Sep Sept Oct Nov Dec".split()
+    "Sep Sept Oct Nov Dec"
 )
 # After "U.S." or "p.m." a capital may be a name; these words say that a new sentence has begun.
-STARTERS = frozenset(
+STARTERS = _words(
     "A An And As At Both But By Did Do Each For From Had Has He Her His How However I If In Is It Its My No Not "
     "Of On One Or Our She So Some Such That The Their Then There These They This Those Thus To Was We Were What "
-    "When Where Which While Who Why With Yet You Your".split()
+    "When Where Which While Who Why With Yet You Your"
 )
 NEXT_WORD = re.compile(r"[^\W\d_]+")
 

@@ -12,7 +12,9 @@ from etymon.data.text import Boundary, Document, documents_fingerprint, read_doc
 
 
 class TextSource(Protocol):
-    description: str
+    @property
+    def description(self) -> str:
+        """What the text is, in words."""
 
     def documents(self) -> Iterable[Document]:
         """The documents, from the beginning; may be asked for more than once."""

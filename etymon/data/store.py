@@ -1,11 +1,11 @@
 """The token store: a corpus as memory-mapped token ids, with its documents and sentences marked.
 
-    folder/store.json                 what was stored, from which text, with which tokenizer; checksums
-    folder/{train,validation}/
-        tokens.bin                    uint16 or uint32 ids, document after document
-        documents.npy                 int64 token offset of every document, and the total at the end
-        sentences.npy                 int64 token offset of every sentence start
-        bytes.npy, words.npy          UTF-8 bytes and white-space words of every document
+folder/store.json                 what was stored, from which text, with which tokenizer; checksums
+folder/{train,validation}/
+    tokens.bin                    uint16 or uint32 ids, document after document
+    documents.npy                 int64 token offset of every document, and the total at the end
+    sentences.npy                 int64 token offset of every sentence start
+    bytes.npy, words.npy          UTF-8 bytes and white-space words of every document
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class Split:
         """The sentences of one document as spans [start, stop) of `tokens`."""
         first, last = self.first_sentences[index : index + 2]
         bounds = [*self.sentences[first:last].tolist(), int(self.documents[index + 1])]
-        return list(zip(bounds[:-1], bounds[1:], strict=True))
+        return list(pairwise(bounds))
 
     @property
     def stream_length(self) -> int:
@@ -133,8 +134,9 @@ class TokenStore:
 
     @property
     def summary(self) -> StoreSummary:
-        counts = {name: SplitCounts(**self.description["splits"][name]) for name in SPLITS}
-        return StoreSummary(self.folder, **counts, held_out=self.description["held_out"])
+        """What is in the store."""
+        train, validation = (SplitCounts(**self.description["splits"][name]) for name in SPLITS)
+        return StoreSummary(self.folder, train, validation, self.description["held_out"])
 
     def verify(self) -> None:
         """Compare every file with its checksum and every id with the vocabulary (reads all of it)."""
@@ -197,7 +199,7 @@ def build_store(
             },
         }
         (aside / "store.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
-    return StoreSummary(folder, **counts, held_out=held_out.rule)
+    return StoreSummary(folder, counts["train"], counts["validation"], held_out.rule)
 
 
 def ensure_store(
@@ -219,8 +221,7 @@ def ensure_store(
     try:
         store = TokenStore.open(folder)
         if all(store.description[key] == value for key, value in wanted.items()):
-            summary = store.summary
-            return StoreSummary(**{**vars(summary), "reused": True})
+            return replace(store.summary, reused=True)
     except EtymonError:
         pass  # missing, damaged or of an older format
     return build_store(
@@ -235,7 +236,9 @@ def _describe(folder: Path) -> dict[str, Any]:
     try:
         description: dict[str, Any] = json.loads((folder / "store.json").read_text(encoding="utf-8"))
         if description["format"] != FORMAT:
-            raise EtymonError(f"{folder} has store format {description['format']}, not {FORMAT}; build it again")
+            raise EtymonError(
+                f"{folder} has store format {description['format']}, not {FORMAT}; build it again"
+            )
         sizes = {name: entry["bytes"] for name, entry in description["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EtymonError(f"{folder / 'store.json'} is damaged; build the store again") from error

@@ -35,9 +35,7 @@ class Document:
     source: str = ""
 
 
-def read_documents(
-    paths: Paths, *, documents: Boundary = "file", column: str = "text"
-) -> Iterator[Document]:
+def read_documents(paths: Paths, *, documents: Boundary = "file", column: str = "text") -> Iterator[Document]:
     """Yield the non-empty documents of files, folders (recursive) and globs, in sorted order.
 
     `documents` says what ends a document in a plain text file: the file, a blank line or every line.

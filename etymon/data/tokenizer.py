@@ -106,7 +106,9 @@ class Tokenizer:
     def sentinels(self) -> list[int]:
         """The ids of <extra_id_0>, <extra_id_1>, ... in that order."""
         numbered = ((SENTINEL.fullmatch(token), number) for number, token in enumerate(self.tokens))
-        return [number for _, number in sorted((int(match[1]), number) for match, number in numbered if match)]
+        return [
+            number for _, number in sorted((int(match[1]), number) for match, number in numbered if match)
+        ]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -187,16 +189,21 @@ class Tokenizer:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each text its ids and, for each given character offset, the index of the token holding it.
 
-        An offset whose character left no token belongs to the next token, if there is one.
+        An offset whose character left no token belongs to the next token, if there is one; a space that is
+        a token of its own belongs to what follows it.
         """
         if self.byte_lengths is None:
             encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
             stops = [np.array([stop for _, stop in encoding.offsets], np.int64) for encoding in encodings]
             found = [np.array(encoding.ids, np.int32) for encoding in encodings]
-            return [
-                (ids, np.searchsorted(np.maximum.accumulate(stop), place, side="right"))
-                for ids, stop, place in zip(found, stops, places, strict=True)
-            ]
+            space = self.backend.token_to_id("▁") if self.kind == "unigram" else None
+            located = []
+            for ids, stop, place in zip(found, stops, places, strict=True):
+                index = np.searchsorted(np.maximum.accumulate(stop), place, side="right")
+                if space is not None and len(ids):
+                    index -= (index > 0) & (ids[np.maximum(index - 1, 0)] == space)
+                located.append((ids, index))
+            return located
         # Tokens that spell the text need no offsets: the bytes add up. This is the fast path.
         located = []
         for text, ids, place in zip(texts, self.encode_batch(texts), places, strict=True):

@@ -57,7 +57,9 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, Any]:
     """What tokenizer_config.json says, so that Transformers builds the same tokenizer."""
     config = dict(carried) or _class_config(tokenizer)
-    config.update({key: tokenizer.roles.get(role) for role, key in ROLE_KEYS.items() if role in tokenizer.roles})
+    config.update(
+        {key: tokenizer.roles.get(role) for role, key in ROLE_KEYS.items() if role in tokenizer.roles}
+    )
     return config
 
 
@@ -65,11 +67,10 @@ def _class_config(tokenizer: Tokenizer) -> dict[str, Any]:
     # Transformers 5 rebuilds the pipeline of a named class from the vocabulary and forgets tokenizer.json's.
     # BERT and GPT-2 come out the same; T5 would lose its normaliser, so unigrams ask for the generic class.
     config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
-    description = json.loads(tokenizer.backend.to_str())
+    normalizer = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
     if tokenizer.kind == "byte-bpe" and set(tokenizer.roles) <= {"pad", "unknown", "begin", "end"}:
         config |= {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False}
-    elif tokenizer.kind == "wordpiece":
-        normalizer = description["normalizer"]
+    elif tokenizer.kind == "wordpiece" and normalizer.get("type") == "BertNormalizer":
         config |= {
             "tokenizer_class": "BertTokenizerFast",
             "do_lower_case": normalizer["lowercase"],
@@ -215,10 +216,17 @@ def byte_bpe_backend(model: models.BPE, prefix_space: bool = False) -> tokenizer
 
 
 def wordpiece_backend(
-    vocabulary: dict[str, int], *, unknown: str, lowercase: bool, strip_accents: bool | None, chinese: bool = True
+    vocabulary: dict[str, int],
+    *,
+    unknown: str,
+    lowercase: bool,
+    strip_accents: bool | None,
+    chinese: bool = True,
 ) -> tokenizers.Tokenizer:
     """BERT: cleaned text, ideographs spaced, punctuation split, longest pieces first with `##`."""
-    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+    backend = tokenizers.Tokenizer(
+        models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
+    )
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
     )
@@ -289,4 +297,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise EtymonError(f"{path} must hold a JSON object")
     return content
-

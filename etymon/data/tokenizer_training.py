@@ -187,7 +187,7 @@ def _train_unigram(
     """The trainer keeps every character, so that rare ideographs could fill the vocabulary: at most half of
     it is given to characters, the rarest become unknown (sentencepiece's character coverage)."""
     _require(room >= 8, room, 8, "an alphabet")
-    settings = {"lowercase": lowercase, "strip_accents": strip_accents}
+    settings: dict[str, Any] = {"lowercase": lowercase, "strip_accents": strip_accents}
     learner = unigram_backend(models.Unigram(), **settings)
     trainer = trainers.UnigramTrainer(
         vocab_size=len(leading) + room, special_tokens=leading, unk_token=unknown, show_progress=False

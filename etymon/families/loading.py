@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 import etymon
 from etymon.checkpoints.card import model_card
-from etymon.checkpoints.documents import read_json
+from etymon.checkpoints.documents import read_json, write_json
 from etymon.checkpoints.folder import read_config, write_model_folder
 from etymon.checkpoints.hub import resolve
 from etymon.checkpoints.names import NameMap, Row
@@ -40,12 +40,16 @@ def build(
 ) -> Model:
     """A new model with first values: a published or pocket size, and any field of the shape changed by name."""
     known = get_family(family) if isinstance(family, str) else family
-    size = size or next(iter(known.sizes))
-    if size not in known.sizes:
-        raise EtymonError(f"{known.title} has no size {size!r}: {did_you_mean(size, known.sizes)}")
-    fields = {**known.sizes[size], **shape}
     heads = known.architectures[0].heads if heads is None else heads
-    return Model(known, strict(known.shape, fields, f"the shape of {known.title}"), heads, labels).initialise(seed)
+    return Model(known, shape_of(known, size, **shape), heads, labels).initialise(seed)
+
+
+def shape_of(family: Family, size: str | None = None, **changed: Any) -> Any:
+    """The shape of a size, the first one unless told, with any field changed by name."""
+    size = size or next(iter(family.sizes))
+    if size not in family.sizes:
+        raise EtymonError(f"{family.title} has no size {size!r}: {did_you_mean(size, family.sizes)}")
+    return strict(family.shape, {**family.sizes[size], **changed}, f"the shape of {family.title}")
 
 
 def load(
@@ -69,11 +73,13 @@ def load(
     family = family_of(str(config.get("model_type", "")))
     where = str(folder / "config.json")
     fields, carried = family.settings.read(config, where, ignore_config_keys)
-    shape = strict(family.shape, fields, where)
+    shape: Any = strict(family.shape, fields, where)
     weights = open_weights(folder)
     stored = _stored_heads(family, config, _note(folder), shape, weights, where)
     if labels is None:
-        names = carried.get("id2label", {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))})
+        names = carried.get(
+            "id2label", {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))}
+        )
         labels = [str(names[key]) for key in sorted(names, key=int)]
     model = Model(family, shape, stored if heads is None else heads, labels)
     model.carried = carried
@@ -110,7 +116,8 @@ def save(model: Model, folder: str | Path, *, history: Sequence[Mapping[str, Any
     if model.asked & {"classification", "tagging"}:
         config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
         config["label2id"] = {label: number for number, label in enumerate(model.labels)}
-    past = list(model.history if history is None else history)
+    past = [_finite(entry) for entry in (model.history if history is None else history)]
+    note = {"etymon": etymon.__version__, "heads": sorted(model.asked), "history": past}
     write_model_folder(
         folder,
         config=config,
@@ -118,15 +125,7 @@ def save(model: Model, folder: str | Path, *, history: Sequence[Mapping[str, Any
         generation_config=tokens if "vocabulary" in model.asked and "state" in family.capabilities else None,
         card=_card(model, architecture.name, past),
         tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
-        extra={
-            HISTORY: lambda path: path.write_text(
-                json.dumps(
-                    {"etymon": etymon.__version__, "heads": sorted(model.asked), "history": past}, indent=2
-                )
-                + "\n",
-                encoding="utf-8",
-            )
-        },
+        extra={HISTORY: lambda path: write_json(path, note)},
     )
 
 
@@ -146,6 +145,15 @@ def _note(folder: Path) -> dict[str, Any]:
     return read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
 
 
+def _finite(value: Any) -> Any:
+    """The same value with None for what JSON has no number for: a run may well have seen an infinite loss."""
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _fill(
     model: Model,
     weights: Mapping[str, torch.Tensor],
@@ -157,20 +165,25 @@ def _fill(
     seed: int,
 ) -> None:
     """Copies the weights in, and refuses whatever does not fit."""
-    parameters = dict(model.named_parameters())
-    wanted = {name: parameter.shape for name, parameter in parameters.items()}
+    family, parameters = model.family, dict(model.named_parameters())
+    # Other heads than the checkpoint's were asked for: those it lacks start anew, those it has beyond are left out.
+    absent = set(model.heads) - family.with_required(stored)
+    new = {name for name in absent if any(ours.startswith(f"heads.{name}.") for ours in parameters)}
+    fresh = tuple(f"heads.{name}." for name in new)
+    wanted = {name: parameter.shape for name, parameter in parameters.items() if not name.startswith(fresh)}
     with torch.no_grad():
         result = names.read(weights, wanted, lambda name, tensor: parameters[name].copy_(tensor))
     groups = names.groups(wanted)
-    # Other heads than the checkpoint's were asked for: those it lacks start anew, those it has beyond are left out.
-    absent = set(model.heads) - set(model.family.with_required(stored))
-    new = {name for name in absent if any(part[0].startswith(f"heads.{name}.") for _, part in groups.values())}
-    if chosen:
-        fresh = {theirs for theirs, (_, parts) in groups.items() if parts[0].split(".")[1] in new}
-        result.missing = [name for name in result.missing if name not in fresh]
-        result.unexpected = [name for name in result.unexpected if names.head_of(_bare(names, name)) is None]
+    # A head that only serves others (BERT's pooler) is often stored with classes that have no use for it.
+    serving = {head.after for head in family.heads.values() if head.after is not None}
+    spare = serving - set(model.heads) if not chosen else set(family.heads)
+    result.unexpected = [name for name in result.unexpected if _head_of(names, name) not in spare]
     if partial:
-        new |= {groups[name][1][0].split(".")[1] for name in result.missing if groups[name][1][0].startswith("heads.")}
+        new |= {
+            groups[name][1][0].split(".")[1]
+            for name in result.missing
+            if groups[name][1][0].startswith("heads.")
+        }
         missing_body = [name for name in result.missing if not groups[name][1][0].startswith("heads.")]
         result.missing, result.unexpected = missing_body, []
     if problems := result.problems():
@@ -180,10 +193,11 @@ def _fill(
     model.new_heads = tuple(sorted(new))
 
 
-def _bare(names: NameMap, stored: str) -> str:
+def _head_of(names: NameMap, stored: str) -> str | None:
+    """The head that a stored name belongs to, whatever prefix it has or lacks."""
     for prefix in names.other_prefixes:
         stored = stored.removeprefix(prefix)
-    return stored
+    return names.head_of(stored) or names.head_of(names.prefix + stored)
 
 
 def _name_map(family: Family, shape: Any, heads: frozenset[str]) -> NameMap:
@@ -211,18 +225,20 @@ def _stored_heads(
     """Which heads a folder holds: as our own note says, as its class says, or as its names say."""
     if "heads" in history:
         return frozenset(history["heads"])
+    names = family.names(shape)
+    present = frozenset(head for name in weights if (head := _head_of(names, name)) is not None)
     classes = config.get("architectures") or []
     if not classes:
-        found = {family.names(shape).head_of(name) for name in weights}
-        return frozenset(name for name in found if name is not None)
+        return present - {family.heads[name].after for name in present}
     candidates = [known for known in family.architectures if known.name == classes[0]]
     if not candidates:
         known = [architecture.name for architecture in family.architectures]
         raise EtymonError(f"{where} names the class {classes[0]!r}: {did_you_mean(classes[0], known)}")
-    names = family.names(shape)
-    present = {head for name in weights if (head := names.head_of(name) or names.head_of(names.prefix + name))}
     fitting = [known for known in candidates if known.heads <= present or len(candidates) == 1]
-    return (fitting or candidates)[0].heads
+    found = (fitting or candidates)[0].heads
+    # A file may hold more than its class: BERT's published ones name the masked model and have both its heads.
+    fuller = [known.heads for known in family.architectures if found < known.heads <= present]
+    return max(fuller, key=len, default=found)
 
 
 def _token_ids(model: Model) -> dict[str, int]:

@@ -224,6 +224,7 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
         ("*.output.weight", normal(factor * (shape.heads * shape.head_dim) ** -0.5)),
         ("*.outer.weight", normal(factor * shape.inner_dim**-0.5)),
         ("*norm.weight", constant(factor)),
+        ("*bias", constant(0.0)),  # of task heads: the body has none
         ("*.weight", normal(factor * dim**-0.5)),
     ]
 

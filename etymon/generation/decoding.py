@@ -46,15 +46,15 @@ def decode(
     _check_model(model)
     if not prompts:
         return []
-    start = _start(model)
+    start = start_token(model)
     prompts = [list(map(int, prompt)) for prompt in prompts]
     if start is None:
-        prompts = [prompt or [_first(model)] for prompt in prompts]
+        prompts = [prompt or [first_token(model)] for prompt in prompts]
     vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
-    _check_ids(prompts, vocabulary)
+    check_ids(prompts, vocabulary)
     limits = _limits(model, prompts, settings)
     end_ids = _end_ids(model, settings)
-    _check_ids([list(end_ids)], vocabulary)
+    check_ids([list(end_ids)], vocabulary)
     stopped = None
     if settings.stop:
         if model.tokenizer is None:
@@ -68,7 +68,7 @@ def decode(
             prompts if start is None else [[start]] * len(prompts),
             vocabulary=vocabulary,
             end_ids=end_ids,
-            absent=_absent(model, vocabulary),
+            absent=absent_ids(model, vocabulary),
             device=model.device,
         )
         if settings.beams > 1:
@@ -167,14 +167,14 @@ def _check_model(model: Model) -> None:
         )
 
 
-def _check_ids(rows: list[list[int]], vocabulary: int) -> None:
+def check_ids(rows: list[list[int]], vocabulary: int) -> None:
     for row in rows:
         if row and not 0 <= min(row) <= max(row) < vocabulary:
             wrong = max(row) if max(row) >= vocabulary else min(row)
             raise EtymonError(f"token id {wrong} is outside the model's vocabulary of {vocabulary} tokens")
 
 
-def _start(model: Model) -> int | None:
+def start_token(model: Model) -> int | None:
     """The token that a decoder over an encoder begins with; None if there is no encoder."""
     if not model.encoder_decoder:
         return None
@@ -189,7 +189,7 @@ def _start(model: Model) -> int | None:
     return int(start)
 
 
-def _first(model: Model) -> int:
+def first_token(model: Model) -> int:
     first = model.token("begin")
     first = model.token("end") if first is None else first
     if first is None:
@@ -211,8 +211,6 @@ def _end_ids(model: Model, settings: DecodingSettings) -> tuple[int, ...]:
 
 def _limits(model: Model, prompts: list[list[int]], settings: DecodingSettings) -> list[int]:
     """How many tokens each row may get."""
-    asked = DEFAULT_NEW_TOKENS if settings.max_new_tokens is None else settings.max_new_tokens
-    asked = max(asked, settings.min_new_tokens)
     limits = []
     for prompt in prompts:
         used, positions = len(prompt), model.positions
@@ -222,25 +220,25 @@ def _limits(model: Model, prompts: list[list[int]], settings: DecodingSettings) 
                     f"the source has {used} tokens, but the model reads {positions}: shorten it"
                 )
             used, positions = 0, model.body.decoder.positions
-        if positions is None:
-            limits.append(asked)
-            continue
-        room = positions - used
-        if room < 1:
+        room = DEFAULT_NEW_TOKENS if positions is None else positions - used
+        if positions is not None and room < 1:
             raise EtymonError(
                 f"the prompt has {used} tokens and the model {positions} positions: there is no room for new "
                 "tokens, shorten the prompt"
             )
-        if asked > room and (settings.max_new_tokens is not None or settings.min_new_tokens > room):
+        asked = settings.max_new_tokens
+        if asked is None:  # as usual, or the room that is left
+            asked = max(min(DEFAULT_NEW_TOKENS, room), settings.min_new_tokens)
+        if positions is not None and asked > room:
             raise EtymonError(
                 f"{used} tokens of prompt and {asked} new ones are {used + asked}, but the model has {positions} "
                 f"positions: ask for at most {room} new tokens, or shorten the prompt"
             )
-        limits.append(min(asked, room))
+        limits.append(asked)
     return limits
 
 
-def _absent(model: Model, vocabulary: int) -> Tensor | None:
+def absent_ids(model: Model, vocabulary: int) -> Tensor | None:
     """Ids that the model has a vector for and the tokenizer no token: a padded vocabulary, or a gap."""
     if model.tokenizer is None:
         return None

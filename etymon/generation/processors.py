@@ -77,7 +77,7 @@ def draw(scores_RV: Tensor, uniforms_R: Tensor) -> Tensor:
     total = cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, uniforms_R[:, None].to(total) * total, right=True)
     # Rounding can reach the very end: the last token that has any probability is then meant.
-    return torch.minimum(chosen, torch.searchsorted(cumulative, total))[:, 0]
+    return torch.minimum(chosen, torch.searchsorted(cumulative, total.contiguous()))[:, 0]
 
 
 class Processing:

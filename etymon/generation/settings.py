@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from etymon.errors import EtymonError
 
@@ -40,7 +41,8 @@ class DecodingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        stop: Any = self.stop  # one string, or a list of them, is what people write
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
         object.__setattr__(self, "end_ids", tuple(self.end_ids))
         if problem := self._problem():
             raise EtymonError(problem)

@@ -7,7 +7,7 @@ Legend: R rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ class Stepper:
     def __init__(self, model: Model, *, normalised: bool) -> None:
         self.model = model
         head = model.heads["vocabulary"]
-        self.score = head.log_probs if normalised or not hasattr(head, "logits") else head.logits
+        chosen = head.log_probs if normalised or not hasattr(head, "logits") else head.logits
+        self.score: Callable[[Tensor, Tensor | None], Tensor] = chosen  # type: ignore[assignment]
 
     def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
         """Reads ragged prompts, with room for `new_tokens` more.

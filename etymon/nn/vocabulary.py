@@ -31,7 +31,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_n: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
         want_x, want_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        total = x_nD.new_zeros((), dtype=torch.float32)
+        total = x_nD.new_zeros((), dtype=torch.promote_types(x_nD.dtype, torch.float32))
         gradient_x = torch.empty_like(x_nD) if want_x else None
         gradient_weight = torch.zeros_like(weight_VD) if want_weight else None
         gradient_bias = torch.zeros_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None

@@ -20,10 +20,17 @@ REGISTRY = {
 }
 
 
-def get_objective(name: str, tokenizer: Tokenizer, length: int, **options: Any) -> Objective:
-    """The objective of that name for a tokenizer, with inputs of up to `length` tokens."""
+def objective_class(name: str) -> type[Objective]:
+    """The class of that name: what it needs can be asked before there is a tokenizer."""
     if name not in REGISTRY:
         raise EtymonError(f"there is no objective {name!r}: {did_you_mean(name, REGISTRY)}")
     module, member = REGISTRY[name].split(":")
-    objective: Objective = getattr(import_module(module), member)(tokenizer, length, **options)
+    found: type[Objective] = getattr(import_module(module), member)
+    return found
+
+
+def get_objective(name: str, tokenizer: Tokenizer, length: int, **options: Any) -> Objective:
+    """The objective of that name for a tokenizer, with inputs of up to `length` tokens."""
+    maker: Any = objective_class(name)
+    objective: Objective = maker(tokenizer, length, **options)
     return objective

@@ -14,7 +14,7 @@ from etymon.data import plans
 from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
-from etymon.objectives.objective import Prepared, Term, byte_lengths, by_length, needed_id
+from etymon.objectives.objective import Prepared, Term, by_length, byte_lengths, needed_id
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Causal:
         return plans.stream_windows(split, self.length, seed, epoch, shuffle=shuffle)
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> CausalExample:
-        ids = split.stream(*row.tolist(), self.separator)
+        start, stop = row.tolist()
+        ids = split.stream(start, stop, self.separator)
         return CausalExample(ids[:-1], ids[1:])
 
     def collate(self, examples: Sequence[CausalExample]) -> CausalPrepared:

@@ -57,7 +57,8 @@ class Masked:
         return plans.chunks(split, room, seed, epoch, self.separator, shuffle=shuffle)
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
-        tokens = split.stream(*row.tolist(), self.separator)
+        start, stop = row.tolist()
+        tokens = split.stream(start, stop, self.separator)
         return self._masked(self.framing.frame(tokens), rng)
 
     def _masked(self, framed: Any, rng: np.random.Generator, random_next: int = 0) -> MaskedExample:

@@ -41,7 +41,7 @@ class Prepared:
     """Bytes of text the targets stand for."""
 
     def to(self, device: torch.device | str) -> Self:
-        moved = {
+        moved: dict[str, Any] = {
             part.name: value.to(device)
             for part in fields(self)
             if isinstance(value := getattr(self, part.name), (Tensor, Batch))
@@ -77,8 +77,8 @@ def weighted_loss(terms: Mapping[str, Term], counts: Mapping[str, float]) -> Ten
     return torch.stack(parts).sum()
 
 
-def check_fit(objective: Objective, family: Any) -> None:
-    """Refuses a misfit of objective and family before any work."""
+def check_fit(objective: Objective | type[Objective], family: Any) -> None:
+    """Refuses a misfit of objective (its class will do) and family before any work."""
     lacking = objective.requires - family.capabilities
     if lacking:
         raise EtymonError(
@@ -104,17 +104,18 @@ def needed_id(tokenizer: Tokenizer, role: str, objective: str) -> int:
     return number
 
 
-def byte_lengths(tokenizer: Tokenizer, split: Split | None = None) -> np.ndarray:
-    """Bytes of text behind every id; an average where the tokenizer does not keep every byte."""
-    if tokenizer.byte_lengths is not None:
-        return tokenizer.byte_lengths.astype(np.float64)
-    average = 0.0 if split is None or not len(split.tokens) else float(split.bytes.sum()) / len(split.tokens)
-    return np.full(tokenizer.size, average)
+def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
+    """Bytes of text behind every id; all zero, that is unknown, where the tokenizer does not keep every byte."""
+    return (
+        np.zeros(tokenizer.size)
+        if tokenizer.byte_lengths is None
+        else tokenizer.byte_lengths.astype(np.float64)
+    )
 
 
-def by_length(examples: Sequence[Any], ids: str = "ids") -> list[Any]:
+def by_length(examples: Sequence[Any]) -> list[Any]:
     """Examples sorted by length, so that attention finds its groups of similar rows side by side."""
-    return sorted(examples, key=lambda example: len(getattr(example, ids)))
+    return sorted(examples, key=lambda example: len(example.ids))
 
 
 def flat_starts(rows: Sequence[np.ndarray]) -> np.ndarray:

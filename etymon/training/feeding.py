@@ -48,7 +48,7 @@ class Feed:
             examples = []
             for _ in range(self.rows):
                 plan: np.ndarray = self._plan(position.epoch)
-                if position.offset >= len(plan):
+                while position.offset >= len(plan):  # of a text of two tokens, an epoch's plan may be empty
                     position = Position(position.epoch + 1, 0)
                     plan = self._plan(position.epoch)
                 rng = key(self.seed, "sample", position.epoch, position.offset)
@@ -62,22 +62,24 @@ class Feed:
         ready: queue.Queue[Step | BaseException] = queue.Queue(maxsize=2)
         stopped = threading.Event()
 
+        def hand_over(item: Step | BaseException) -> None:
+            while not stopped.is_set():  # never wait for a reader who has left
+                try:
+                    return ready.put(item, timeout=0.2)
+                except queue.Full:
+                    continue
+
         def work() -> None:
             here = position
             try:
                 for _ in range(count):
-                    step = self.step(here)
-                    here = step.after
-                    while not stopped.is_set():
-                        try:
-                            ready.put(step, timeout=0.2)
-                            break
-                        except queue.Full:
-                            continue
                     if stopped.is_set():
                         return
+                    step = self.step(here)
+                    here = step.after
+                    hand_over(step)
             except BaseException as error:  # handed over: the thread has nobody to tell
-                ready.put(error)
+                hand_over(error)
 
         thread = threading.Thread(target=work, name="etymon-feed", daemon=True)
         thread.start()

@@ -22,7 +22,7 @@ from etymon.objectives.objective import Prepared, weighted_loss
 from etymon.training.feeding import Feed, Step
 from etymon.training.optimisers import adamw, optimiser_tensors, restore_optimiser
 from etymon.training.progress import Progress
-from etymon.training.runs import Run, TrainingState
+from etymon.training.runs import JUDGED, Run, TrainingState
 from etymon.training.schedules import rate
 from etymon.training.speed import matmul_peak, memory, step_operations
 from etymon.training.unit import TrainingUnit
@@ -99,41 +99,49 @@ class Trainer:
 
     def train(self, title: str) -> TrainingResult:
         """All remaining steps. Ctrl-C or SIGTERM finishes the step, saves, and returns."""
-        settings, state = self.settings, self.state
-        operations = None
-        if state.step == 0:
-            self._validate()
-        self.progress.start(settings.steps, title)
-        begin, seconds = time.perf_counter(), state.seconds
         with stop_requested() as asked:
-            for step in self.feed.steps(state.position, settings.steps - state.step):
-                if operations is None:
-                    operations = step_operations(self.unit, step.slices[0].to(self.device)) * len(step.slices)
-                    begin = time.perf_counter() if state.step == 0 else begin
-                started = time.perf_counter()
-                record = self._step(step)
-                elapsed = time.perf_counter() - started
-                state.step, state.position = state.step + 1, step.after
-                state.tokens += sum(part.tokens for part in step.slices)
-                state.seconds = seconds + time.perf_counter() - begin
-                record |= {
-                    "tokens_per_second": sum(part.tokens for part in step.slices) / elapsed,
-                    "utilisation": operations / elapsed / matmul_peak(),
-                    "memory": memory(),
-                    "seconds": state.seconds,
-                    "tokens": state.tokens,
-                }
-                self.run.log({"step": state.step, **record})
-                self.progress.update(state.step, self._shown(record))
-                last = state.step == settings.steps
-                if last or state.step % settings.validate_every == 0:
-                    self._validate()
-                if last or asked.is_set() or state.step % settings.save_every == 0:
-                    self.save()
-                if asked.is_set():
-                    break
-        self.progress.close()
-        return TrainingResult(state, self.metrics, stopped=state.step < settings.steps)
+            if self.state.step == 0:
+                self._validate()
+            else:
+                self.metrics = self.run.last_validation()
+            self.progress.start(self.settings.steps, title)
+            try:
+                self._steps(asked)
+            finally:
+                self.progress.close()
+        return TrainingResult(self.state, self.metrics, stopped=self.state.step < self.settings.steps)
+
+    def _steps(self, asked: threading.Event) -> None:
+        settings, state = self.settings, self.state
+        operations, begin, seconds = None, time.perf_counter(), state.seconds
+        for step in self.feed.steps(state.position, settings.steps - state.step):
+            if operations is None:
+                self.unit.train()
+                operations = step_operations(self.unit, step.slices[0].to(self.device)) * len(step.slices)
+                begin = time.perf_counter()
+            started = time.perf_counter()
+            record = self._step(step)
+            elapsed = time.perf_counter() - started
+            tokens = sum(part.tokens for part in step.slices)
+            state.step, state.position = state.step + 1, step.after
+            state.tokens += tokens
+            state.seconds = seconds + time.perf_counter() - begin
+            record |= {
+                "tokens_per_second": tokens / elapsed,
+                "utilisation": operations / elapsed / matmul_peak(),
+                "memory": memory(),
+                "seconds": state.seconds,
+                "tokens": state.tokens,
+            }
+            self.run.log({"step": state.step, **record})
+            self.progress.update(state.step, self._shown(record))
+            last = state.step == settings.steps
+            if last or state.step % settings.validate_every == 0:
+                self._validate()
+            if last or asked.is_set() or state.step % settings.save_every == 0:
+                self.save()
+            if asked.is_set():
+                break
 
     def save(self) -> Path:
         tensors = optimiser_tensors(self.optimiser, self.unit.model)
@@ -142,17 +150,20 @@ class Trainer:
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients start anew."""
         times: list[float] = []
+        begin = time.perf_counter()
         for step in self.feed.steps(self.state.position, 200):
-            begin = time.perf_counter()
-            self._step(step, share=0.0)
+            self._step(step, learning_rate=0.0)
+            # From end to end: a step that waits for its samples takes that long as well.
             times.append(time.perf_counter() - begin)
+            begin += times[-1]
             if len(times) > 3 and sum(times) > seconds:
                 break
         self.optimiser.state.clear()
         # The first steps warm allocators and caches up; the median forgives a busy moment.
         return sorted(times[1:] or times)[len(times[1:] or times) // 2]
 
-    def _step(self, step: Step, share: float | None = None) -> dict[str, float]:
+    def _step(self, step: Step, learning_rate: float | None = None) -> dict[str, float]:
+        """One step of the optimiser, at the schedule's rate unless told."""
         settings = self.settings
         counts = add_counts(step.slices)
         totals: dict[str, float] = {}
@@ -170,12 +181,15 @@ class Trainer:
                 f"the gradient at step {self.state.step + 1} is not finite: lower the learning rate "
                 f"(it is {settings.learning_rate:g}); the last checkpoint is untouched"
             )
-        learning_rate = settings.rate(self.state.step) if share is None else share
+        if learning_rate is None:
+            learning_rate = settings.rate(self.state.step)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        record = averages(totals, counts, self.feed.objective.likelihood, sum(part.bytes for part in step.slices))
+        record = averages(
+            totals, counts, self.feed.objective.likelihood, sum(part.bytes for part in step.slices)
+        )
         return {**record, "learning_rate": learning_rate, "gradient_norm": float(norm)}
 
     def _validate(self) -> None:
@@ -183,9 +197,14 @@ class Trainer:
         if not self.metrics:
             return
         judged = self.metrics.get("bits_per_byte", self.metrics.get("bits_per_target"))
+        if judged is not None and not math.isfinite(judged):
+            raise EtymonError(
+                f"the validation loss after step {self.state.step} is not finite: lower the learning rate "
+                f"(it is {self.settings.learning_rate:g}); the last checkpoint is untouched"
+            )
         if judged is not None and (self.state.best is None or judged < self.state.best):
             self.state.best, self.state.best_step = float(judged), self.state.step
-        numbers = {f"validation_{name}": value for name, value in self.metrics.items()}
+        numbers = {JUDGED + name: value for name, value in self.metrics.items()}
         self.run.log({"step": self.state.step, "seconds": self.state.seconds, **numbers})
 
     def _shown(self, record: dict[str, float]) -> dict[str, float | str]:
@@ -196,7 +215,7 @@ class Trainer:
             "mfu": record["utilisation"],
             "memory": record["memory"],
         }
-        if self.metrics:
+        if judged in self.metrics:
             shown["validation"] = self.metrics[judged]
         return shown
 
@@ -258,4 +277,4 @@ def stop_requested() -> Iterator[threading.Event]:
         yield asked
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python

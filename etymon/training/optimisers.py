@@ -20,7 +20,9 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW (fused) with two groups: parameters whose names match `undecayed` are not decayed."""
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    free = [parameter for name, parameter in named if any(fnmatchcase(name, pattern) for pattern in undecayed)]
+    free = [
+        parameter for name, parameter in named if any(fnmatchcase(name, pattern) for pattern in undecayed)
+    ]
     chosen = {id(parameter) for parameter in free}
     decayed = [parameter for _, parameter in named if id(parameter) not in chosen]
     groups = [
@@ -49,6 +51,5 @@ def restore_optimiser(
     parameters = dict(module.named_parameters())
     for key, value in tensors.items():
         quantity, name = key.split("/", 1)
-        optimiser.state[parameters[name]][quantity] = value.to(
-            parameters[name].device if quantity != "step" else "cpu"
-        ).clone()
+        # Fused kernels want the step counter, too, where the parameter is.
+        optimiser.state[parameters[name]][quantity] = value.to(parameters[name].device).clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from torch import Tensor
 from etymon.checkpoints.documents import read_json, write_json
 from etymon.checkpoints.folder import checksums, verify_checksums
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder
+from etymon.files import atomic_folder, atomic_write
 from etymon.training.feeding import Position
+
+JUDGED = "validation_"
+"""What the names of validation figures begin with in the metrics."""
 
 
 @dataclass
@@ -45,12 +49,27 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.is_file():
             return []
-        return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines() if line]
+        records = []
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(json.JSONDecodeError):  # a line that a crash or a power cut tore
+                records.append(json.loads(line))
+        return records
+
+    def last_validation(self) -> dict[str, float]:
+        """The figures of the newest validation that is on record."""
+        for record in reversed(self.metrics()):
+            found = {
+                name.removeprefix(JUDGED): value for name, value in record.items() if name.startswith(JUDGED)
+            }
+            if found:
+                return found
+        return {}
 
     def forget_after(self, step: int) -> None:
-        """Drops metrics of steps that a resumed run is going to take again."""
+        """Drops metrics of steps that are going to be taken again; -1 drops them all."""
         kept = [record for record in self.metrics() if record["step"] <= step]
-        self.metrics_file.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        with atomic_write(self.metrics_file) as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"
@@ -61,13 +80,20 @@ class Run:
         return sorted(int(path.name.removeprefix("step-")) for path in found if path.name[5:].isdigit())
 
     def save(
-        self, state: TrainingState, optimiser: dict[str, Tensor], save_model: Callable[[Path], None], keep: int
+        self,
+        state: TrainingState,
+        optimiser: dict[str, Tensor],
+        save_model: Callable[[Path], None],
+        keep: int,
     ) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep` (never the best one)."""
         target = self.checkpoint(state.step)
         with atomic_folder(target) as aside:
             save_model(aside / "model")
-            save_file({name: tensor.contiguous() for name, tensor in optimiser.items()}, aside / "optimiser.safetensors")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in optimiser.items()},
+                aside / "optimiser.safetensors",
+            )
             write_json(aside / "state.json", asdict(state))
             write_json(aside / "checksums.json", checksums(aside))
         for step in self.checkpoints()[:-keep]:

@@ -22,7 +22,9 @@ def convert(
     target: Annotated[str | Path, "folder to write"],
     *,
     heads: Annotated[Sequence[str] | None, "heads to keep or add (those of the checkpoint)"] = None,
-    dtype: Annotated[Literal["float32", "float16", "bfloat16"], "precision of the written weights"] = "float32",
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"], "precision of the written weights"
+    ] = "float32",
     revision: Annotated[str | None, "branch, tag or commit of a hub id"] = None,
     ignore_config_key: Annotated[Sequence[str], "a key of config.json to pass over"] = (),
     partial: Annotated[bool, "tolerate unexpected weights and missing heads"] = False,

@@ -24,18 +24,21 @@ def demo(
     """
     import shutil
 
+    from etymon.config import load_yaml
     from etymon.data.sources import StandardLibrary
     from etymon.errors import EtymonError
     from etymon.verbs.pretrain import pretrain
+    from etymon.verbs.pretraining import RunFile
 
     folder = Path(out)
-    if folder.exists() and any(folder.iterdir()) and not (folder / "store").is_dir():
-        raise EtymonError(f"{folder} holds something else: give another folder with --out")
-    # An earlier demonstration makes way; its tokenizer and text stay and are checked before they are used.
-    for name in ("checkpoints", "model"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("run.yaml", "metrics.jsonl", "report.html"):
-        (folder / name).unlink(missing_ok=True)
+    if (folder / "run.yaml").is_file():
+        if load_yaml(folder / "run.yaml", RunFile).text != StandardLibrary.description:
+            raise EtymonError(f"{folder} holds a run on other text: give another folder with --out")
+        # An earlier demonstration makes way; its tokenizer and text stay and are checked before they are used.
+        for name in ("run.yaml", "metrics.jsonl", "report.html"):
+            (folder / name).unlink(missing_ok=True)
+        for name in ("checkpoints", "model"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     return pretrain(
         "gpt2", data=StandardLibrary(), size=size, out=folder, budget=None if steps is not None else budget,
         steps=steps, seed=seed, progress=progress,

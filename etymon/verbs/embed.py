@@ -25,7 +25,9 @@ def embed(
     texts: Annotated[Sequence[str] | str, "texts to embed; - reads lines from standard input"] = (),
     *,
     file: Annotated[Path | None, "a file with a text a line"] = None,
-    pooling: Annotated[Pooling, "how token vectors become one: their mean, their maximum, or the class token's"] = "mean",
+    pooling: Annotated[
+        Pooling, "how token vectors become one: their mean, their maximum, or the class token's"
+    ] = "mean",
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     normalise: Annotated[bool, "scale every vector to length 1"] = False,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,

@@ -14,14 +14,18 @@ if TYPE_CHECKING:
 
 def generate(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
-    prompts: Annotated[list[str] | str, "what to go on from (T5: source texts); - reads lines from standard input"],
+    prompts: Annotated[
+        list[str] | str, "what to go on from (T5: source texts); - reads lines from standard input"
+    ],
     *,
     max_new_tokens: Annotated[int | None, "at most so many new tokens (64, or the room that is left)"] = None,
     min_new_tokens: Annotated[int, "at least so many new tokens"] = 0,
     sample: Annotated[bool | None, "draw tokens at random (on if a sampling option is given)"] = None,
     temperature: Annotated[float | None, "sampling: below 1 is safer, above 1 wilder"] = None,
     top_k: Annotated[int | None, "sampling: only from the K likeliest tokens"] = None,
-    top_p: Annotated[float | None, "sampling: only from the likeliest tokens that hold this probability"] = None,
+    top_p: Annotated[
+        float | None, "sampling: only from the likeliest tokens that hold this probability"
+    ] = None,
     beams: Annotated[int, "search with so many beams"] = 1,
     length_penalty: Annotated[float, "beams: above 0 favours long texts, below 0 short ones"] = 1.0,
     early_stopping: Annotated[bool, "beams: stop at the first finished texts"] = False,
@@ -55,7 +59,7 @@ def generate(
         returns=returns,
         no_repeat_ngram=no_repeat_ngram,
         repetition_penalty=repetition_penalty,
-        stop=tuple(stop),
+        stop=stop,  # type: ignore[arg-type]
         seed=seed,
     )
     asked = texts_of(prompts)

@@ -29,7 +29,9 @@ def opened(model: str | Path | Model, device: str | None = None) -> Model:
         try:
             target = torch.device(device)
         except RuntimeError as error:
-            raise EtymonError(f"there is no device {device!r}: say cpu, or cuda where there is one") from error
+            raise EtymonError(
+                f"there is no device {device!r}: say cpu, or cuda where there is one"
+            ) from error
         chosen = load(model, device=target)
     if chosen.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")

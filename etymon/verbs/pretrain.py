@@ -31,17 +31,24 @@ class Pretrained:
 def pretrain(
     family: Annotated[str, "gpt2, bert or t5"],
     *,
-    data: Annotated[Sequence[str] | TextSource | None, "text files, folders or globs (.txt, .md, .jsonl, also gzipped)"] = None,
+    data: Annotated[
+        Sequence[str | Path] | Path | TextSource | None,
+        "text files, folders or globs (.txt, .md, .jsonl, also gzipped)",
+    ] = None,
     size: Annotated[str, "a published or pocket size of the family"] = "pocket",
     out: Annotated[str | Path | None, "the run's folder (runs/FAMILY-SIZE)"] = None,
-    budget: Annotated[str | None, "time to train for, such as 90s, 10m or 2h (10m if no steps are given)"] = None,
+    budget: Annotated[
+        str | None, "time to train for, such as 90s, 10m or 2h (10m if no steps are given)"
+    ] = None,
     steps: Annotated[int | None, "optimiser steps to take, instead of a budget"] = None,
     batch: Annotated[int | None, "samples a step (about 4,096 tokens unless told)"] = None,
     slices: Annotated[int, "parts that a step is computed in, to need less memory"] = 1,
     length: Annotated[int | None, "tokens a sample (up to 256, as the model allows)"] = None,
     learning_rate: Annotated[float | None, "peak rate (the size's own)"] = None,
     objective: Annotated[str | None, "what to learn from the text (the family's own)"] = None,
-    tokenizer: Annotated[str | Path | None, "folder of a tokenizer to use (one is trained on the text)"] = None,
+    tokenizer: Annotated[
+        str | Path | None, "folder of a tokenizer to use (one is trained on the text)"
+    ] = None,
     vocabulary: Annotated[int | None, "size of the tokenizer to train (the size's own)"] = None,
     documents: Annotated[Literal["file", "blank", "line"], "what ends a document in a text file"] = "file",
     column: Annotated[str, "the field of .jsonl records that holds the text"] = "text",
@@ -62,24 +69,25 @@ def pretrain(
     from etymon.verbs.pretraining import Pretraining, RunFile
 
     target = Path(out or Path("runs") / f"{family}-{size}")
-    if isinstance(data, str):
+    if isinstance(data, str | Path):
         data = [data]
-    given_source = None if data is None or isinstance(data, Sequence) else data
-    if resume:
-        return Pretraining.resumed(target, family, progress, given_source).go()
+    source = None if data is None or isinstance(data, Sequence) else data
     paths = tuple(str(path) for path in data) if isinstance(data, Sequence) else ()
-    if not paths and given_source is None:
-        raise EtymonError("there is no text to train on: give --data with files, folders or globs")
-    if steps is not None and budget is not None:
-        raise EtymonError("give --steps or --budget, not both")
     given: dict[str, Any] = {
         "family": family, "size": size, "data": list(paths), "documents": documents,
         "column": column, "validation": validation, "objective": objective, "length": length, "batch": batch,
         "slices": slices, "learning_rate": learning_rate, "vocabulary": vocabulary, "steps": steps,
-        "budget": budget or (None if steps is not None else "10m"), "validate_every": validate_every,
-        "save_every": save_every, "seed": seed, "tokenizer": None if tokenizer is None else str(tokenizer),
+        "budget": budget, "validate_every": validate_every, "save_every": save_every, "seed": seed,
+        "tokenizer": None if tokenizer is None else str(tokenizer),
     }  # fmt: skip
-    source = given_source or TextFiles(paths, documents, column)
+    if resume:
+        return Pretraining.resumed(target, RunFile.checked(given), source, progress).go()
+    if source is None:
+        if not paths:
+            raise EtymonError("there is no text to train on: give --data with files, folders or globs")
+        source = TextFiles(paths, documents, column)
+    if steps is None and budget is None:
+        given["budget"] = "10m"
     return Pretraining(target, RunFile.checked(given), source, progress).go()
 
 

@@ -11,7 +11,7 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.families.model import Model
 from etymon.report.page import Code, Curve, Figures, Paragraph, Samples, Section, write_report
 from etymon.training.progress import format_bytes, format_seconds
-from etymon.training.runs import Run
+from etymon.training.runs import JUDGED, Run
 
 XZ_LIMIT = 32 << 20
 """Bytes of text up to which xz is run as a yardstick: beyond, it would take longer than it is worth."""
@@ -51,25 +51,31 @@ def _text(split: Split, tokenizer: Tokenizer) -> bytes:
 
 
 def write_run_report(
-    path: Path, model: Model, store: TokenStore, run: Run, samples: Sequence[tuple[int, str]], seconds: float
+    path: Path,
+    model: Model,
+    store: TokenStore,
+    run: Run,
+    samples: Sequence[tuple[int, str]],
+    *,
+    yardstick: bool = True,
 ) -> Path:
-    """Writes the page out of the run's own metrics."""
+    """Writes the page out of the run's own metrics; the `yardstick` costs a run of xz over the text."""
     records = run.metrics()
     trained = [record for record in records if "tokens_per_second" in record]
-    judged = [record for record in records if any(name.startswith("validation_") for name in record)]
     likelihood = any("bits_per_byte" in record for record in trained)
     unit = "bits_per_byte" if likelihood else "bits_per_target"
     label = unit.replace("_", " ")
+    judged = [record for record in records if JUDGED + unit in record]
     curve = {"training": [(record["step"], record[unit]) for record in trained if unit in record]}
     if judged:
-        curve["validation"] = [(record["step"], record[f"validation_{unit}"]) for record in judged]
+        curve["validation"] = [(record["step"], record[JUDGED + unit]) for record in judged]
     references = {}
-    if likelihood and model.tokenizer is not None:
+    if yardstick and likelihood and model.tokenizer is not None:
         xz = xz_bits_per_byte(store, model.tokenizer)
         references = {} if xz is None else {"xz": xz}
     figures: dict[str, str] = {"parameters": f"{model.parameter_count():,}"}
     if judged:
-        figures[f"validation {label}"] = f"{judged[-1][f'validation_{unit}']:.3f}"
+        figures[f"validation {label}"] = f"{judged[-1][JUDGED + unit]:.3f}"
     if references:
         figures["xz on the same bytes"] = f"{references['xz']:.3f}"
     if trained:
@@ -81,14 +87,14 @@ def write_run_report(
             "tokens a second": f"{speeds[len(speeds) // 2]:,.0f}",
             "share of the machine's peak": f"{shares[len(shares) // 2]:.0%}",
             "peak memory": format_bytes(max(record["memory"] for record in trained)),
-            "time": format_seconds(seconds),
+            "time": format_seconds(trained[-1]["seconds"]),
         }
     sections: list[Section] = [Figures(figures)]
-    caption = "The yardstick is xz: xz(training + validation) - xz(training), in bits per byte of validation text."
+    caption = (
+        "The yardstick is xz: xz(training + validation) - xz(training), in bits per byte of validation text."
+    )
     sections.append(
-        Curve(
-            curve, references, y_label=label, title="Learning", caption=caption if references else ""
-        )
+        Curve(curve, references, y_label=label, title="Learning", caption=caption if references else "")
     )
     if samples:
         few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
@@ -99,4 +105,3 @@ def write_run_report(
         sections.append(Code(f'etymon generate {path.parent} "The" --temperature 0.8', title="Try it"))
     write_report(path, f"{model.family.title}, trained by etymon", sections)
     return path
-

@@ -16,8 +16,19 @@ SPECIALS: dict[str, dict[str, str]] = {
     },
     "unigram": {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"},
 }  # fmt: skip
-NOUNS = "river mountain letter garden winter captain window morning village question".split()
-VERBS = "crossed remembered followed painted wanted carried opened answered".split()
+NOUNS = [
+    "river",
+    "mountain",
+    "letter",
+    "garden",
+    "winter",
+    "captain",
+    "window",
+    "morning",
+    "village",
+    "question",
+]
+VERBS = ["crossed", "remembered", "followed", "painted", "wanted", "carried", "opened", "answered"]
 
 
 def story(number: int, sentences: int) -> str:

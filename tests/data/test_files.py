@@ -48,7 +48,7 @@ def test_a_full_disk_is_the_users_to_fix_and_a_bug_is_not(tmp_path: Path, writer
         raise OSError(errno.ENOSPC, "No space left on device")
     assert "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError), writer(tmp_path / "x"):  # type: ignore[operator]
-        open(tmp_path / "missing")
+        (tmp_path / "missing").read_bytes()
     assert names(tmp_path) == []
 
 

@@ -43,7 +43,11 @@ def test_other_families_are_other_values() -> None:
         (0,) * 6,
     )
     xlnet = Framing(
-        "xlnet", (0, "separator", "class"), (0, "separator", 1, "separator", "class"), (0, 0, 2), (0, 0, 1, 1, 2)
+        "xlnet",
+        (0, "separator", "class"),
+        (0, "separator", 1, "separator", "class"),
+        (0, 0, 2),
+        (0, 0, 1, 1, 2),
     )
     assert roberta.resolve(IDS.get).frame([5], [6]).ids.tolist() == [101, 5, 102, 102, 6, 102]
     assert xlnet.resolve(IDS.get).frame([5], [6]).segments.tolist() == [0, 0, 1, 1, 2]

@@ -68,7 +68,17 @@ def test_sentinels_can_be_undone(mask: np.ndarray, seed: int) -> None:
 def test_the_paper_example() -> None:
     ids = np.arange(10)
     mask = np.isin(ids, [2, 3, 7])
-    assert noise.replace_spans_with_sentinels(ids, mask, SENTINELS).tolist() == [0, 1, 999, 4, 5, 6, 998, 8, 9]
+    assert noise.replace_spans_with_sentinels(ids, mask, SENTINELS).tolist() == [
+        0,
+        1,
+        999,
+        4,
+        5,
+        6,
+        998,
+        8,
+        9,
+    ]
     assert noise.span_target_with_sentinels(ids, mask, SENTINELS).tolist() == [999, 2, 3, 998, 7]
     with pytest.raises(EtymonError, match="needs 2 sentinels, the tokenizer has 1"):
         noise.replace_spans_with_sentinels(ids, mask, SENTINELS[:1])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from etymon.data.sentences import sentence_starts
 
 def split(text: str) -> list[str]:
     bounds = [*sentence_starts(text).tolist(), len(text)]
-    return [text[start:stop].strip() for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [text[start:stop].strip() for start, stop in pairwise(bounds)]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +39,21 @@ def test_languages(sentences: list[str]) -> None:
 
 
 def test_scripts_without_spaces() -> None:
-    assert split("我们去公园。天气很好！！“你呢？”他问。") == ["我们去公园。", "天气很好！！", "“你呢？”", "他问。"]
+    assert split("我们去公园。天气很好！！“你呢？”他问。") == [
+        "我们去公园。",
+        "天气很好！！",
+        "“你呢？”",
+        "他问。",
+    ]
 
 
 def test_lines_end_sentences_unless_the_text_is_wrapped() -> None:
     assert split("Chapter I\nThe beginning\n\n1. Apples. Pears") == [
         "Chapter I", "The beginning", "1. Apples.", "Pears",
     ]  # fmt: skip
-    wrapped = "A long line that\ngoes on here and\nthen on again to\nthe Very end. Here\nis more of\nit.\n\nTitle\n"
+    wrapped = (
+        "A long line that\ngoes on here and\nthen on again to\nthe Very end. Here\nis more of\nit.\n\nTitle\n"
+    )
     assert [" ".join(part.split()) for part in split(wrapped)] == [
         "A long line that goes on here and then on again to the Very end.",
         "Here is more of it.",

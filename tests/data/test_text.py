@@ -21,7 +21,10 @@ def test_what_ends_a_document(tmp_path: Path) -> None:
     assert texts(path) == ["one\ntwo\n \n\nthree"]
     assert texts(path, documents="blank") == ["one\ntwo", "three"]
     assert texts(path, documents="line") == ["one", "two", "three"]
-    assert [document.source for document in read_documents(path, documents="blank")] == [f"{path}:1", f"{path}:5"]
+    assert [document.source for document in read_documents(path, documents="blank")] == [
+        f"{path}:1",
+        f"{path}:5",
+    ]
 
 
 def test_folders_globs_and_gzip_in_sorted_order(tmp_path: Path) -> None:
@@ -59,7 +62,7 @@ def test_jsonl_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("documents", ["file", "line"])
 def test_undecodable_bytes_are_located(tmp_path: Path, documents: str) -> None:
     path = tmp_path / "latin.txt"
-    path.write_bytes("gut\nsch".encode() + b"\xf6n\n")
+    path.write_bytes(b"gut\nsch\xf6n\n")
     with pytest.raises(EtymonError, match=r"latin.txt is not UTF-8 at byte 7 \(line 2\).*iconv -f LATIN1"):
         texts(path, documents=documents)
     path.write_text("hello", encoding="utf-16")

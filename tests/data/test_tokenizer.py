@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -146,7 +145,7 @@ def test_located_tokens_hold_their_characters(
         assert np.array_equal(ids, same)
         for place, index in zip(places, found, strict=True):
             if index < len(ids):
-                assert stops[index] > place
+                assert stops[index] > place or tokenizer.tokens[ids[index]] == "▁"
                 if not text[place].isspace() and tokenizer.kind == "byte-bpe":
                     assert starts[index] <= place
 
@@ -155,7 +154,9 @@ def test_located_tokens_hold_their_characters(
 
 
 @pytest.mark.parametrize("kind", SPECIALS)
-def test_training_is_deterministic(kind: str, documents: list[Document], trained: dict[str, Tokenizer]) -> None:
+def test_training_is_deterministic(
+    kind: str, documents: list[Document], trained: dict[str, Tokenizer]
+) -> None:
     again = train(kind, documents)
     assert again.backend.to_str() == trained[kind].backend.to_str()
     assert again.fingerprint == trained[kind].fingerprint

@@ -26,7 +26,11 @@ def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> N
     tokenizer.save(tmp_path / "one")
     loaded = Tokenizer.load(tmp_path / "one")
     assert loaded.fingerprint == tokenizer.fingerprint
-    assert (loaded.roles, loaded.kind, loaded.sentinels) == (tokenizer.roles, tokenizer.kind, tokenizer.sentinels)
+    assert (loaded.roles, loaded.kind, loaded.sentinels) == (
+        tokenizer.roles,
+        tokenizer.kind,
+        tokenizer.sentinels,
+    )
     assert loaded.framing == tokenizer.framing
     loaded.save(tmp_path / "two")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -58,7 +62,9 @@ def test_transformers_agrees(tokenizer: Tokenizer, tmp_path: Path, with_model: b
         assert theirs.decode(tokenizer.encode(SAMPLES[2])) == SAMPLES[2]
 
 
-def test_a_class_of_transformers_is_named_where_it_is_exact(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+def test_a_class_of_transformers_is_named_where_it_is_exact(
+    trained: dict[str, Tokenizer], tmp_path: Path
+) -> None:
     named = {}
     for kind, tokenizer in trained.items():
         tokenizer.save(tmp_path / kind)
@@ -77,6 +83,8 @@ def test_bert_vocabulary_file(trained: dict[str, Tokenizer], tmp_path: Path) -> 
     loaded = Tokenizer.load(tmp_path)
     assert same_ids(loaded, tokenizer)
     assert loaded.roles == tokenizer.roles and loaded.framing.name == "bert"
+    loaded.save(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again").fingerprint == loaded.fingerprint
     (tmp_path / "tokenizer_config.json").unlink()  # lower case is BERT's default
     assert Tokenizer.load(tmp_path).encode("RIVER").tolist() == tokenizer.encode("river").tolist()
     (tmp_path / "vocab.txt").write_text("a\nb\n")

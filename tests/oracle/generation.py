@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -47,13 +49,32 @@ def run_generations(case: Case, model: Model, verdict: Verdict) -> None:
             verdict.problems.append(f"gen.{name}: not understood: {', '.join(unknown)}")
             continue
         prompts = prompts_of(tensors, given.get("pad_token_id"), settings["end_ids"])
+        whole = None if model.encoder_decoder else tensors["input_ids"].tolist()
         try:
-            found = decode(model, prompts, DecodingSettings(**settings))
+            with histories(whole):
+                found = decode(model, prompts, DecodingSettings(**settings))
         except Exception as error:
             verdict.problems.append(f"gen.{name}: {type(error).__name__}: {error}")
             continue
         sequences = [(list(one.ids), float(one.score)) for row in found for one in row]
         judge_sequences(case, name, width, sequences, verdict)
+
+
+@contextmanager
+def histories(padded: list[list[int]] | None) -> Iterator[None]:
+    """Shows the rules against repetition the prompts with their padding.
+
+    The reference takes the pads of a padded row for words that were said: it penalises them, and n-grams with them.
+    Here rows know nothing of padding, so that is put in from outside, for the comparison alone.
+    """
+    from etymon.generation import decoding
+
+    class Padded(decoding.Processing):
+        def __init__(self, settings: Any, histories: list[list[int]], **options: Any) -> None:
+            super().__init__(settings, histories if padded is None else padded, **options)
+
+    with patch.object(decoding, "Processing", Padded):
+        yield
 
 
 def _defaults(case: Case) -> dict[str, Any]:

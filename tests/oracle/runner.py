@@ -29,10 +29,10 @@ class Report:
 
     def lines(self) -> list[str]:
         differences = "  ".join(f"{kind} {value:.1e}" for kind, value in self.worst.items())
-        return [
-            f"{self.name}  {self.status}  {differences}".rstrip(),
-            *(f"    {line}" for line in self.problems),
-        ]
+        first = f"{self.name}  {self.status}  {differences}".rstrip()
+        if self.status == "not built":
+            return [f"{first}  ({'; '.join(self.problems)})"]
+        return [first, *(f"    {line}" for line in self.problems)]
 
 
 def is_built(case: Case) -> bool:

@@ -1,0 +1,99 @@
+"""Fair comparisons: both sides in one process, alternating rounds after warm-up, medians with their spread."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+THREADS = 2
+
+
+@dataclass
+class Comparison:
+    """Seconds of every round on both sides; `ratio` is how many times faster ours is."""
+
+    name: str
+    ours: list[float]
+    theirs: list[float]
+    peer: str
+    what: str
+    target: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.theirs) / statistics.median(self.ours)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The smallest and the largest ratio of neighbouring rounds."""
+        ratios = [theirs / ours for ours, theirs in zip(self.ours, self.theirs, strict=True)]
+        return min(ratios), max(ratios)
+
+    def line(self) -> str:
+        low, high = self.spread
+        ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
+        verdict = "" if self.target is None else f", wanted {self.target:g}x: {'met' if self.ratio >= self.target else 'MISSED'}"
+        return (
+            f"{self.name}: {self.ratio:.2f}x {self.peer} (rounds {low:.2f}-{high:.2f}; "
+            f"{ours:.3f} s against {theirs:.3f} s{verdict})"
+        )
+
+
+def alternate(
+    ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 7, warmup: int = 2
+) -> tuple[list[float], list[float]]:
+    """Seconds of each side, round by round, each side first in turn."""
+    for _ in range(warmup):
+        ours()
+        theirs()
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for number in range(rounds):
+        sides = [("ours", ours), ("theirs", theirs)]
+        for name, run in sides if number % 2 == 0 else reversed(sides):
+            begin = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - begin)
+    return times["ours"], times["theirs"]
+
+
+def machine() -> dict[str, Any]:
+    import transformers
+
+    return {
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def record(results: list[Comparison]) -> None:
+    """Prints a line a comparison and writes it, with all rounds, to `benchmarks/results/`."""
+    RESULTS.mkdir(exist_ok=True)
+    for result in results:
+        print(result.line(), flush=True)
+        kept = {
+            **asdict(result), "ratio": round(result.ratio, 3),
+            "spread": [round(part, 3) for part in result.spread], "machine": machine(),
+        }  # fmt: skip
+        (RESULTS / f"{result.name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+def shared_data() -> Path | None:
+    """The folder of real corpora, where there is one."""
+    place = Path(os.environ.get("ETYMON_SHARED", Path(__file__).parents[2] / "shared")) / "data"
+    return place if place.is_dir() else None

@@ -1,0 +1,250 @@
+"""Filling blanks: an encoder reads what stands on both sides, an encoder-decoder writes the missing spans.
+
+Legend: n blanks, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etymon.data.tokenizer import Tokenizer
+from etymon.errors import EtymonError
+from etymon.families.model import Model
+from etymon.generation.decoding import absent_ids, decode, evaluating
+from etymon.generation.settings import DecodingSettings
+from etymon.generation.text import encode_prompts, tokenizer_of
+from etymon.nn.batch import Batch
+
+MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}"
+SPAN_TOKENS = 10
+"""How long a span may become, unless told."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to fill a blank."""
+
+    text: str
+    probability: float
+    sentence: str
+    """The whole text: with this blank filled (an encoder), or with all blanks as this search result has them."""
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A text with blanks: for each blank its candidates, best first, and one text with all blanks filled.
+
+    An encoder judges every blank by itself, and `filled` is made by filling the blank it is surest of first and
+    reading again. An encoder-decoder's candidates are whole results of a beam search: the probability is that of
+    all spans together, and `filled` is the best one.
+    """
+
+    text: str
+    blanks: list[list[Candidate]]
+    filled: str
+
+
+def fill_texts(
+    model: Model,
+    texts: Sequence[str],
+    *,
+    top_k: int = 5,
+    max_new_tokens: int | None = None,
+    batch_size: int = 32,
+) -> list[Filling]:
+    """Fills `[MASK]`, `<mask>`, `<extra_id_0>` or `___`, whatever the tokenizer's own mask is."""
+    tokenizer, title = tokenizer_of(model), model.family.title
+    if top_k < 1:
+        raise EtymonError(f"top_k is {top_k}: ask for at least 1 filling")
+    if "vocabulary" not in model.heads:
+        raise EtymonError(
+            f"this {title} has no vocabulary head and cannot fill blanks: load a language model"
+        )
+    spans = model.encoder_decoder and bool(tokenizer.sentinels)
+    if not spans and not ("bidirectional" in model.capabilities and tokenizer.id("mask") is not None):
+        raise EtymonError(
+            f"{title} cannot fill blanks: use an encoder with a mask token, or T5 with its sentinels"
+        )
+    own = re.escape(tokenizer.roles.get("mask", "<mask>"))
+    marker = re.compile(f"{own}|{MARKERS}")
+    blanked = [Blanked(text, [match.span() for match in marker.finditer(text)]) for text in texts]
+    for one in blanked:
+        if not one.spans:
+            raise EtymonError(
+                f"there is no blank in {one.text[:60]!r}: mark it with {tokenizer.roles.get('mask', '___')}"
+            )
+    filled: list[Filling] = []
+    for first in range(0, len(blanked), batch_size):
+        part = blanked[first : first + batch_size]
+        filled += (
+            _fill_spans(model, part, top_k, max_new_tokens) if spans else _fill_masks(model, part, top_k)
+        )
+    return filled
+
+
+@dataclass(frozen=True)
+class Blanked:
+    """A text and where its blanks are."""
+
+    text: str
+    spans: list[tuple[int, int]]
+
+    def marked(self, marks: Sequence[str]) -> str:
+        """The text with a mark in each blank."""
+        return self.with_words([(mark, False) for mark in marks])
+
+    def with_words(self, words: Sequence[tuple[str, bool] | None]) -> str:
+        """The text with words in its blanks (None: left as it is); a word that is glued takes no space before it."""
+        parts, end = [], 0
+        for (start, stop), word in zip(self.spans, words, strict=True):
+            before = self.text[end:start]
+            if word is None:
+                parts += [before, self.text[start:stop]]
+            else:
+                parts += [before.rstrip() if word[1] else before, word[0]]
+            end = stop
+        return "".join(parts) + self.text[end:]
+
+
+# --- encoders
+
+
+@torch.inference_mode()
+def _fill_masks(model: Model, blanked: list[Blanked], top_k: int) -> list[Filling]:
+    tokenizer = tokenizer_of(model)
+    mask = tokenizer.id("mask")
+    assert mask is not None
+    token = tokenizer.roles["mask"]
+    encoded = tokenizer.encode_batch([one.marked([token] * len(one.spans)) for one in blanked])
+    rows = [tokenizer.framing.frame(ids).ids for ids in encoded]
+    places = [np.flatnonzero(row == mask) for row in rows]
+    for one, own in zip(blanked, places, strict=True):
+        if len(own) != len(one.spans):
+            raise EtymonError(
+                f"the tokenizer does not keep {token} whole in {one.text[:60]!r}: set spaces around it"
+            )
+    unfit = _unfit(model, tokenizer)
+    found = _mask_probabilities(model, rows, places)
+    blanks = []
+    for one, own_nV in zip(blanked, found, strict=True):
+        best = own_nV.topk(min(top_k, own_nV.shape[1]))
+        blanks.append([
+            [
+                _candidate(tokenizer, one, number, id_, probability)
+                for id_, probability in zip(ids, probabilities, strict=True)
+            ]
+            for number, (ids, probabilities) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        ])  # fmt: skip
+    words: list[list[tuple[str, bool] | None]] = [[None] * len(one.spans) for one in blanked]
+    left = [list(range(len(one.spans))) for one in blanked]
+    while True:
+        for text, own_nV in enumerate(found):
+            if not left[text]:
+                continue
+            probabilities, ids = own_nV.index_fill(1, unfit, -1.0).max(1)
+            surest = int(probabilities.argmax())
+            blank = left[text].pop(surest)
+            rows[text][places[text][blank]] = int(ids[surest])
+            words[text][blank] = _word(tokenizer, int(ids[surest]))
+        if not any(left):
+            break
+        found = _mask_probabilities(model, rows, [places[text][left[text]] for text in range(len(rows))])
+    return [Filling(one.text, blanks[text], one.with_words(words[text])) for text, one in enumerate(blanked)]
+
+
+def _mask_probabilities(model: Model, rows: list[np.ndarray], places: list[np.ndarray]) -> list[Tensor]:
+    """`[n, V]` for every row: what the model expects at the places."""
+    asked = [number for number, found in enumerate(places) if len(found)]
+    results = [torch.zeros(0, 0)] * len(rows)
+    with evaluating(model):
+        batch = Batch.of([rows[number] for number in asked], device=model.device)
+        flat = np.concatenate([
+            places[number] + start for number, start in zip(asked, batch.layout.host_starts, strict=True)
+        ])  # fmt: skip
+        hidden_ND, _ = model.hidden(batch)
+        at = torch.from_numpy(flat.astype(np.int64)).to(model.device)
+        probabilities = model.heads["vocabulary"].log_probs(hidden_ND, at).exp()  # type: ignore[operator]
+    absent = absent_ids(model, probabilities.shape[1])
+    if absent is not None:
+        probabilities = probabilities.index_fill(1, absent, 0.0)
+    for number, own_nV in zip(
+        asked, probabilities.split([len(places[number]) for number in asked]), strict=True
+    ):
+        results[number] = own_nV
+    return results
+
+
+def _unfit(model: Model, tokenizer: Tokenizer) -> Tensor:
+    """Ids that make no word of a filled text."""
+    return torch.tensor(sorted(tokenizer.special_ids), device=model.device)
+
+
+def _candidate(tokenizer: Tokenizer, one: Blanked, number: int, id_: int, probability: float) -> Candidate:
+    word = _word(tokenizer, id_)
+    words = [word if blank == number else None for blank in range(len(one.spans))]
+    return Candidate(tokenizer.tokens[id_] if word[1] else word[0], probability, one.with_words(words))
+
+
+def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
+    """A token as text, and whether it goes on with the word before it."""
+    token = tokenizer.tokens[id_]
+    if id_ in tokenizer.special_ids:
+        return token, False
+    text = tokenizer.decode([id_]).strip()
+    if tokenizer.kind == "wordpiece":
+        text = text.removeprefix("##")
+    return text, tokenizer.kind in ("wordpiece", "unigram") and not tokenizer.word_starts[id_]
+
+
+# --- encoder-decoders with sentinels
+
+
+def _fill_spans(
+    model: Model, blanked: list[Blanked], top_k: int, max_new_tokens: int | None
+) -> list[Filling]:
+    tokenizer = tokenizer_of(model)
+    most = max(len(one.spans) for one in blanked)
+    if most > len(tokenizer.sentinels):
+        raise EtymonError(
+            f"there are {most} blanks, but the tokenizer has {len(tokenizer.sentinels)} sentinels: split the text"
+        )
+    sources = [
+        one.marked([tokenizer.tokens[sentinel] for sentinel in tokenizer.sentinels[: len(one.spans)]])
+        for one in blanked
+    ]
+    settings = DecodingSettings(
+        max_new_tokens=(SPAN_TOKENS + 1) * most + 1 if max_new_tokens is None else max_new_tokens,
+        beams=max(top_k, 4),
+        returns=top_k,
+    )
+    fillings = []
+    for one, found in zip(blanked, decode(model, encode_prompts(model, sources), settings), strict=True):
+        blanks: list[list[Candidate]] = [[] for _ in one.spans]
+        for sequence in found:
+            words = spans_of(tokenizer, sequence.ids, len(one.spans))
+            sentence = one.with_words([(word, False) for word in words])
+            for blank, word in zip(blanks, words, strict=True):
+                blank.append(Candidate(word, math.exp(sequence.log_prob), sentence))
+        fillings.append(Filling(one.text, blanks, blanks[0][0].sentence))
+    return fillings
+
+
+def spans_of(tokenizer: Tokenizer, ids: Sequence[int], count: int) -> list[str]:
+    """What stands behind each of the first `count` sentinels, up to the next sentinel or the end."""
+    spans: dict[int, list[int]] = {}
+    current: list[int] = []
+    for number in ids:
+        if number in tokenizer.sentinels:
+            current = spans.setdefault(tokenizer.sentinels.index(number), [])
+        elif number == tokenizer.id("end"):
+            break
+        else:
+            current.append(number)
+    return [tokenizer.decode(spans.get(number, [])).strip() for number in range(count)]

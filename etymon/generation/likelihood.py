@@ -1,0 +1,202 @@
+"""How likely a model finds a text: by the chain rule, given a source, or token by token from both sides.
+
+Legend: N tokens, n scored tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from etymon.errors import EtymonError
+from etymon.families.model import Model
+from etymon.generation.decoding import check_ids, evaluating, first_token, start_token
+from etymon.generation.text import tokenizer_of
+from etymon.nn.batch import Batch
+
+BATCH_TOKENS = 8192
+"""Tokens that are computed together."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The logarithm is natural. Figures by the token count every scored token; the end token of a target is one."""
+
+    text: str
+    kind: Literal["likelihood", "pseudo-likelihood"]
+    """Pseudo: every token was predicted from all the others, so the sum is no probability of the text."""
+    log_likelihood: float
+    tokens: int
+    bytes: int
+    bits_per_byte: float | None
+    """None for pseudo-likelihoods, which are no code length."""
+    perplexity: float
+    pieces: list[str]
+    """The scored tokens, as the tokenizer spells them."""
+    log_probs: list[float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model input, and which of its positions to score against which tokens."""
+
+    text: int
+    ids: np.ndarray
+    at: np.ndarray
+    targets: np.ndarray
+    source: np.ndarray | None = None
+
+
+def score_texts(
+    model: Model,
+    texts: Sequence[str],
+    targets: Sequence[str] | None = None,
+    *,
+    overlap: int | None = None,
+) -> list[Score]:
+    """The score of every text, or of its target given the text (T5 and decoders).
+
+    A decoder predicts the first token from its end-of-text token. Texts beyond its positions are read in windows
+    that overlap by `overlap` tokens (half the positions unless told); each token is scored once, with at least that
+    many tokens before it. An encoder masks every token in turn.
+    """
+    tokenizer, title = tokenizer_of(model), model.family.title
+    if "vocabulary" not in model.heads:
+        raise EtymonError(f"this {title} has no vocabulary head and cannot score: load a language model")
+    if targets is not None and len(targets) != len(texts):
+        raise EtymonError(f"there are {len(texts)} texts and {len(targets)} targets: give a target for each")
+    if model.encoder_decoder and targets is None:
+        raise EtymonError(f"{title} scores a target given a source text: give the target too")
+    encoded = tokenizer.encode_batch(list(texts))
+    check_ids([ids.tolist() for ids in encoded], model.shape.vocabulary)
+    wanted = encoded if targets is None else tokenizer.encode_batch(list(targets))
+    scored = list(texts if targets is None else targets)
+    for text, ids in zip(scored, wanted, strict=True):
+        if not len(ids) and not model.encoder_decoder:
+            raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
+    kind: Literal["likelihood", "pseudo-likelihood"] = "likelihood"
+    if model.encoder_decoder:
+        rows = _conditional_rows(model, encoded, wanted)
+    elif "causal" in model.capabilities:
+        rows = _causal_rows(model, encoded, None if targets is None else wanted, overlap)
+    elif "bidirectional" in model.capabilities and tokenizer.id("mask") is not None:
+        if targets is not None:
+            raise EtymonError(
+                f"{title} reads both sides at once and has no likelihood of a target: leave it out"
+            )
+        kind, rows = "pseudo-likelihood", _masked_rows(model, encoded)
+    else:
+        raise EtymonError(f"{title} gives no likelihood of a text")
+    ids_of: list[list[int]] = [[] for _ in scored]
+    log_probs_of: list[list[float]] = [[] for _ in scored]
+    for row, log_probs in _computed(model, rows):
+        ids_of[row.text] += row.targets.tolist()
+        log_probs_of[row.text] += log_probs
+    return [
+        _score(text, kind, [tokenizer.tokens[number] for number in ids], log_probs)
+        for text, ids, log_probs in zip(scored, ids_of, log_probs_of, strict=True)
+    ]
+
+
+def _score(
+    text: str, kind: Literal["likelihood", "pseudo-likelihood"], pieces: list[str], log_probs: list[float]
+) -> Score:
+    total, size = math.fsum(log_probs), len(text.encode())
+    mean = -total / len(log_probs)
+    bits = -total / math.log(2) / size if kind == "likelihood" and size else None
+    perplexity = math.exp(mean) if mean < 700 else math.inf
+    return Score(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs)
+
+
+def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, first new) of the windows over a sequence: the new parts are every position exactly once."""
+    done = 0
+    while done < length:
+        end = min(length, context if done == 0 else done + context - overlap)
+        yield max(0, end - context), end, done
+        done = end
+
+
+def _causal_rows(
+    model: Model, encoded: list[np.ndarray], targets: list[np.ndarray] | None, overlap: int | None
+) -> Iterator[Row]:
+    first = np.array([first_token(model)], np.int32)
+    for text, ids in enumerate(encoded):
+        whole = np.concatenate((first, ids) if targets is None else (first, ids, targets[text]))
+        given = 0 if targets is None else len(ids)
+        inputs, following = whole[:-1], whole[1:]
+        context = model.positions or len(inputs)
+        shared = context // 2 if overlap is None else overlap
+        if not 0 <= shared < context:
+            raise EtymonError(
+                f"overlap is {shared}: it must be 0 or more and below the model's {context} positions"
+            )
+        for begin, end, new in windows(len(inputs), context, shared):
+            new = max(new, given)
+            if new < end:
+                yield Row(text, inputs[begin:end], np.arange(new - begin, end - begin), following[new:end])
+
+
+def _conditional_rows(model: Model, encoded: list[np.ndarray], targets: list[np.ndarray]) -> Iterator[Row]:
+    framing, start = tokenizer_of(model).framing, start_token(model)
+    for text, (source, target) in enumerate(zip(encoded, targets, strict=True)):
+        following = framing.frame(target).ids
+        inputs = np.concatenate((np.array([start], np.int32), following[:-1]))
+        yield Row(text, inputs, np.arange(len(inputs)), following, framing.frame(source).ids)
+
+
+def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[Row]:
+    tokenizer = tokenizer_of(model)
+    for text, ids in enumerate(encoded):
+        framed = tokenizer.framing.frame(ids)
+        if model.positions is not None and len(framed.ids) > model.positions:
+            raise EtymonError(
+                f"a text has {len(framed.ids)} tokens, but the model reads {model.positions}: cut it into "
+                "sentences (for a file: --lines)"
+            )
+        for place in np.flatnonzero(~framed.special):
+            masked = framed.ids.copy()
+            masked[place] = tokenizer.id("mask")
+            yield Row(text, masked, np.array([place]), framed.ids[place : place + 1])
+
+
+@torch.inference_mode()
+def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[float]]]:
+    head = model.heads["vocabulary"]
+    with evaluating(model):
+        for part in _batches(rows):
+            batch = Batch.of([row.ids for row in part], device=model.device)
+            if model.encoder_decoder:
+                sources = [row.source for row in part if row.source is not None]
+                hidden_ND, _ = model.decode(batch, model.encode(Batch.of(sources, device=model.device)))
+            else:
+                hidden_ND, _ = model.hidden(batch)
+            flat = np.concatenate([
+                row.at + start for row, start in zip(part, batch.layout.host_starts, strict=True)
+            ])  # fmt: skip
+            following = np.concatenate([row.targets for row in part])
+            at, targets_n = (
+                torch.from_numpy(column.astype(np.int64)).to(model.device) for column in (flat, following)
+            )
+            log_probs_n = head.target_log_probs(hidden_ND, at, targets_n)  # type: ignore[operator]
+            for row, own in zip(part, log_probs_n.split([len(row.at) for row in part]), strict=True):
+                yield row, own.tolist()
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    part: list[Row] = []
+    tokens = 0
+    for row in rows:
+        size = len(row.ids) + (0 if row.source is None else len(row.source))
+        if part and tokens + size > BATCH_TOKENS:
+            yield part
+            part, tokens = [], 0
+        part.append(row)
+        tokens += size
+    if part:
+        yield part

@@ -1,0 +1,207 @@
+"""Published sizes, first values, and that both depend on nothing but what they should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from etymon.families import REGISTRY, get_family
+from etymon.families.family import Family
+from etymon.families.model import Model
+
+FAMILIES = [get_family(name) for name in REGISTRY]
+
+
+def on_meta(family: str, size: str, heads: set[str] | None = None) -> Model:
+    """A model without memory for its values."""
+    known = get_family(family)
+    asked = known.architectures[0].heads if heads is None else heads
+    with torch.device("meta"):
+        return Model(known, known.shape(**known.sizes[size]), asked)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "heads", "count"),
+    [
+        ("gpt2", "small", None, 124_439_808),
+        ("gpt2", "medium", None, 354_823_168),
+        ("gpt2", "large", None, 774_030_080),
+        ("gpt2", "xl", None, 1_557_611_200),
+        ("bert", "base", {"pooler"}, 109_482_240),
+        ("bert", "base", {"vocabulary", "next_sentence"}, 110_106_428),
+        ("bert", "base-cased", {"pooler"}, 108_310_272),
+        ("bert", "large", {"pooler"}, 335_141_888),
+        ("t5", "small", None, 60_506_624),
+        ("t5", "base", None, 222_903_552),
+        ("t5", "large", None, 737_668_096),
+        ("t5", "3b", None, 2_851_598_336),
+        ("t5", "11b", None, 11_307_321_344),
+        ("t5", "v1.1-small", None, 76_961_152),
+        ("t5", "v1.1-base", None, 247_577_856),
+        ("t5", "v1.1-large", None, 783_150_080),
+        ("t5", "v1.1-xl", None, 2_849_757_184),
+        ("t5", "v1.1-xxl", None, 11_135_332_352),
+    ],
+)
+def test_published_parameter_counts(family: str, size: str, heads: set[str] | None, count: int) -> None:
+    assert on_meta(family, size, heads).parameter_count() == count
+
+
+# What the papers and repositories call these sizes, in millions; GPT-2's by its authors' corrected count.
+LABELS = {
+    "gpt2": {"small": 124, "medium": 355, "large": 774, "xl": 1558},
+    "bert": {"base": 110, "large": 340},
+    "t5": {
+        "small": 60, "base": 220, "large": 770, "3b": 2800, "11b": 11000,
+        "v1.1-small": 77, "v1.1-base": 250, "v1.1-large": 800, "v1.1-xl": 3000, "v1.1-xxl": 11000,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "size"), [(f, size) for f in LABELS for size in LABELS[f]])
+def test_sizes_are_about_what_they_are_called(family: str, size: str) -> None:
+    assert on_meta(family, size).parameter_count() / 1e6 == pytest.approx(LABELS[family][size], rel=0.055)
+
+
+def theirs_on_meta(family: Family, size: str) -> Any:
+    """A Transformers model of the same shape, told by its own configuration."""
+    transformers = pytest.importorskip("transformers")
+    shape = family.shape(**family.sizes[size])
+    settings = family.settings.write(
+        {name: getattr(shape, name) for name in family.shape.__dataclass_fields__}
+    )
+    settings.pop("tie_word_embeddings" if family.name != "t5" else "scale_decoder_outputs")
+    cls = getattr(transformers, family.architectures[0].name)
+    with torch.device("meta"):
+        return cls(cls.config_class(**settings))
+
+
+EVERY_SIZE = [(family, size) for family in FAMILIES for size in family.sizes]
+
+
+@pytest.mark.parametrize(("family", "size"), EVERY_SIZE, ids=[f"{f.name}-{size}" for f, size in EVERY_SIZE])
+def test_every_size_has_the_parameters_of_transformers(family: Family, size: str) -> None:
+    ours = on_meta(family.name, size)
+    expected = {name: parameter.shape for name, parameter in theirs_on_meta(family, size).named_parameters()}
+    exported = family.names(ours.shape).export(dict(ours.named_parameters()))
+    found = {name: tensor.shape for name, tensor in exported.items()}
+    if family.name == "t5" and not ours.shape.tied:
+        # Transformers 5 cannot build the separate output matrix of version 1.1.
+        assert found.pop("lm_head.weight") == found["shared.weight"]
+    assert found == expected
+
+
+def test_the_ladder_of_small_berts_is_complete() -> None:
+    sizes = get_family("bert").sizes
+    for layers in (2, 4, 6, 8, 10, 12):
+        for dim in (128, 256, 512, 768):
+            rung = sizes[f"L{layers}-H{dim}"]
+            assert rung == {"layers": layers, "dim": dim, "heads": dim // 64, "inner_dim": 4 * dim}
+    assert [sizes[name] for name in ("tiny", "mini", "small", "medium")] == [
+        sizes[name] for name in ("L2-H128", "L4-H256", "L4-H512", "L8-H512")
+    ]
+
+
+# --- first values
+
+TINY: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocabulary": 500, "positions": 64, "dim": 64, "layers": 2, "heads": 4},
+    "bert": {"vocabulary": 500, "positions": 64, "dim": 64, "layers": 2, "heads": 4, "inner_dim": 96},
+    "t5": {"vocabulary": 500, "dim": 64, "head_dim": 12, "inner_dim": 96, "layers": 2, "heads": 4},
+}
+
+
+def tiny(family: str, heads: set[str] | None = None, seed: int = 0, **changes: Any) -> Model:
+    known = get_family(family)
+    asked = known.architectures[0].heads if heads is None else heads
+    return Model(known, known.shape(**{**TINY[family], **changes}), asked).initialise(seed)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_parameter_gets_a_first_value(family: Family, tied: bool) -> None:
+    model = tiny(family.name, heads=set(family.heads), tied=tied)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    model.initialise(seed=1)
+    assert [name for name, parameter in model.named_parameters() if parameter.isnan().any()] == []
+
+
+DEVIATIONS = [
+    ("gpt2", "body.embeddings.words.weight", 0.02),
+    ("gpt2", "body.embeddings.positions.weight", 0.01),
+    ("gpt2", "body.stack.layers.1.attention.query.weight", 0.02),
+    ("gpt2", "body.stack.layers.1.attention.output.weight", 0.02 / 4**0.5),
+    ("gpt2", "body.stack.layers.0.feed_forward.inner.weight", 0.02),
+    ("gpt2", "body.stack.layers.0.feed_forward.outer.weight", 0.02 / 4**0.5),
+    # Cut off at two deviations, a normal keeps 0.8796 of its deviation.
+    ("bert", "body.embeddings.words.weight", 0.02 * 0.8796),
+    ("bert", "body.stack.layers.0.attention.output.weight", 0.02 * 0.8796),
+    ("bert", "heads.vocabulary.transform.dense.weight", 0.02 * 0.8796),
+    ("bert", "heads.pooler.dense.weight", 0.02 * 0.8796),
+    ("t5", "body.words.weight", 1.0),
+    ("t5", "heads.vocabulary.weight", 1.0),
+    ("t5", "body.encoder.stack.layers.0.attention.query.weight", (64 * 12) ** -0.5),
+    ("t5", "body.decoder.stack.layers.1.cross.key.weight", 64**-0.5),
+    ("t5", "body.decoder.stack.layers.1.attention.value.weight", 64**-0.5),
+    ("t5", "body.encoder.stack.layers.1.attention.output.weight", (4 * 12) ** -0.5),
+    ("t5", "body.encoder.stack.layers.1.feed_forward.inner.weight", 64**-0.5),
+    ("t5", "body.encoder.stack.layers.1.feed_forward.gate.weight", 64**-0.5),
+    ("t5", "body.encoder.stack.layers.1.feed_forward.outer.weight", 96**-0.5),
+    ("t5", "body.decoder.stack.position_bias.table.weight", 64**-0.5),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "deviation"), DEVIATIONS, ids=[f"{f}-{n}" for f, n, _ in DEVIATIONS]
+)
+def test_deviations_are_the_family_s(family: str, name: str, deviation: float) -> None:
+    changes: dict[str, Any] = {"feed_forward": "gated-gelu", "tied": False} if family == "t5" else {}
+    values = dict(tiny(family, **changes).named_parameters())[name].detach()
+    # The deviation of n draws is off by about 1 / sqrt(2n); four times that is very unlikely.
+    assert float(values.std()) == pytest.approx(deviation, rel=4 / (2 * values.numel()) ** 0.5)
+    assert abs(float(values.mean())) < 4 * deviation / values.numel() ** 0.5
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
+    for name, parameter in tiny(family, heads=set(get_family(family).heads)).named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+
+
+def test_bert_s_draws_are_cut_off_at_two_deviations() -> None:
+    words = tiny("bert").body.embeddings.words.weight.detach()
+    assert 0.039 < float(words.abs().max()) <= 0.04
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_building_depends_on_the_seed_alone(family: Family) -> None:
+    torch.manual_seed(0)
+    first = tiny(family.name, seed=3)
+    torch.manual_seed(1)
+    again, other = tiny(family.name, seed=3), tiny(family.name, seed=4)
+    for (name, one), two, three in zip(
+        first.named_parameters(), again.parameters(), other.parameters(), strict=True
+    ):
+        assert torch.equal(one, two), name
+        assert torch.equal(one, three) == ("norm" in name or name.endswith("bias")), name
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_head_more_changes_no_other_parameter(family: Family) -> None:
+    few = dict(tiny(family.name, heads={"vocabulary"}).named_parameters())
+    many = dict(tiny(family.name, heads=set(family.heads)).named_parameters())
+    assert set(few) < set(many)
+    assert all(torch.equal(parameter, many[name]) for name, parameter in few.items())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_no_parameter_is_built_that_nobody_asked_for(family: Family) -> None:
+    bare = {name for name, _ in tiny(family.name, heads=set()).named_parameters()}
+    assert not any(name.startswith("heads.") for name in bare)

@@ -1,0 +1,121 @@
+"""Filling blanks: an encoder's softmax at the mask, and T5's spans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from etymon.errors import EtymonError
+from etymon.families.loading import save
+from etymon.generation import blanks, decode
+from etymon.generation.blanks import fill_texts, spans_of
+from etymon.generation.sequences import Sequence
+
+
+@pytest.fixture(scope="module")
+def reference(tiny, tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("bert")
+    save(tiny("bert"), folder)
+    return transformers.BertForMaskedLM.from_pretrained(folder).eval()
+
+
+def test_probabilities_are_the_softmax_at_the_mask(tiny, reference):
+    model = tiny("bert")
+    tokenizer = model.tokenizer
+    texts = ["Paris is the [MASK] of France.", "The [MASK] sat on the [MASK].", "Rome is the capital of Italy and [MASK]"]
+    found = fill_texts(model, texts, top_k=4, batch_size=2)
+    for text, filling in zip(texts, found):
+        ids = tokenizer.framing.frame(tokenizer.encode(text)).ids.astype(np.int64)
+        with torch.no_grad():
+            expected = reference(torch.from_numpy(ids)[None]).logits[0].softmax(-1)[:, : tokenizer.size]
+        places = np.flatnonzero(ids == tokenizer.id("mask"))
+        assert len(filling.blanks) == len(places)
+        for place, candidates in zip(places, filling.blanks):
+            top = expected[place].topk(4)
+            assert [one.probability for one in candidates] == pytest.approx(top.values.tolist(), rel=1e-4)
+            words = [tokenizer.tokens[number] for number in top.indices.tolist()]
+            assert [one.text for one in candidates] == words
+
+
+def test_all_blanks_are_filled_surest_first(tiny, reference):
+    model = tiny("bert")
+    tokenizer = model.tokenizer
+    text = "The [MASK] sat on the [MASK] and [MASK]."
+    ids = torch.from_numpy(tokenizer.framing.frame(tokenizer.encode(text)).ids.astype(np.int64))
+    mask = tokenizer.id("mask")
+    places = (ids == mask).nonzero()[:, 0].tolist()
+    while (ids == mask).any():
+        with torch.no_grad():
+            probabilities = reference(ids[None]).logits[0].softmax(-1)
+        probabilities[:, tokenizer.size :] = 0
+        probabilities[:, sorted(tokenizer.special_ids)] = 0
+        best = probabilities[ids == mask].max(1)
+        place = (ids == mask).nonzero()[:, 0][best.values.argmax()]
+        ids[place] = best.indices[best.values.argmax()]
+    tokens = [tokenizer.tokens[int(ids[place])] for place in places]
+    expected = text
+    for token in tokens:
+        expected = expected.replace(" [MASK]", token[2:] if token.startswith("##") else " " + token, 1)
+    assert fill_texts(model, [text])[0].filled == expected
+
+
+@pytest.mark.parametrize("marker", ["<mask>", "___", "______", "<extra_id_7>"])
+def test_any_marker_will_do(tiny, marker):
+    model = tiny("bert")
+    usual = fill_texts(model, ["Paris is the [MASK] of France."])[0]
+    other = fill_texts(model, [f"Paris is the {marker} of France."])[0]
+    assert other.blanks == usual.blanks
+    assert other.filled == usual.filled
+    assert usual.blanks[0][0].sentence in (
+        f"Paris is the {usual.blanks[0][0].text} of France.",
+        f"Paris is the{usual.blanks[0][0].text.removeprefix('##')} of France.",
+    )
+
+
+def test_spans_take_their_places(tiny, monkeypatch):
+    model = tiny("t5")
+    tokenizer = model.tokenizer
+    first, second = tokenizer.sentinels[:2]
+    heard = []
+
+    def scripted(_, prompts, settings):
+        heard.extend(prompts)
+        capital, france = tokenizer.encode("capital").tolist(), tokenizer.encode("France").tolist()
+        best = [first, *capital, second, *france, tokenizer.id("end")]
+        return [[Sequence(best, -0.5, -0.1, True), Sequence([second, *capital], -2.0, -1.0, False)]]
+
+    monkeypatch.setattr(blanks, "decode", scripted)
+    found = fill_texts(model, ["Paris is the ___ of [MASK]."], top_k=2)[0]
+    assert found.filled == "Paris is the capital of France."
+    assert [one.text for one in found.blanks[0]] == ["capital", ""]
+    assert [one.text for one in found.blanks[1]] == ["France", "capital"]
+    assert found.blanks[0][0].probability == pytest.approx(np.exp(-0.5))
+    assert found.blanks[0][1].sentence == "Paris is the  of capital."
+    source = [number for number in heard[0] if number in tokenizer.sentinels]
+    assert source == [first, second]
+    assert heard[0][-1] == tokenizer.id("end")
+
+
+def test_spans_by_beams(tiny):
+    model = tiny("t5")
+    found = fill_texts(model, ["Paris is the <extra_id_0> of France."], top_k=3, max_new_tokens=5)[0]
+    probabilities = [one.probability for one in found.blanks[0]]
+    assert len(probabilities) == 3
+    assert all(0 < value < 1 for value in probabilities)
+    ids = blanks.encode_prompts(model, ["Paris is the <extra_id_0> of France."])
+    searched = decode(model, ids, blanks.DecodingSettings(max_new_tokens=5, beams=4, returns=3))[0]
+    assert probabilities == pytest.approx([np.exp(one.log_prob) for one in searched])
+    assert [one.text for one in found.blanks[0]] == [spans_of(model.tokenizer, one.ids, 1)[0] for one in searched]
+
+
+def test_refusals(tiny):
+    with pytest.raises(EtymonError, match="GPT-2 cannot fill blanks"):
+        fill_texts(tiny("gpt2"), ["The ___"])
+    with pytest.raises(EtymonError, match="no blank in 'The cat'"):
+        fill_texts(tiny("bert"), ["The ___", "The cat"])
+    with pytest.raises(EtymonError, match="7 blanks.*6 sentinels"):
+        fill_texts(tiny("t5"), ["___ " * 7])
+    with pytest.raises(EtymonError, match="top_k is 0"):
+        fill_texts(tiny("bert"), ["___"], top_k=0)

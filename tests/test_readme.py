@@ -1,0 +1,79 @@
+"""The README tells the truth: its commands and its Python are run, with less time to train."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from etymon import cli
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def block(name: str, language: str) -> str:
+    found = re.search(rf"<!-- run: {name} -->\n```{language}\n(.*?)```", README, re.DOTALL)
+    assert found is not None, f"the README has no {language} block {name!r}"
+    return found.group(1)
+
+
+def commands(text: str) -> list[list[str]]:
+    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    assert all(line[0] == "etymon" for line in lines if line)
+    return [line[1:] for line in lines if line]
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    shown = capsys.readouterr()
+    assert left.value.code == 0, shown.err
+    return shown.out
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    words = "the story of a king who walked to a river and saw light on cold water".split()
+    sentences = [" ".join(draw.choices(words, k=draw.randint(5, 12))).capitalize() + "." for _ in range(1500)]
+    documents = [" ".join(sentences[start : start + 30]) for start in range(0, len(sentences), 30)]
+    (tmp_path / "my.txt").write_text("\n".join(documents), encoding="utf-8")
+    return tmp_path
+
+
+def test_demo_and_what_it_suggests(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "etymon demo" in README
+    told = run(["demo", "--budget", "5s", "--progress", "silent"], capsys)
+    assert (here / "runs/demo/report.html").is_file()
+    shown = [run(words, capsys) for words in commands(block("demo", "sh"))]
+    assert all(text.strip() for text in shown)
+    assert "GPT-2" in shown[-1]
+    for words in commands(block("demo", "sh")):
+        assert shlex.join(["etymon", *words]).replace("'", '"') in told, "the demo suggests what the README does"
+
+
+def test_commands_on_own_text(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands(block("own", "sh")):
+        if "--budget" in words:
+            place = words.index("--budget")
+            words[place : place + 2] = ["--steps", "3", "--vocabulary", "400", "--batch", "4", "--length", "64"]
+        if words[0] == "pretrain":
+            words += ["--progress", "silent"]
+        run(words, capsys)
+    assert (here / "v.npy").is_file()
+    for family in ("gpt2", "bert", "t5"):
+        assert (here / f"runs/{family}-pocket/model/model.safetensors").is_file()
+
+
+def test_python(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    code = block("python", "python").replace('budget="10m"', 'steps=3, vocabulary=400, batch=4, progress="silent"')
+    assert "steps=3" in code
+    scope: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+    assert type(scope["peer"]).__name__ == "GPT2LMHeadModel"

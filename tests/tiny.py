@@ -1,0 +1,82 @@
+"""A small world for tests of training: made-up sentences, a tokenizer and a tiny shape for every family."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from etymon.data.store import TokenStore, build_store
+from etymon.data.text import Document
+from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer_training import train_tokenizer
+from etymon.families import get_family
+from etymon.families.loading import shape_of
+from etymon.families.model import Model
+from etymon.objectives import get_objective
+from etymon.objectives.objective import Objective
+
+NOUNS = "river mountain letter garden winter captain window morning village question bridge answer".split()
+VERBS = "crossed remembered followed painted wanted carried opened answered".split()
+VOCABULARY = 420  # of which T5's sentinels are 100
+CASES = [("gpt2", "causal"), ("bert", "masked"), ("bert", "masked-next-sentence"), ("t5", "span-corruption")]
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"dim": 32, "layers": 2, "heads": 2, "positions": 64},
+    "bert": {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 64, "positions": 64},
+    "t5": {"dim": 32, "layers": 2, "heads": 2, "head_dim": 8, "inner_dim": 48, "feed_forward": "gated-gelu"},
+}
+DROPOUTS = {
+    "gpt2": ("embedding_dropout", "attention_dropout", "residual_dropout"),
+    "bert": ("dropout", "attention_dropout"),
+    "t5": ("dropout",),
+}
+
+
+def texts(count: int = 60, seed: int = 0) -> list[str]:
+    """Documents of three to nine sentences that follow a simple rule, so that there is something to learn."""
+    draw = random.Random(seed)
+
+    def sentence() -> str:
+        return f"The {draw.choice(NOUNS)} {draw.choice(VERBS)} the {draw.choice(NOUNS)}."
+
+    return [" ".join(sentence() for _ in range(draw.randint(3, 9))) for _ in range(count)]
+
+
+def shape(family: str, dropout: float = 0.0) -> dict[str, Any]:
+    return {**SHAPES[family], **dict.fromkeys(DROPOUTS[family], dropout)}
+
+
+@cache
+def tokenizer(family: str) -> Tokenizer:
+    known = get_family(family)
+    choice = known.tokenizer
+    return train_tokenizer(
+        choice.kind,
+        texts(),
+        VOCABULARY,
+        lowercase=choice.lowercase,
+        strip_accents=choice.strip_accents,
+        specials=choice.specials,
+        sentinels=choice.sentinels,
+        framing=known.framing,
+    )
+
+
+def store(family: str, folder: Path, given: Sequence[str] | None = None) -> TokenStore:
+    documents = [Document(text) for text in (texts() if given is None else given)]
+    build_store(documents, tokenizer(family), folder, validation=0.2)
+    return TokenStore.open(folder, tokenizer(family))
+
+
+def model(family: str, objective: Objective, dropout: float = 0.0, seed: int = 0) -> Model:
+    known = get_family(family)
+    chosen = shape_of(known, None, **{**shape(family, dropout), "vocabulary": tokenizer(family).size})
+    made = Model(known, chosen, objective.heads).initialise(seed)
+    made.tokenizer = tokenizer(family)
+    return made
+
+
+def objective(family: str, name: str, length: int = 24) -> Objective:
+    return get_objective(name, tokenizer(family), length)
