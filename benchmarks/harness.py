@@ -44,7 +44,11 @@ class Comparison:
     def line(self) -> str:
         low, high = self.spread
         ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
-        verdict = "" if self.target is None else f", wanted {self.target:g}x: {'met' if self.ratio >= self.target else 'MISSED'}"
+        verdict = (
+            ""
+            if self.target is None
+            else f", wanted {self.target:g}x: {'met' if self.ratio >= self.target else 'MISSED'}"
+        )
         return (
             f"{self.name}: {self.ratio:.2f}x {self.peer} (rounds {low:.2f}-{high:.2f}; "
             f"{ours:.3f} s against {theirs:.3f} s{verdict})"

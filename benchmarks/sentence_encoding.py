@@ -44,10 +44,15 @@ def run() -> list[Comparison]:
     peer = AutoModel.from_pretrained(model_folder(), attn_implementation="sdpa").eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder())
     lengths = [len(tokenizer(text)["input_ids"]) for text in texts]
-    padded = sum(max(lengths[start : start + BATCH]) * len(lengths[start : start + BATCH]) for start in range(0, len(texts), BATCH))
+    padded = sum(
+        max(lengths[start : start + BATCH]) * len(lengths[start : start + BATCH])
+        for start in range(0, len(texts), BATCH)
+    )
 
     def ours() -> np.ndarray:
-        return np.concatenate([etymon.embed(model, batch, batch_size=BATCH, normalise=True) for batch in batches])
+        return np.concatenate(
+            [etymon.embed(model, batch, batch_size=BATCH, normalise=True) for batch in batches]
+        )
 
     @torch.inference_mode()
     def theirs() -> np.ndarray:

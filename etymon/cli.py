@@ -11,6 +11,7 @@ What its module has to keep to (the module must be light: torch and the like are
   under TYPE_CHECKING may be used.
 - Parameters named `on_...` are callbacks and never options. If the module has a function of the same name, the
   command line hands it over: a module-level `on_text(piece)` prints what `generate(..., on_text=None)` streams.
+  Its keyword-only parameters get the values of the options of those names.
 - `present(result, ...)` in the module, if there is one, prints the result. Its further parameters are the verb's
   own values of those names; one that the verb does not have becomes an option of the command line alone, e.g.
   `json: Annotated[bool, "print JSON"] = False`.
@@ -26,6 +27,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, TracebackType, UnionType
@@ -112,7 +114,6 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
     shown = list(inspect.signature(present).parameters.values())[1:] if present else []
     own = inspect.signature(verb).parameters
     callbacks = {name: getattr(module, name, None) for name in own if name.startswith("on_")}
-    callbacks = {name: function for name, function in callbacks.items() if function is not None}
     parameters = [
         _option(verb, parameter) for parameter in own.values() if not parameter.name.startswith("on_")
     ]
@@ -121,7 +122,8 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
     ]
 
     def command(**values: Any) -> None:
-        result = verb(**{name: value for name, value in values.items() if name in own}, **callbacks)
+        listeners = {name: _bound(function, values) for name, function in callbacks.items() if function}
+        result = verb(**{name: value for name, value in values.items() if name in own}, **listeners)
         if present:
             present(result, **{parameter.name: values[parameter.name] for parameter in shown})
 
@@ -129,6 +131,14 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _bound(callback: Callable[..., Any], values: Mapping[str, Any]) -> Callable[..., Any]:
+    """The callback with the options that it wants to know of."""
+    wanted = inspect.signature(callback).parameters.values()
+    return partial(
+        callback, **{each.name: values[each.name] for each in wanted if each.kind is each.KEYWORD_ONLY}
+    )
 
 
 def _option(function: Callable[..., Any], parameter: inspect.Parameter) -> inspect.Parameter:

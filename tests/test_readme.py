@@ -53,14 +53,25 @@ def test_demo_and_what_it_suggests(here: Path, capsys: pytest.CaptureFixture[str
     assert all(text.strip() for text in shown)
     assert "GPT-2" in shown[-1]
     for words in commands(block("demo", "sh")):
-        assert shlex.join(["etymon", *words]).replace("'", '"') in told, "the demo suggests what the README does"
+        assert shlex.join(["etymon", *words]).replace("'", '"') in told, (
+            "the demo suggests what the README does"
+        )
 
 
 def test_commands_on_own_text(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in commands(block("own", "sh")):
         if "--budget" in words:
             place = words.index("--budget")
-            words[place : place + 2] = ["--steps", "3", "--vocabulary", "400", "--batch", "4", "--length", "64"]
+            words[place : place + 2] = [
+                "--steps",
+                "3",
+                "--vocabulary",
+                "400",
+                "--batch",
+                "4",
+                "--length",
+                "64",
+            ]
         if words[0] == "pretrain":
             words += ["--progress", "silent"]
         run(words, capsys)
@@ -71,7 +82,9 @@ def test_commands_on_own_text(here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_python(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    code = block("python", "python").replace('budget="10m"', 'steps=3, vocabulary=400, batch=4, progress="silent"')
+    code = block("python", "python").replace(
+        'budget="10m"', 'steps=3, vocabulary=400, batch=4, progress="silent"'
+    )
     assert "steps=3" in code
     scope: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), scope)

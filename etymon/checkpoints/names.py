@@ -37,12 +37,9 @@ class Row:
         return list(whole.chunk(len(self.ours)))
 
 
-def rows(table: Mapping[str | tuple[str, ...], str], *, prefix: str = "", transposed: bool = False) -> list[Row]:
-    """Rows from a table ours -> theirs, with a prefix on our side."""
-    return [
-        Row(tuple(prefix + name for name in ((ours,) if isinstance(ours, str) else ours)), theirs, transposed)
-        for ours, theirs in table.items()
-    ]
+def rows(table: Mapping[str, str], *, transposed: bool = False) -> list[Row]:
+    """Rows from a table ours -> theirs."""
+    return [Row((ours,), theirs, transposed) for ours, theirs in table.items()]
 
 
 @dataclass
@@ -80,7 +77,10 @@ class NameMap:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: Sequence[str] = ()
-    renamed: Sequence[tuple[str, str]] = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
+    renamed: Sequence[tuple[str, str]] = (
+        (r"LayerNorm\.gamma$", "LayerNorm.weight"),
+        (r"LayerNorm\.beta$", "LayerNorm.bias"),
+    )
 
     def groups(self, ours: Iterable[str]) -> dict[str, tuple[Row, tuple[str, ...]]]:
         """Their name -> the row and our names behind it, for exactly the given parameters."""
@@ -91,14 +91,17 @@ class NameMap:
             partners = tuple(_fill(pattern, match) for pattern in row.ours)
             if name == partners[0]:
                 if not known.issuperset(partners):
-                    raise LookupError(f"{name} is joined with parameters that the model does not have: {partners}")
+                    raise LookupError(
+                        f"{name} is joined with parameters that the model does not have: {partners}"
+                    )
                 found[_fill(row.theirs, match)] = (row, partners)
         return found
 
     def export(self, ours: Mapping[str, Tensor], prefix: str | None = None) -> dict[str, Tensor]:
         """Their names and layout; `prefix` replaces the map's own on the names of the body."""
         theirs = {
-            name: row.joined([ours[part] for part in parts]) for name, (row, parts) in self.groups(ours).items()
+            name: row.joined([ours[part] for part in parts])
+            for name, (row, parts) in self.groups(ours).items()
         }
         for copy, source in self.copies.items():
             if source in theirs:

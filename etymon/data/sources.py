@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from etymon.data.prose import stdlib_documents
@@ -61,8 +62,14 @@ class StandardLibrary:
 
     description = "the prose of the Python standard library (topics and docstrings)"
 
+    @cached_property
+    def _documents(self) -> list[Document]:
+        return list(
+            stdlib_documents()
+        )  # about a megabyte, and parsing the library takes seconds: once is enough
+
     def documents(self) -> Iterable[Document]:
-        yield from stdlib_documents()  # only when somebody reads: parsing the library takes seconds
+        yield from self._documents  # only when somebody reads
 
     def fingerprint(self) -> str:
         # The text is a function of the interpreter: no need to read it to know it.

@@ -19,9 +19,7 @@ def get_family(name: str) -> Family:
     """The family of that name (`gpt2`, `bert`, ...; upper case and hyphens do not matter)."""
     plain = name.lower().replace("-", "").replace("_", "")
     if plain not in REGISTRY:
-        raise EtymonError(
-            f"there is no family {name!r}: {did_you_mean(name, REGISTRY)}"
-        )
+        raise EtymonError(f"there is no family {name!r}: {did_you_mean(name, REGISTRY)}")
     family: Family = import_module(REGISTRY[plain]).FAMILY
     return family
 

@@ -62,7 +62,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "mini": ladder(4, 256),
     "small": ladder(4, 512),
     "medium": ladder(8, 512),
-    **{f"L{layers}-H{dim}": ladder(layers, dim) for layers in (2, 4, 6, 8, 10, 12) for dim in (128, 256, 512, 768)},
+    **{
+        f"L{layers}-H{dim}": ladder(layers, dim)
+        for layers in (2, 4, 6, 8, 10, 12)
+        for dim in (128, 256, 512, 768)
+    },
 }
 
 

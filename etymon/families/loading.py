@@ -33,15 +33,15 @@ def build(
     family: str | Family,
     size: str | None = None,
     *,
+    shape: Mapping[str, Any] | None = None,
     heads: Iterable[str] | None = None,
     labels: Sequence[str] = ("LABEL_0", "LABEL_1"),
     seed: int = 0,
-    **shape: Any,
 ) -> Model:
-    """A new model with first values: a published or pocket size, and any field of the shape changed by name."""
+    """A new model with first values: a published or pocket size, with the given fields of its shape changed."""
     known = get_family(family) if isinstance(family, str) else family
     heads = known.architectures[0].heads if heads is None else heads
-    return Model(known, shape_of(known, size, **shape), heads, labels).initialise(seed)
+    return Model(known, shape_of(known, size, **(shape or {})), heads, labels).initialise(seed)
 
 
 def shape_of(family: Family, size: str | None = None, **changed: Any) -> Any:

@@ -71,7 +71,9 @@ class Model(nn.Module):
         self, batch: Batch, state: KeyValueState | None = None, embedded: Tensor | None = None
     ) -> tuple[Tensor, KeyValueState | None]:
         """Hidden states `[N, D]`; with a state, of the new tokens only."""
-        assert isinstance(self.body, Body), f"{self.family.title} has an encoder and a decoder: encode, then decode"
+        assert isinstance(self.body, Body), (
+            f"{self.family.title} has an encoder and a decoder: encode, then decode"
+        )
         return self.body(batch, state=state, embedded=embedded), state
 
     def encode(self, batch: Batch, embedded: Tensor | None = None) -> Memory:
@@ -139,8 +141,6 @@ def _known_heads(family: Family, heads: Iterable[str]) -> frozenset[str]:
     asked = set(heads)
     for name in asked:
         if name not in family.heads:
-            raise EtymonError(
-                f"{family.title} has no head {name!r}: {did_you_mean(name, family.heads)}"
-            )
+            raise EtymonError(f"{family.title} has no head {name!r}: {did_you_mean(name, family.heads)}")
     implied = {family.heads[name].after for name in asked}
     return frozenset(asked - implied)

@@ -50,7 +50,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.feed_forward not in FEED_FORWARDS:
-            raise ValueError(f"feed_forward is {self.feed_forward!r}: it must be one of {', '.join(FEED_FORWARDS)}")
+            raise ValueError(
+                f"feed_forward is {self.feed_forward!r}: it must be one of {', '.join(FEED_FORWARDS)}"
+            )
 
 
 FEED_FORWARDS = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"}
@@ -77,9 +79,7 @@ def stack(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
         return RootMeanSquareNorm(shape.dim, shape.norm_epsilon)
 
     def attention() -> Attention:
-        return Attention(
-            shape.dim, shape.heads, shape.head_dim, bias=False, scale=1.0, dropout=shape.dropout
-        )
+        return Attention(shape.dim, shape.heads, shape.head_dim, bias=False, scale=1.0, dropout=shape.dropout)
 
     layers = [
         Block(
@@ -127,7 +127,9 @@ def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
 HEADS = {
     "vocabulary": Head(vocabulary_head),
     # Reads the decoder, which is fed the text itself, at the last token.
-    "classification": Head(lambda s, body, labels: DeepProjection(s.dim, labels, dropout=s.head_dropout), at="last"),
+    "classification": Head(
+        lambda s, body, labels: DeepProjection(s.dim, labels, dropout=s.head_dropout), at="last"
+    ),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
     # These read the encoder, and without other heads the decoder is not built.
     "tagging": Head(lambda s, body, labels: Projection(s.dim, labels, dropout=s.head_dropout)),
@@ -144,12 +146,13 @@ ARCHITECTURES = [
 
 
 def names(shape: Shape) -> NameMap:
-    table: dict[str | tuple[str, ...], str] = {"body.words.weight": "shared.weight"}
+    table = {"body.words.weight": "shared.weight"}
     for side, last in (("encoder", 1), ("decoder", 2)):
         ours, theirs = f"body.{side}.stack.", f"{side}.block.{{}}.layer."
         inner = "wi_1" if shape.feed_forward.startswith("gated") else "wi"
         table |= {
-            ours + "position_bias.table.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            ours
+            + "position_bias.table.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
             ours + "norm.weight": f"{side}.final_layer_norm.weight",
             ours + "layers.{}.attention_norm.weight": theirs + "0.layer_norm.weight",
             ours + "layers.{}.cross_norm.weight": theirs + "1.layer_norm.weight",
@@ -210,7 +213,14 @@ SETTINGS = T5Settings(
         Field("tied", "tie_word_embeddings"),
     ],
     # The classes with an encoder alone say that they are no encoder-decoders: their names tell as much.
-    ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "n_positions", "is_decoder", "is_encoder_decoder"],
+    ignored=[
+        "scale_decoder_outputs",
+        "dense_act_fn",
+        "is_gated_act",
+        "n_positions",
+        "is_decoder",
+        "is_encoder_decoder",
+    ],
 )
 
 
@@ -244,7 +254,9 @@ FAMILY = Family(
     capabilities=frozenset({"encoder-decoder", "state"}),
     objective="span-corruption",
     recipe=Recipe(learning_rate=1e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1),
-    size_recipes={"pocket": Recipe(learning_rate=2e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1)},
+    size_recipes={
+        "pocket": Recipe(learning_rate=2e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1)
+    },
     decoder_start="pad",
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
     framing=framing.T5,

@@ -61,6 +61,8 @@ def fill_texts(
 ) -> list[Filling]:
     """Fills `[MASK]`, `<mask>`, `<extra_id_0>` or `___`, whatever the tokenizer's own mask is."""
     tokenizer, title = tokenizer_of(model), model.family.title
+    if batch_size < 1:
+        raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
     if top_k < 1:
         raise EtymonError(f"top_k is {top_k}: ask for at least 1 filling")
     if "vocabulary" not in model.heads:

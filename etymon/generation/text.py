@@ -58,6 +58,8 @@ def generate_texts(
     batch_size: int = 32,
 ) -> list[Generation]:
     """The new texts of all prompts, `returns` for each in turn. What `on_text` hears of a text adds up to it exactly."""
+    if batch_size < 1:
+        raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
     settings = settings or DecodingSettings()
     tokenizer = tokenizer_of(model)
     encoded = encode_prompts(model, prompts)

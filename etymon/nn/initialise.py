@@ -37,7 +37,10 @@ COMMON: list[tuple[str, Filler]] = [("*norm.weight", constant(1.0)), ("*bias", c
 
 @torch.no_grad()
 def initialise(
-    model: nn.Module, rules: Sequence[tuple[str, Filler]], seed: int = 0, only: Callable[[str], bool] | None = None
+    model: nn.Module,
+    rules: Sequence[tuple[str, Filler]],
+    seed: int = 0,
+    only: Callable[[str], bool] | None = None,
 ) -> None:
     """Fills every parameter by the first rule whose pattern matches its name."""
     for name, parameter in model.named_parameters():

@@ -64,12 +64,12 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, flat: Tensor, index: Tensor, inverse: Tensor, blank: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, flat: Tensor, index: Tensor, inverse: Tensor, blank: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(inverse, blank)
         return flat.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
         inverse, blank = ctx.saved_tensors
         lowered = gradient.contiguous().index_select(0, inverse)
         if blank is not None:

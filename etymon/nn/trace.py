@@ -44,7 +44,9 @@ def trace(model: nn.Module) -> Iterator[Trace]:
     stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, Stack)]
     watched: list[Stack | Attention] = []
     for name, stack in stacks:
-        record = seen[name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"] = StackTrace()
+        record = seen[name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"] = (
+            StackTrace()
+        )
         stack.seen = record.hidden
         watched.append(stack)
         for layer in stack.layers:
@@ -54,8 +56,8 @@ def trace(model: nn.Module) -> Iterator[Trace]:
     try:
         yield seen
     finally:
-        for part in watched:
-            part.seen = None
+        for seeing in watched:
+            seeing.seen = None
 
 
 def _attentions(layer: nn.Module, record: StackTrace) -> Iterator[tuple[Attention, list[Tensor]]]:

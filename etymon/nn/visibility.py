@@ -170,7 +170,9 @@ class FlatView:
             for part, group in zip(weights, self.groups, strict=True)
         ]
         whole = torch.cat(padded)
-        return whole if self.order is None else whole[torch.tensor(np.argsort(self.order), device=whole.device)]
+        return (
+            whole if self.order is None else whole[torch.tensor(np.argsort(self.order), device=whole.device)]
+        )
 
     def with_bias(self, bias: Bias) -> FlatView:
         """The same view with a bias on the scores, computed once for all layers that share it."""

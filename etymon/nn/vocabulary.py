@@ -29,7 +29,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     is at hand, so that nothing of size `[n, V]` is kept and no product is computed twice."""
 
     @staticmethod
-    def forward(ctx, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_n: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_n: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         want_x, want_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         total = x_nD.new_zeros((), dtype=torch.promote_types(x_nD.dtype, torch.float32))
         gradient_x = torch.empty_like(x_nD) if want_x else None
@@ -55,7 +55,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
         if ctx.gradients is None:
             raise RuntimeError("the vocabulary loss can be back-propagated once: compute it again")
         scaled = [None if part is None else part.mul_(gradient) for part in ctx.gradients]
@@ -77,7 +77,7 @@ class DenseVocabulary(nn.Module):
 
     def __init__(
         self,
-        weight: nn.Parameter,
+        weight: Tensor,
         *,
         bias: bool = False,
         transform: nn.Module | None = None,
@@ -85,7 +85,7 @@ class DenseVocabulary(nn.Module):
     ) -> None:
         super().__init__()
         self.transform = transform
-        self.weight = weight
+        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
         self.bias = nn.Parameter(torch.zeros(len(weight))) if bias else None
         self.scale = scale
 
@@ -126,7 +126,9 @@ class DenseVocabulary(nn.Module):
         self, hidden_ND: Tensor, at: Tensor | None, read: Callable[[Tensor, slice], Tensor]
     ) -> Tensor:
         x_nD = self._features(hidden_ND, at)
-        parts = [read(F.linear(x_nD[part], self.weight, self.bias), part) for part in chunks(len(x_nD), self.size)]
+        parts = [
+            read(F.linear(x_nD[part], self.weight, self.bias), part) for part in chunks(len(x_nD), self.size)
+        ]
         return torch.cat(parts) if parts else x_nD.new_zeros(0)
 
     def _features(self, hidden_ND: Tensor, at: Tensor | None) -> Tensor:

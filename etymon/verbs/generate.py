@@ -73,8 +73,8 @@ def generate(
     return generate_texts(opened(model, device), asked, settings, listener, batch_size=batch_size)
 
 
-def on_text(piece: str) -> None:
-    if _streaming():
+def on_text(piece: str, *, json: bool) -> None:
+    if sys.stdout.isatty() and not json:
         print(piece, end="", flush=True)
 
 
@@ -86,16 +86,8 @@ def present(result: list[Generation], json: Annotated[bool, "print a JSON record
         for one in result:
             print(dumps(asdict(one), ensure_ascii=False))
     elif len(result) == 1:
-        print("" if _streaming() else result[0].text)
+        print("" if sys.stdout.isatty() else result[0].text)  # a terminal has seen it already
     else:
         for number, one in enumerate(result):
             heading = " ".join(one.prompt.split())
             print(f"{'' if number == 0 else chr(10)}--- {heading[:100]}\n{one.text}")
-
-
-def _streaming() -> bool:
-    """Somebody is watching, and wants to read and not to parse."""
-    import click
-
-    context = click.get_current_context(silent=True)
-    return sys.stdout.isatty() and not (context is not None and context.params.get("json"))

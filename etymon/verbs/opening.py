@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
+    import torch
+
     from etymon.families.model import Model
 
 
@@ -19,23 +21,26 @@ def opened(model: str | Path | Model, device: str | None = None) -> Model:
 
     from etymon.families.loading import load
 
-    if not isinstance(model, str | Path):
-        chosen = model if device is None else model.to(device)
-        where = f"this {model.family.title}"
-    else:
+    target = None if device is None else _device(device)
+    if isinstance(model, str | Path):
         where = str(model)
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            target = torch.device(device)
-        except RuntimeError as error:
-            raise EtymonError(
-                f"there is no device {device!r}: say cpu, or cuda where there is one"
-            ) from error
-        chosen = load(model, device=target)
+        chosen = load(model, device=target or ("cuda" if torch.cuda.is_available() else "cpu"))
+    else:
+        where = f"this {model.family.title}"
+        chosen = model if target is None else model.to(target)
     if chosen.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
     return chosen
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise EtymonError(f"there is no device {name!r} here: say cpu, or cuda where there is one") from error
+    return torch.device(name)
 
 
 def texts_of(texts: str | Sequence[str], file: str | Path | None = None, *, lines: bool = True) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Callable
@@ -276,7 +277,11 @@ class Pretraining:
             state, optimiser_state = read_state(self.checkpoint)
             return model, state, optimiser_state
         model = build(
-            self.family, self.file.size, heads=objective.heads, seed=self.file.seed, vocabulary=tokenizer.size
+            self.family,
+            self.file.size,
+            heads=objective.heads,
+            seed=self.file.seed,
+            shape={"vocabulary": tokenizer.size},
         )
         model.tokenizer = tokenizer
         return model, TrainingState(), None
@@ -350,7 +355,12 @@ def require_free(folder: Path) -> None:
     """Refuses a folder with a run, and one with anything that a run did not write: it would be in the way or be lost."""
     if (folder / "run.yaml").exists():
         raise EtymonError(f"{folder} holds a run already: go on with --resume, or give another --out")
-    if not folder.is_dir():
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise EtymonError(f"{place} is a file, and the run needs a folder there: give another --out")
+    if not os.access(place, os.W_OK):
+        raise EtymonError(f"cannot write to {place}: give another --out")
+    if place != folder:
         return
     foreign = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - OWN
     if (folder / "store").exists() and not (folder / "store" / "store.json").is_file():

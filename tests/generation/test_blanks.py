@@ -24,7 +24,11 @@ def reference(tiny, tmp_path_factory):
 def test_probabilities_are_the_softmax_at_the_mask(tiny, reference):
     model = tiny("bert")
     tokenizer = model.tokenizer
-    texts = ["Paris is the [MASK] of France.", "The [MASK] sat on the [MASK].", "Rome is the capital of Italy and [MASK]"]
+    texts = [
+        "Paris is the [MASK] of France.",
+        "The [MASK] sat on the [MASK].",
+        "Rome is the capital of Italy and [MASK]",
+    ]
     found = fill_texts(model, texts, top_k=4, batch_size=2)
     for text, filling in zip(texts, found):
         ids = tokenizer.framing.frame(tokenizer.encode(text)).ids.astype(np.int64)
@@ -107,7 +111,9 @@ def test_spans_by_beams(tiny):
     ids = blanks.encode_prompts(model, ["Paris is the <extra_id_0> of France."])
     searched = decode(model, ids, blanks.DecodingSettings(max_new_tokens=5, beams=4, returns=3))[0]
     assert probabilities == pytest.approx([np.exp(one.log_prob) for one in searched])
-    assert [one.text for one in found.blanks[0]] == [spans_of(model.tokenizer, one.ids, 1)[0] for one in searched]
+    assert [one.text for one in found.blanks[0]] == [
+        spans_of(model.tokenizer, one.ids, 1)[0] for one in searched
+    ]
 
 
 def test_refusals(tiny):
@@ -115,7 +121,7 @@ def test_refusals(tiny):
         fill_texts(tiny("gpt2"), ["The ___"])
     with pytest.raises(EtymonError, match="no blank in 'The cat'"):
         fill_texts(tiny("bert"), ["The ___", "The cat"])
-    with pytest.raises(EtymonError, match="7 blanks.*6 sentinels"):
+    with pytest.raises(EtymonError, match=r"7 blanks.*6 sentinels"):
         fill_texts(tiny("t5"), ["___ " * 7])
     with pytest.raises(EtymonError, match="top_k is 0"):
         fill_texts(tiny("bert"), ["___"], top_k=0)

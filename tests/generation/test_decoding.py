@@ -97,7 +97,9 @@ def test_log_prob_is_the_model_s_own(pair, family, beams):
             assert row[0].score == row[0].log_prob
 
 
-SAMPLING = DecodingSettings(sample=True, max_new_tokens=8, temperature=1.3, top_k=30, returns=3, seed=4, end_ids=(1,))
+SAMPLING = DecodingSettings(
+    sample=True, max_new_tokens=8, temperature=1.3, top_k=30, returns=3, seed=4, end_ids=(1,)
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,11 +132,17 @@ def test_samples_follow_the_model(pair):
     """Many draws of one token from the model's own distribution."""
     stats = pytest.importorskip("scipy.stats")
     reference, model = pair("gpt2")
-    settings = DecodingSettings(sample=True, max_new_tokens=1, temperature=0.8, top_k=12, returns=3000, end_ids=(1,))
+    settings = DecodingSettings(
+        sample=True, max_new_tokens=1, temperature=0.8, top_k=12, returns=3000, end_ids=(1,)
+    )
     with torch.no_grad():
         logits = reference(torch.tensor([PROMPTS[0]])).logits[0, -1] / 0.8
-    expected = torch.where(logits < logits.topk(12).values[-1], float("-inf"), logits).double().softmax(-1).numpy()
-    counts = np.bincount([one.ids[0] for one in decode(model, PROMPTS[:1], settings)[0]], minlength=len(expected))
+    expected = (
+        torch.where(logits < logits.topk(12).values[-1], float("-inf"), logits).double().softmax(-1).numpy()
+    )
+    counts = np.bincount(
+        [one.ids[0] for one in decode(model, PROMPTS[:1], settings)[0]], minlength=len(expected)
+    )
     common = expected * 3000 > 5
     assert counts[expected == 0].sum() == 0
     share = expected[common] / expected[common].sum()
@@ -163,7 +171,9 @@ def test_context_limit(pair, beams):
     _, model = pair("gpt2")
     assert model.positions == 48
     prompt = [5] * 40
-    with pytest.raises(EtymonError, match=r"40 tokens of prompt and 9 new ones are 49.*48 positions.*at most 8"):
+    with pytest.raises(
+        EtymonError, match=r"40 tokens of prompt and 9 new ones are 49.*48 positions.*at most 8"
+    ):
         decode(model, [[3], prompt], DecodingSettings(max_new_tokens=9, beams=beams))
     with pytest.raises(EtymonError, match="48 tokens and the model 48 positions"):
         decode(model, [[5] * 48], DecodingSettings(beams=beams))
@@ -197,7 +207,9 @@ def test_on_token_hears_every_token(pair, beams):
     heard: dict[tuple[int, int], list[int]] = {}
     settings = DecodingSettings(max_new_tokens=6, end_ids=ends(model), beams=beams, returns=beams)
     rows = decode(model, PROMPTS, settings, lambda *where: heard.setdefault(where[:2], []).append(where[2]))
-    assert heard == {(row, number): one.ids for row, found in enumerate(rows) for number, one in enumerate(found)}
+    assert heard == {
+        (row, number): one.ids for row, found in enumerate(rows) for number, one in enumerate(found)
+    }
 
 
 def test_dropout_is_off_and_the_mode_comes_back(pair):

@@ -31,11 +31,15 @@ def test_causal_score_equals_transformers(tiny, tmp_path):
         assert score.log_likelihood == pytest.approx(-loss * tokens, rel=1e-5)
         assert score.perplexity == pytest.approx(math.exp(loss), rel=1e-4)
         assert score.bytes == len(text.encode())
-        assert score.bits_per_byte == pytest.approx(loss * tokens / math.log(2) / len(text.encode()), rel=1e-5)
+        assert score.bits_per_byte == pytest.approx(
+            loss * tokens / math.log(2) / len(text.encode()), rel=1e-5
+        )
         assert score.kind == "likelihood"
 
 
-@pytest.mark.parametrize(("length", "context", "overlap"), [(1, 4, 2), (4, 4, 2), (5, 4, 2), (17, 6, 3), (20, 5, 0), (9, 4, 3)])
+@pytest.mark.parametrize(
+    ("length", "context", "overlap"), [(1, 4, 2), (4, 4, 2), (5, 4, 2), (17, 6, 3), (20, 5, 0), (9, 4, 3)]
+)
 def test_windows_score_every_position_once(length, context, overlap):
     found = list(windows(length, context, overlap))
     assert [place for _, end, new in found for place in range(new, end)] == list(range(length))
@@ -107,7 +111,9 @@ def test_target_given_a_source_equals_transformers(tiny, tmp_path):
     targets = ["the mat", "France and Italy", ""]
     for source, target, score in zip(TEXTS, targets, score_texts(model, TEXTS, targets)):
         ids, labels = (
-            torch.from_numpy(model.tokenizer.framing.frame(model.tokenizer.encode(text)).ids.astype(np.int64))[None]
+            torch.from_numpy(
+                model.tokenizer.framing.frame(model.tokenizer.encode(text)).ids.astype(np.int64)
+            )[None]
             for text in (source, target)
         )
         with torch.no_grad():

@@ -56,7 +56,10 @@ def test_ragged_histories_are_judged_by_themselves(scores, history, size):
     together = processing(rows)
     new = torch.tensor([1, 2, 3, 0, 1, 2])
     together.append(new)
-    alone = [processing([row + [token]])(scores[[place]]) for place, (row, token) in enumerate(zip(rows, new.tolist()))]
+    alone = [
+        processing([row + [token]])(scores[[place]])
+        for place, (row, token) in enumerate(zip(rows, new.tolist()))
+    ]
     assert torch.equal(together(scores), torch.cat(alone))
     together.select(torch.tensor([4, 1]))
     assert torch.equal(together(scores[[4, 1]]), torch.cat([alone[4], alone[1]]))

@@ -105,7 +105,10 @@ def test_streaming_arbitrary_bytes(tiny):
 )
 def test_stop_strings(say, stop, expected, beams):
     found, pieces = say([TEXT, "Paris is"], stop=stop, beams=beams)
-    assert [one.text for one in found] == [expected, cut("Paris is", (stop,) if isinstance(stop, str) else stop)]
+    assert [one.text for one in found] == [
+        expected,
+        cut("Paris is", (stop,) if isinstance(stop, str) else stop),
+    ]
     assert "".join(pieces[0]) == expected
     assert found[0].finished
     if stop == "a":
@@ -125,19 +128,21 @@ def test_a_text_is_not_cut_by_the_prompt(say):
     assert (found[0].prompt, found[0].text) == ("x", "The cat")
 
 
-def test_sources_end_as_the_family_frames_them(tiny, monkeypatch):
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_sources_end_as_the_family_frames_them(tiny, monkeypatch, family):
     """T5 reads `text </s>`, GPT-2 the bare prompt."""
     seen = []
-    for family in ("t5", "gpt2"):
-        model = tiny(family)
-        prefill = decoding.Stepper.prefill
-        monkeypatch.setattr(
-            decoding.Stepper, "prefill", lambda self, prompts, *rest: seen.extend(prompts) or prefill(self, prompts, *rest)
-        )
-        generate_texts(model, ["The cat"], DecodingSettings(max_new_tokens=1))
-        monkeypatch.undo()
-        bare = model.tokenizer.encode("The cat").tolist()
-        assert seen[-1] == (bare + [model.token("end")] if family == "t5" else bare)
+    prefill = decoding.Stepper.prefill
+
+    def spy(self, prompts, *rest):
+        seen.extend(prompts)
+        return prefill(self, prompts, *rest)
+
+    monkeypatch.setattr(decoding.Stepper, "prefill", spy)
+    model = tiny(family)
+    generate_texts(model, ["The cat"], DecodingSettings(max_new_tokens=1))
+    bare = model.tokenizer.encode("The cat").tolist()
+    assert seen == [bare + [model.token("end")] if family == "t5" else bare]
 
 
 def test_without_a_tokenizer(pair):

@@ -92,8 +92,10 @@ def test_causal_windows_say_the_whole_text_once(splits: dict[str, Split]) -> Non
     plan = case.objective.plan(case.split, 0, 0, shuffle=False)
     examples = [case.objective.prepare(case.split, row, key(0)) for row in plan]
     end = tiny.tokenizer("gpt2").id("end")
-    text = [[*case.split.document(number), end] for number in range(len(case.split))]
-    assert np.concatenate([example.targets for example in examples]).tolist() == sum(text, [])
+    text = [
+        token for number in range(len(case.split)) for token in (*case.split.document(number).tolist(), end)
+    ]
+    assert np.concatenate([example.targets for example in examples]).tolist() == text
     assert examples[0].ids[0] == end
     for example in examples:
         assert example.ids[1:].tolist() == example.targets[:-1].tolist()
@@ -262,7 +264,11 @@ def test_accuracies_count_right_answers(splits: dict[str, Split]) -> None:
 
 def test_every_term_has_its_own_denominator() -> None:
     one, two = torch.tensor(6.0, requires_grad=True), torch.tensor(10.0, requires_grad=True)
-    terms = {"one": Term(one, 3), "two": Term(two, 5, weight=2.0), "seen": Term(torch.tensor(4), 8, weight=0.0)}
+    terms = {
+        "one": Term(one, 3),
+        "two": Term(two, 5, weight=2.0),
+        "seen": Term(torch.tensor(4), 8, weight=0.0),
+    }
     loss = weighted_loss(terms, {"one": 12, "two": 40, "seen": 8, "unused": 1})
     assert loss.item() == 6 / 12 + 2 * 10 / 40
     loss.backward()
@@ -293,5 +299,5 @@ def test_unknown_objective_and_unfit_tokenizer() -> None:
         objective_class("casual")
     with pytest.raises(EtymonError, match="'mask' token"):
         get_objective("masked", tiny.tokenizer("gpt2"), 24)
-    with pytest.raises(EtymonError, match="107 corrupted spans.*100 sentinels"):
+    with pytest.raises(EtymonError, match=r"107 corrupted spans.*100 sentinels"):
         get_objective("span-corruption", tiny.tokenizer("t5"), 1920)

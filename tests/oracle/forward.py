@@ -22,10 +22,14 @@ from tests.oracle.inputs import Arguments, Text
 
 @dataclass
 class Reading:
-    """What a call gave: outputs by field (`attentions.0`), and pairs that must agree (name, ragged, rectangle)."""
+    """What a call gave: outputs by field (`attentions.0`), and pairs that must agree (name, ragged, rectangle).
+
+    `empty` are fields that such a model has, with nothing in them.
+    """
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
     pairs: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    empty: set[str] = field(default_factory=set)
 
 
 def run(model: Model, arguments: Arguments) -> Reading:
@@ -40,7 +44,7 @@ def _run_stack(model: Model, arguments: Arguments) -> Reading:
     )
     embedded = _looked_up(model, text)
     hidden_ND, _ = model.hidden(text.rectangle, embedded=embedded)
-    reading = Reading({"last_hidden_state": text.shaped(hidden_ND)})
+    reading = Reading({"last_hidden_state": text.shaped(hidden_ND)}, empty={"cross_attentions"})
     real_N = text.real.reshape(-1)
     with torch.no_grad():
         ragged, _ = model.hidden(text.ragged, embedded=None if embedded is None else embedded[real_N])
@@ -72,7 +76,7 @@ def _looked_up(model: Model, text: Text) -> Tensor | None:
 def _run_encoder_decoder(model: Model, arguments: Arguments) -> Reading:
     source = Text(arguments.take("input_ids"), arguments.take("attention_mask"))
     target = None if model.body.decoder is None else _target(model, source, arguments)
-    reading = Reading()
+    reading = Reading(empty={"cross_attentions"} if target is None else set())
     memory = model.encode(source.rectangle)
     with torch.no_grad():
         ragged = model.encode(source.ragged)

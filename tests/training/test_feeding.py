@@ -57,7 +57,7 @@ def feed_threads() -> list[str]:
 
 
 def test_a_step_is_a_function_of_its_position() -> None:
-    straight = [step for step in feed().steps(Position(), 7)]
+    straight = list(feed().steps(Position(), 7))
     for number in (0, 3, 6):
         position = Position() if number == 0 else straight[number - 1].after
         assert read(feed().step(position)) == read(straight[number])
@@ -68,7 +68,9 @@ def test_a_step_is_a_function_of_its_position() -> None:
 def test_steps_straddle_epochs_and_lose_nothing() -> None:
     steps = list(feed().steps(Position(), 5))  # 30 samples of epochs of 10
     samples = [sample for step in steps for sample in read(step)]
-    assert [sample[:2] for sample in samples] == [(epoch, number) for epoch in range(3) for number in range(10)]
+    assert [sample[:2] for sample in samples] == [
+        (epoch, number) for epoch in range(3) for number in range(10)
+    ]
     assert steps[-1].after in (Position(2, 10), Position(3, 0))
     assert len({draw for _, _, draw in samples}) == 30, "every sample of every epoch has its own draws"
 

@@ -60,7 +60,9 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
     return make
 
 
-def gradients_of(trainer: Trainer, position: Position) -> tuple[dict[str, torch.Tensor], dict[str, float], Any]:
+def gradients_of(
+    trainer: Trainer, position: Position
+) -> tuple[dict[str, torch.Tensor], dict[str, float], Any]:
     """The gradients that the optimiser gets to see in one step, the step's record, and the step."""
     step = trainer.feed.step(position)
     seen: dict[str, torch.Tensor] = {}
@@ -82,7 +84,9 @@ def test_slices_give_the_gradients_of_one_batch(trainer: Maker, family: str, nam
     position = Position(0, min(max(0, int(np.argmin(lengths)) - 5), samples - 1))
     whole, record, _ = gradients_of(trainer(family, name, rows=12), position)
     parts, sliced, step = gradients_of(trainer(family, name, rows=3, slices=4), position)
-    assert len({tuple(part.counts.values()) for part in step.slices}) > 1, "slices must differ to prove anything"
+    assert len({tuple(part.counts.values()) for part in step.slices}) > 1, (
+        "slices must differ to prove anything"
+    )
     for gradient in whole:
         torch.testing.assert_close(parts[gradient], whole[gradient], rtol=1e-5, atol=1e-6, msg=gradient)
     assert sliced == pytest.approx(record, rel=1e-5)
@@ -110,7 +114,9 @@ def test_each_term_is_averaged_by_its_own_count(trainer: Maker) -> None:
     made = trainer("bert", "masked-next-sentence", rows=3, slices=2)
     step = made.feed.step(Position())
     counts = add_counts(step.slices)
-    assert counts["next_sentence"] == 6 and counts["masked"] == sum(part.counts["masked"] for part in step.slices)
+    assert counts["next_sentence"] == 6 and counts["masked"] == sum(
+        part.counts["masked"] for part in step.slices
+    )
     sums = {"masked": 0.0, "next_sentence": 0.0}
     with torch.no_grad():
         for part in step.slices:
@@ -132,7 +138,9 @@ def test_dropout_is_keyed_by_seed_step_and_slice(trainer: Maker, family: str, na
     torch.manual_seed(123)
     made._step(made.feed.step(step.after), learning_rate=0.0)
     assert made._step(step, learning_rate=0.0) == first, "the same step twice"
-    assert trainer(family, name, dropout=0.2, slices=2)._step(step, learning_rate=0.0) == first, "in another trainer"
+    assert trainer(family, name, dropout=0.2, slices=2)._step(step, learning_rate=0.0) == first, (
+        "in another trainer"
+    )
     made.state.step = 1
     assert made._step(step, learning_rate=0.0) != first
     assert trainer(family, name, dropout=0.2, slices=2, seed=1)._step(step, learning_rate=0.0) != first
@@ -183,7 +191,9 @@ def test_whole_validation_text_in_bits_per_byte(stores: dict[str, Any]) -> None:
             window = stream[start : start + 25]
             hidden, _ = model.hidden(Batch.of([window[:-1]]))
             chances = model.heads["vocabulary"].logits(hidden).double().log_softmax(-1)
-            bits -= float(chances[torch.arange(len(window) - 1), torch.tensor(window[1:])].sum()) / math.log(2)
+            bits -= float(chances[torch.arange(len(window) - 1), torch.tensor(window[1:])].sum()) / math.log(
+                2
+            )
     size = sum(len(text.encode()) for text in texts)
     assert figures["bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
     assert figures["loss"] == pytest.approx(bits * math.log(2) / (len(stream) - 1), rel=1e-5)
@@ -232,7 +242,9 @@ def test_the_best_validation_is_remembered(trainer: Maker) -> None:
     assert made.run.last_validation() == {"bits_per_byte": 2.0}
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals need the main thread"
+)
 def test_signals_ask_for_a_stop_and_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_requested() as asked:

@@ -43,7 +43,12 @@ def test_unknown_schedule() -> None:
 def make(model: torch.nn.Module, family: str) -> torch.optim.AdamW:
     recipe = get_family(family).recipe
     return adamw(
-        model, learning_rate=1e-2, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.1, undecayed=recipe.undecayed
+        model,
+        learning_rate=1e-2,
+        betas=(0.9, 0.95),
+        epsilon=1e-8,
+        weight_decay=0.1,
+        undecayed=recipe.undecayed,
     )
 
 
@@ -62,7 +67,11 @@ def test_biases_and_norms_are_not_decayed_and_nothing_is_held_twice(family: str,
     for name, parameter in model.named_parameters():
         assert decay[name] == (0.0 if parameter.dim() == 1 else 0.1), name
     vocabulary = tiny.tokenizer(family).size
-    tables = [name for name, parameter in model.named_parameters() if len(parameter) == vocabulary and parameter.dim() == 2]
+    tables = [
+        name
+        for name, parameter in model.named_parameters()
+        if len(parameter) == vocabulary and parameter.dim() == 2
+    ]
     assert len(tables) == 1
 
 
@@ -95,4 +104,7 @@ def test_state_comes_back_by_name() -> None:
     train(stopped, third, range(3, 6))
     for name, parameter in straight.named_parameters():
         assert torch.equal(parameter, dict(stopped.named_parameters())[name]), name
-    assert all(tensor.device == next(stopped.parameters()).device for tensor in optimiser_tensors(third, stopped).values())
+    assert all(
+        tensor.device == next(stopped.parameters()).device
+        for tensor in optimiser_tensors(third, stopped).values()
+    )

@@ -18,7 +18,9 @@ def save(run: Run, step: int, keep: int = 2, best: int | None = None) -> Path:
         folder.mkdir()
         (folder / "weights").write_bytes(bytes(range(200)))
 
-    return run.save(state, {"exp_avg/a.b": torch.arange(4.0)[::2], "step/a.b": torch.tensor(3.0)}, save_model, keep)
+    return run.save(
+        state, {"exp_avg/a.b": torch.arange(4.0)[::2], "step/a.b": torch.tensor(3.0)}, save_model, keep
+    )
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
@@ -80,7 +82,11 @@ def test_metrics_forget_what_is_taken_again_and_survive_a_torn_line(tmp_path: Pa
     assert [record["step"] for record in run.metrics()] == [0, 1, 2, 3, 4, 3]
     assert run.last_validation() == {"bits_per_byte": 2.5, "loss": 1.25}
     run.forget_after(2)
-    assert [(record["step"], record.get("loss")) for record in run.metrics()] == [(0, None), (1, 1 / 3), (2, 2 / 3)]
+    assert [(record["step"], record.get("loss")) for record in run.metrics()] == [
+        (0, None),
+        (1, 1 / 3),
+        (2, 2 / 3),
+    ]
     assert run.last_validation() == {"bits_per_byte": 4.5}
     run.log({"step": 3, "loss": 1.0})
     assert run.metrics()[-1] == {"step": 3, "loss": 1.0}, "a line after a torn one is a line of its own"

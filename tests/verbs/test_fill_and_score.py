@@ -43,9 +43,9 @@ def test_score(folder, run, tmp_path):
     assert len(out.splitlines()) == 2 + sum(one.tokens for one in found)
     file = tmp_path / "text.txt"
     file.write_text("The cat\nParis is\n\n", encoding="utf-8")
-    assert [one.log_likelihood for one in etymon.score(folder("gpt2"), file=file, lines=True)] == pytest.approx(
-        [one.log_likelihood for one in found]
-    )
+    assert [
+        one.log_likelihood for one in etymon.score(folder("gpt2"), file=file, lines=True)
+    ] == pytest.approx([one.log_likelihood for one in found])
     code, out, _ = run("score", folder("gpt2"), "--file", file, "--json")
     assert json.loads(out)["text"] == "The cat\nParis is\n\n"
     code, out, _ = run("score", folder("bert"), "The cat")

@@ -29,16 +29,23 @@ def test_sampling_options_turn_sampling_on(folder):
     greedy = etymon.generate(model, "The cat", max_new_tokens=12)
     assert etymon.generate(model, "The cat", max_new_tokens=12, top_k=1)[0].ids == greedy[0].ids
     for option in ({"temperature": 2.0}, {"top_p": 0.999}, {"top_k": 50}, {"sample": True}):
-        drawn = {tuple(etymon.generate(model, "The cat", max_new_tokens=12, seed=seed, **option)[0].ids) for seed in (1, 2)}
+        drawn = {
+            tuple(etymon.generate(model, "The cat", max_new_tokens=12, seed=seed, **option)[0].ids)
+            for seed in (1, 2)
+        }
         assert len(drawn) == 2, option
     with pytest.raises(EtymonError, match="turn on sample"):
         etymon.generate(model, "The cat", sample=False, temperature=2.0)
 
 
 def test_several_prompts_and_texts(folder, run):
-    code, out, _ = run("generate", folder("gpt2"), "The cat", "Paris", "--beams", 2, "--returns", 2, "--max-new-tokens", 4)
+    code, out, _ = run(
+        "generate", folder("gpt2"), "The cat", "Paris", "--beams", 2, "--returns", 2, "--max-new-tokens", 4
+    )
     assert code == 0
-    assert [line for line in out.splitlines() if line.startswith("---")] == ["--- The cat"] * 2 + ["--- Paris"] * 2
+    assert [line for line in out.splitlines() if line.startswith("---")] == ["--- The cat"] * 2 + [
+        "--- Paris"
+    ] * 2
 
 
 def test_prompts_from_standard_input(folder, run, monkeypatch):
@@ -66,7 +73,9 @@ def test_one_prompt_streams_on_a_terminal(folder, run, monkeypatch):
         (("gpt2", "x", "--max-new-tokens", "100"), "48 positions"),
         (("bert", "x"), "etymon fill"),
         (("gpt2", "x", "--device", "toaster"), "no device 'toaster'"),
+        (("gpt2", "x", "--device", "cuda:99"), "no device 'cuda:99'"),
         (("gpt2", "x", "--stop", ""), "empty stop"),
+        (("gpt2", "x", "--batch-size", "0"), "batch_size is 0"),
     ],
 )
 def test_mistakes_are_one_line(folder, run, arguments, expected):

@@ -1,0 +1,159 @@
+"""Heads come and go: new ones start anew and are told, stored ones are kept or left out, and all of them travel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import etymon
+from etymon import EtymonError
+from etymon.nn.batch import Batch
+from tests.families.folders import PRETRAINED, assert_same, refusal, rewrite, tiny, without
+
+
+def test_a_new_head_on_a_pretrained_body(saved: Callable[..., Path]) -> None:
+    for family, pretrained in PRETRAINED.items():
+        folder = saved(family)
+        model = etymon.load(folder, heads={"classification"}, labels=["a", "b", "c"])
+        assert model.new_heads == ("classification",)
+        assert model.labels == ("a", "b", "c")
+        assert "vocabulary" not in model.heads
+        assert_same(model, tiny(family, pretrained), only="body.")
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+        again = etymon.load(folder, heads={"classification"}, labels=["a", "b", "c"])
+        other = etymon.load(folder, heads={"classification"}, labels=["a", "b", "c"], seed=1)
+        weight = "heads.classification.linear.weight"
+        assert_same(model, again)
+        assert not torch.equal(model.get_parameter(weight), other.get_parameter(weight))
+
+
+def test_a_stored_head_is_kept_beside_a_new_one(saved: Callable[..., Path]) -> None:
+    model = etymon.load(saved("bert"), heads={"vocabulary", "tagging"})
+    assert model.new_heads == ("tagging",)
+    assert_same(etymon.load(saved("bert")), tiny("bert", PRETRAINED["bert"]), only="heads.vocabulary")
+    values = dict(tiny("bert", PRETRAINED["bert"]).named_parameters())
+    for name, parameter in model.named_parameters():
+        if not name.startswith("heads.tagging"):
+            assert torch.equal(parameter, values[name]), name
+
+
+@pytest.mark.parametrize("family", PRETRAINED)
+def test_heads_can_be_left_out(saved: Callable[..., Path], family: str) -> None:
+    model = etymon.load(saved(family), heads=set())
+    assert model.new_heads == ()
+    assert len(model.heads) == 0
+    assert_same(model, tiny(family, PRETRAINED[family]))
+
+
+def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
+    etymon.save(tiny("bert", {"classification"}, labels=("a", "b", "c")), tmp_path / "bert")
+    line = refusal(tmp_path / "bert", labels=["a", "b"])
+    assert "classifier.weight is (3, 16), not (2, 16)" in line
+
+
+def test_a_new_head_does_not_take_another_s_weights(tmp_path: Path) -> None:
+    """Several heads go by the same name in the reference: `classifier` is of rows or of tokens."""
+    etymon.save(tiny("bert", {"classification"}, labels=("a", "b", "c")), tmp_path / "bert")
+    for labels in (["x", "y", "z"], ["x", "y"]):
+        model = etymon.load(tmp_path / "bert", heads={"tagging"}, labels=labels)
+        assert model.new_heads == ("tagging",)
+        assert model.get_parameter("heads.tagging.linear.weight").abs().max() <= 0.04
+        assert not model.get_parameter("heads.tagging.linear.bias").any()
+
+
+def test_more_heads_than_the_class_has(saved: Callable[..., Path]) -> None:
+    """The published BERTs name the masked model, and hold the pooler and the other head of pretraining."""
+    folder = saved("bert", architectures=["BertForMaskedLM"])
+    assert_same(etymon.load(folder), tiny("bert", PRETRAINED["bert"]))
+    rewrite(folder, without("cls.seq_relationship.weight", "cls.seq_relationship.bias"))
+    model = etymon.load(folder)
+    assert model.asked == {"vocabulary"}
+    assert "pooler" not in model.heads
+    assert_same(model, tiny("bert", PRETRAINED["bert"]))
+    rewrite(folder, lambda weights: {"qa_outputs.weight": torch.zeros(2, 16), **weights})
+    assert "unexpected: qa_outputs.weight" in refusal(folder)
+
+
+def test_an_unknown_head_is_refused(saved: Callable[..., Path]) -> None:
+    assert "classification" in refusal(saved("bert"), heads={"clasification"})
+
+
+def test_what_a_partial_load_did_not_find_is_told(saved: Callable[..., Path]) -> None:
+    folder = saved("bert", without("cls.seq_relationship.weight"))
+    assert "missing: cls.seq_relationship.weight" in refusal(folder)
+    model = etymon.load(folder, partial=True)
+    assert model.new_heads == ("next_sentence",)
+    assert_same(model, tiny("bert", PRETRAINED["bert"]), only="body.")
+
+
+UNPUBLISHED = {
+    "gpt2": {"vocabulary", "classification"},
+    "bert": {"vocabulary", "classification"},
+    "t5": {"vocabulary", "tagging"},
+}
+
+
+@pytest.mark.parametrize("family", UNPUBLISHED)
+def test_heads_without_a_class_travel_with_the_others(family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = tiny(family, UNPUBLISHED[family], labels=("a", "b", "c")).eval()
+    etymon.save(model, tmp_path / "saved")
+    own = {
+        name
+        for name in load_file(tmp_path / "saved" / "model.safetensors")
+        if name.startswith("etymon_heads.")
+    }
+    extra = next(iter(UNPUBLISHED[family] - {"vocabulary"}))
+    assert own
+    assert all(name.startswith(f"etymon_heads.{extra}.") for name in own)
+    loaded = etymon.load(tmp_path / "saved")
+    assert loaded.asked == UNPUBLISHED[family]
+    assert loaded.labels == ("a", "b", "c")
+    assert_same(loaded, model)
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    cls = getattr(transformers, config["architectures"][0])
+    opened, info = cls.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+    # BERT's pooler serves the other head, and a class without it leaves it aside.
+    rest = {name for name in info["unexpected_keys"] if not name.startswith("etymon_heads.")}
+    assert all(".pooler." in name for name in rest)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        if family == "t5":
+            hidden, _ = model.decode(Batch.of_rectangle(ids), model.encode(Batch.of_rectangle(ids)))
+            expected = opened.eval()(input_ids=ids, decoder_input_ids=ids).logits
+        else:
+            hidden, _ = model.hidden(Batch.of_rectangle(ids))
+            expected = opened.eval()(input_ids=ids).logits
+        torch.testing.assert_close(
+            model.heads["vocabulary"].logits(hidden)[None], expected, atol=1e-5, rtol=1e-4
+        )
+
+
+def test_labels_and_carried_values_survive(tmp_path: Path) -> None:
+    model = tiny("bert", {"classification"}, labels=("bad", "so-so", "good"))
+    model.carried = {"pad_token_id": 0, "task_specific_params": {"a": 1}}
+    etymon.save(model, tmp_path / "bert")
+    loaded = etymon.load(tmp_path / "bert")
+    assert loaded.labels == ("bad", "so-so", "good")
+    assert loaded.carried["task_specific_params"] == {"a": 1}
+    assert loaded.token("pad") == 0
+
+
+def test_a_folder_without_a_class_is_read_by_its_names(saved: Callable[..., Path]) -> None:
+    for family, heads in PRETRAINED.items():
+        model = etymon.load(saved(family, architectures=None))
+        # A tied output matrix has no name of its own: that head has to be asked for.
+        assert model.asked == (heads if family == "bert" else frozenset())
+
+
+def test_ids_beyond_the_positions_are_refused_with_the_fix() -> None:
+    model = tiny("gpt2", {"vocabulary"})
+    with pytest.raises(EtymonError, match="13 tokens, but the model has 12 positions"):
+        model.hidden(Batch.of([[1] * 13]))

@@ -1,0 +1,48 @@
+"""Undisturbed runs to compare with, and a way to disturb one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from etymon.training.runs import Run
+from etymon.verbs.pretrain import Pretrained
+from tests.verbs.small_runs import pretrain, with_test_sizes
+
+
+@pytest.fixture(scope="package", autouse=True)
+def sizes() -> Iterator[None]:
+    with with_test_sizes():
+        yield
+
+
+@pytest.fixture(scope="package")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pretrained]:
+    """An undisturbed run of a family."""
+    made: dict[str, Pretrained] = {}
+
+    def run(family: str) -> Pretrained:
+        if family not in made:
+            made[family] = pretrain(family, tmp_path_factory.mktemp("straight") / family)
+        return made[family]
+
+    return run
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]], None]:
+    """Does something just after a step was logged, once: before its validation and its checkpoint."""
+    plain = Run.log
+
+    def arrange(step: int, act: Callable[[], Any]) -> None:
+        def log(run: Run, record: dict[str, Any]) -> None:
+            plain(run, record)
+            if record["step"] == step and "learning_rate" in record:
+                monkeypatch.setattr(Run, "log", plain)
+                act()
+
+        monkeypatch.setattr(Run, "log", log)
+
+    return arrange

@@ -1,0 +1,200 @@
+"""`etymon pretrain` from text to folder: what it leaves, budgets, and small or odd texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import etymon
+from etymon import cli
+from etymon.data.sources import Texts
+from etymon.data.store import TokenStore
+from etymon.objectives import get_objective
+from etymon.training.feeding import validation_slices
+from etymon.training.loop import Trainer, evaluate
+from etymon.training.runs import Run
+from etymon.training.unit import TrainingUnit
+from etymon.verbs import pretrain as verb
+from etymon.verbs.pretrain import Pretrained
+from tests import tiny
+from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_learns_and_leaves_everything(family: str, straight: Callable[[str], Pretrained]) -> None:
+    result = straight(family)
+    records = metrics(result.folder)
+    steps = [record for record in records if "learning_rate" in record]
+    assert [record["step"] for record in steps] == list(range(1, 13))
+    unit = "bits_per_byte" if family == "gpt2" else "bits_per_target"
+    judged = [record[f"validation_{unit}"] for record in records if f"validation_{unit}" in record]
+    assert len(judged) == 4 and judged[-1] < 0.9 * judged[0]
+    assert result.metrics[unit] == judged[-1]
+    assert (result.steps, result.stopped) == (12, False)
+    assert Run(result.folder).checkpoints()[-2:] == [10, 12]
+    page = (result.folder / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page and unit.replace("_", " ") in page
+    assert ("What it writes" in page) is (family == "gpt2")
+    assert ("xz" in page) is (family == "gpt2")
+    settings = yaml.safe_load((result.folder / "run.yaml").read_text(encoding="utf-8"))
+    assert settings["training"]["steps"] == 12 and settings["length"] == 32
+    history = json.loads((result.model_folder / "history.json").read_text(encoding="utf-8"))["history"]
+    assert history == result.model.history
+    assert history[0]["metrics"] == result.metrics and history[0]["data"] == "texts given by the program"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_run_and_model_folders_load(family: str, straight: Callable[[str], Pretrained]) -> None:
+    result = straight(family)
+    for folder in (result.folder, result.model_folder, str(result.folder)):
+        model = etymon.load(folder)
+        assert model.tokenizer is not None and not model.training
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, dict(result.model.named_parameters())[name]), name
+
+
+def loss_of_transformers(family: str, folder: Path, prepared: Any) -> float:
+    transformers = pytest.importorskip("transformers")
+    from torch.nn.utils.rnn import pad_sequence
+
+    def rectangle(flat: torch.Tensor, batch: Any, fill: int) -> torch.Tensor:
+        return pad_sequence(flat.split(list(batch.layout.lengths)), batch_first=True, padding_value=fill)
+
+    classes = {"gpt2": "GPT2LMHeadModel", "bert": "BertForPreTraining", "t5": "T5ForConditionalGeneration"}
+    cls = getattr(transformers, classes[family])
+    model, notes = cls.from_pretrained(folder, output_loading_info=True)
+    assert not notes["missing_keys"] and not notes["unexpected_keys"]
+    model.eval()
+    batch = prepared.source if family == "t5" else prepared.batch
+    ids = rectangle(batch.ids, batch, 0)
+    arguments: dict[str, Any] = {"attention_mask": rectangle(torch.ones_like(batch.ids), batch, 0)}
+    if family == "gpt2":
+        # Transformers shifts labels itself, and so cannot take targets as they are: score its logits.
+        targets = rectangle(prepared.targets, batch, -100)
+        logits = model(ids, **arguments).logits
+        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    if family == "bert":
+        labels = torch.full_like(batch.ids, -100)
+        labels[prepared.at] = prepared.targets
+        arguments |= {
+            "labels": rectangle(labels, batch, -100),
+            "token_type_ids": rectangle(batch.segments, batch, 0),
+            "next_sentence_label": prepared.random_next,
+        }
+    else:
+        arguments["labels"] = rectangle(prepared.targets, prepared.decoder, -100)
+    return float(model(ids, **arguments).loss)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_opens_the_folder_and_agrees(family: str, straight: Callable[[str], Pretrained]) -> None:
+    transformers = pytest.importorskip("transformers")
+    result = straight(family)
+    tokenizer = result.model.tokenizer
+    assert tokenizer is not None
+    theirs = transformers.AutoTokenizer.from_pretrained(result.model_folder)
+    for text in ("The river crossed the garden.", "Captain answered!", ""):
+        assert theirs(text)["input_ids"] == tokenizer.framing.frame(tokenizer.encode(text)).ids.tolist()
+    settings = yaml.safe_load((result.folder / "run.yaml").read_text(encoding="utf-8"))
+    objective = get_objective(settings["objective"], tokenizer, 32)
+    split = TokenStore.open(result.folder / "store", tokenizer).validation
+    (prepared,) = validation_slices(objective, split, 0, rows=1000)
+    figures = evaluate(TrainingUnit(result.model, objective), [prepared])
+    ours = {"gpt2": ["loss"], "bert": ["masked", "next_sentence"], "t5": ["spans"]}[family]
+    with torch.no_grad():
+        expected = loss_of_transformers(family, result.model_folder, prepared)
+    assert sum(figures[name] for name in ours) == pytest.approx(expected, rel=1e-5)
+    assert all(figures[name] == pytest.approx(result.metrics[name], rel=1e-5) for name in ours)
+
+
+def test_command_line_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, text in enumerate(tiny.texts(6)):
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+    out = tmp_path / "a run"
+    command = f"pretrain gpt2 --data {tmp_path}/*.txt --size test --steps 2 --batch 4 --length 32 --progress plain --out"
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main([*command.split(), str(out)])
+    assert exit_info.value.code == 0
+    captured = capsys.readouterr()
+    assert "validation bits per byte" in captured.out and str(out / "report.html") in captured.out
+    assert "tokens to train on" in captured.err
+    assert etymon.load(out).history[0]["data"] == f"{tmp_path}/*.txt"
+
+
+def test_stopped_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = Pretrained(tmp_path, tmp_path, None, None, {}, 7, True, "etymon pretrain gpt2 --resume")  # type: ignore[arg-type]
+    verb.present(stopped)
+    assert (
+        capsys.readouterr().out == "stopped at step 7 and saved; go on with: etymon pretrain gpt2 --resume\n"
+    )
+
+
+def test_paths_of_every_kind(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(tiny.texts(8)), encoding="utf-8")
+    runs = [
+        pretrain("gpt2", tmp_path / str(number), data=data, steps=1, validate_every=9)
+        for number, data in enumerate([str(file), file, [file]])
+    ]
+    assert len({run.metrics["loss"] for run in runs}) == 1
+
+
+def test_a_budget_becomes_steps_and_measuring_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = pretrain("gpt2", tmp_path / "steps", steps=6)
+    real = Trainer.seconds_per_step
+
+    def half_a_second(trainer: Trainer, seconds: float) -> float:
+        real(trainer, 0.0)  # measured for real, for its side effects
+        return 0.5
+
+    monkeypatch.setattr(Trainer, "seconds_per_step", half_a_second)
+    monkeypatch.setattr("etymon.verbs.pretraining.time", SimpleNamespace(perf_counter=lambda: 1.0))
+    measured = pretrain("gpt2", tmp_path / "budget", steps=None, budget="3.2s")
+    settings = yaml.safe_load((measured.folder / "run.yaml").read_text(encoding="utf-8"))
+    assert settings["budget"] == "3.2s" and settings["steps"] is None
+    assert settings["training"]["steps"] == measured.steps == 6
+    assert metrics(measured.folder) == metrics(plain.folder)
+    model = "model/model.safetensors"
+    assert (measured.folder / model).read_bytes() == (plain.folder / model).read_bytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", ["Hello there, world.", "One. Two. Three. Four. Five."])
+def test_a_tiny_text_still_trains(family: str, text: str, tmp_path: Path) -> None:
+    result = pretrain(family, tmp_path / "run", data=Texts([text]), steps=2, batch=2, slices=1)
+    assert result.steps == 2 and etymon.load(result.folder).parameter_count() > 0
+
+
+def test_without_held_out_text_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = pretrain("gpt2", tmp_path / "run", steps=2, validation=0.0, progress="plain")
+    assert result.metrics == {} and "no text is held out" in capsys.readouterr().err
+    assert "<svg" in (result.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_leftovers_of_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizer and text of an attempt that never began are used again, but only for the same text and family."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", lambda *_: crash())
+        patch.setattr("etymon.verbs.pretraining.Pretraining._write", lambda *_: None)
+        with pytest.raises(ConnectionAbortedError):
+            pretrain("gpt2", tmp_path / "run")
+    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
+    with monkeypatch.context() as patch:
+        patch.setattr("etymon.verbs.pretraining.train_tokenizer", lambda *_, **__: crash())
+        result = pretrain("gpt2", tmp_path / "run", steps=1)  # the same text: nothing is trained again
+        for name in ("run.yaml", "metrics.jsonl"):
+            (tmp_path / "run" / name).unlink()
+    other = pretrain("gpt2", tmp_path / "run", steps=1, data=Texts(tiny.texts(30, seed=5)), vocabulary=300)
+    assert other.model.tokenizer is not None and result.model.tokenizer is not None
+    assert other.model.tokenizer.size <= 300 < result.model.tokenizer.size
+    (tmp_path / "run" / "run.yaml").unlink()
+    assert pretrain("bert", tmp_path / "run", steps=1).steps == 1

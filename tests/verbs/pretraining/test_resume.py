@@ -1,0 +1,143 @@
+"""Runs that were stopped, killed or damaged go on bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etymon
+from etymon.data.sources import Texts
+from etymon.errors import EtymonError
+from etymon.training.runs import Run
+from etymon.verbs.pretrain import Pretrained
+from tests import tiny
+from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume
+
+
+def same_weights(one: Path, two: Path) -> bool:
+    return all(
+        (one / name).read_bytes() == (two / name).read_bytes()
+        for name in ("model/model.safetensors", "checkpoints/step-00000012/optimiser.safetensors")
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_crashed_run_goes_on_bit_for_bit(
+    family: str, straight: Callable[[str], Pretrained], tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    expected = straight(family)
+    at_step(8, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain(family, tmp_path / "run")
+    assert Run(tmp_path / "run").checkpoints() == [5]
+    with open(tmp_path / "run" / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 9, "lo')  # and the last line is torn
+    result = resume(family, tmp_path / "run")
+    assert metrics(result.folder) == metrics(expected.folder)
+    assert result.metrics == expected.metrics and result.samples == expected.samples
+    assert same_weights(result.folder, expected.folder)
+    assert result.model.history == expected.model.history
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals need the main thread"
+)
+def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(
+    straight: Callable[[str], Pretrained], tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    expected = straight("gpt2")
+    at_step(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = pretrain("gpt2", tmp_path / "run")
+    assert (stopped.steps, stopped.stopped) == (7, True)
+    assert stopped.command == f"etymon pretrain gpt2 --out {tmp_path}/run --resume"
+    assert Run(stopped.folder).checkpoints() == [5, 7]
+    etymon.load(stopped.folder)
+    result = resume("gpt2", stopped.folder)
+    assert not result.stopped
+    assert metrics(result.folder) == metrics(expected.folder)
+    assert same_weights(result.folder, expected.folder)
+    # A finished run has nothing to go on with, and loses nothing either.
+    again = resume("gpt2", stopped.folder)
+    assert again.metrics == expected.metrics and metrics(again.folder) == metrics(expected.folder)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate"])
+def test_a_broken_checkpoint_is_passed_over(
+    damage: str, straight: Callable[[str], Pretrained], tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    at_step(11, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain("gpt2", tmp_path / "run")
+    file = Run(tmp_path / "run").checkpoint(10) / "model" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data if damage == "flip" else data[:-9])
+    result = resume("gpt2", tmp_path / "run")
+    assert metrics(result.folder) == metrics(straight("gpt2").folder)
+    assert same_weights(result.folder, straight("gpt2").folder)
+
+
+def test_a_run_without_a_checkpoint_starts_again(
+    straight: Callable[[str], Pretrained], tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    at_step(2, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain("gpt2", tmp_path / "run")
+    result = resume("gpt2", tmp_path / "run")
+    assert metrics(result.folder) == metrics(straight("gpt2").folder)
+
+
+def test_resume_needs_no_text_but_refuses_another(
+    tmp_path: Path, at_step: Callable[..., None], straight: Callable[[str], Pretrained]
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(tiny.texts()), encoding="utf-8")
+    at_step(6, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain("bert", tmp_path / "run", data=[str(file)], documents="line")
+    file.write_text("Something else.", encoding="utf-8")
+    with pytest.raises(EtymonError, match="the text is not the one"):
+        resume("bert", tmp_path / "run", data=Texts(["Something else."]))
+    with pytest.raises(EtymonError, match=r"began with data .*text\.txt, not other\.txt"):
+        resume("bert", tmp_path / "run", data=["other.txt"])
+    result = resume("bert", tmp_path / "run", data=[str(file)])
+    assert metrics(result.folder) == metrics(straight("bert").folder)
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"steps": 50}, "began with steps 12, not 50: it goes on as it began"),
+        ({"batch": 4}, "began with batch 8, not 4"),
+        ({"seed": 3}, "began with seed 0, not 3"),
+        ({"learning_rate": 1.0}, "began with learning_rate 0.005, not 1.0"),
+    ],
+)
+def test_resume_refuses_other_settings(
+    changes: dict[str, Any], reason: str, straight: Callable[[str], Pretrained]
+) -> None:
+    with pytest.raises(EtymonError, match=reason):
+        resume("gpt2", straight("gpt2").folder, **changes)
+
+
+def test_run_file_is_strict(straight: Callable[[str], Pretrained], tmp_path: Path) -> None:
+    content = (straight("gpt2").folder / "run.yaml").read_text(encoding="utf-8")
+    file = tmp_path / "run.yaml"
+    for text, reason in (
+        (
+            content.replace("slices:", "slcies:", 1),
+            "unknown key 'slcies' in .*run.yaml: did you mean 'slices'",
+        ),
+        (content.replace("  schedule:", "  schedul:"), "section training: did you mean 'schedule'"),
+        (content + "\n  - [", "cannot read .*run.yaml"),
+        ("", "missing key 'family'"),
+    ):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(EtymonError, match=reason):
+            resume("gpt2", tmp_path)

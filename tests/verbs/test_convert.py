@@ -1,0 +1,125 @@
+"""`etymon convert`: old layouts come out in today's, precision is chosen, and nobody's files are overwritten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, safe_open
+
+import etymon
+from etymon import cli
+from etymon.errors import EtymonError
+from tests import tiny
+
+LEGACY = ["gpt2_lm_legacykeys", "bert_pretraining_legacykeys", "t5_v10_legacykeys"]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    model = tiny.model("bert", tiny.objective("bert", "masked-next-sentence"))
+    model.history = [
+        {"objective": "masked-next-sentence", "data": "a text", "metrics": {"masked": float("nan")}}
+    ]
+    etymon.save(model, tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("name", LEGACY)
+def test_legacy_layouts_come_out_in_todays(name: str, shared: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    source = shared / "oracle" / "cases" / name
+    manifest = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
+    result = etymon.convert(source, tmp_path / "out")
+    assert result.new_heads == () and result.parameters > 0
+    cls = getattr(transformers, manifest["model_class"])
+    model, notes = cls.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not notes["missing_keys"] and not notes["unexpected_keys"] and not notes["mismatched_keys"]
+    # The case it was derived from has the same weights under today's names.
+    twin = cls.from_pretrained(shared / "oracle" / "cases" / manifest["derived_from"])
+    theirs = dict(twin.named_parameters())
+    for parameter_name, parameter in model.named_parameters():
+        assert torch.equal(parameter, theirs[parameter_name]), parameter_name
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert not any(key.endswith((".gamma", ".beta")) for key in stored)
+
+
+def test_the_copy_is_exact_and_keeps_the_history(saved: Path, tmp_path: Path) -> None:
+    etymon.convert(saved, tmp_path / "out")
+    one, two = load_file(saved / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert set(one) == set(two) and all(torch.equal(one[name], two[name]) for name in one)
+    copied = etymon.load(tmp_path / "out")
+    assert copied.history == [
+        {"objective": "masked-next-sentence", "data": "a text", "metrics": {"masked": None}}
+    ]
+    assert copied.tokenizer is not None and copied.asked == {"vocabulary", "next_sentence"}
+    etymon.convert(
+        tmp_path / "out", tmp_path / "out"
+    )  # our own folder may be written again, even onto itself
+    assert etymon.load(tmp_path / "out").history == copied.history
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_halves_the_file(dtype: str, saved: Path, tmp_path: Path) -> None:
+    etymon.convert(saved, tmp_path / "half", dtype=dtype)  # type: ignore[arg-type]
+    with safe_open(tmp_path / "half" / "model.safetensors", "pt") as file:
+        names = file.keys()
+        kinds = {file.get_slice(name).get_dtype() for name in names}
+    assert kinds == {dtype.replace("bfloat", "BF").replace("float", "F")}
+    sizes = [
+        sum(t.nbytes for t in load_file(folder / "model.safetensors").values())
+        for folder in (saved, tmp_path / "half")
+    ]
+    assert sizes[1] * 2 == sizes[0]
+    assert json.loads((tmp_path / "half" / "config.json").read_text(encoding="utf-8"))["dtype"] == dtype
+    whole, half = etymon.load(saved), etymon.load(tmp_path / "half")
+    for name, parameter in half.named_parameters():
+        torch.testing.assert_close(
+            parameter.float(), dict(whole.named_parameters())[name], rtol=1e-2, atol=1e-3
+        )
+
+
+def test_heads_are_kept_dropped_or_added(saved: Path, tmp_path: Path) -> None:
+    assert etymon.convert(saved, tmp_path / "kept").heads == ("next_sentence", "vocabulary")
+    dropped = etymon.convert(saved, tmp_path / "dropped", heads=["vocabulary"])
+    assert dropped.heads == ("vocabulary",) and dropped.new_heads == ()
+    config = json.loads((tmp_path / "dropped" / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["BertForMaskedLM"]
+    assert etymon.convert(saved, tmp_path / "added", heads=["tagging"]).new_heads == ("tagging",)
+
+
+def test_foreign_folders_are_left_alone(saved: Path, tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    target.mkdir()
+    (target / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(EtymonError, match="was not written by etymon"):
+        etymon.convert(saved, target)
+    assert [path.name for path in target.iterdir()] == ["notes.txt"]
+    file = target / "notes.txt"
+    with pytest.raises(EtymonError, match="is a file"):
+        etymon.convert(saved, file)
+    with pytest.raises(EtymonError):
+        etymon.convert(tmp_path / "nowhere", tmp_path / "out")
+    broken = tmp_path / "broken"
+    shutil.copytree(saved, broken)
+    (broken / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-50])
+    with pytest.raises(EtymonError):
+        etymon.convert(broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_command_line(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["convert", str(saved), str(tmp_path / "out"), "--dtype", "bfloat16"])
+    assert exit_info.value.code == 0
+    assert f"written to {tmp_path / 'out'}" in capsys.readouterr().out
+    assert etymon.load(tmp_path / "out").asked == {"vocabulary", "next_sentence"}, (
+        "no --heads means all of them"
+    )
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["convert", str(saved), str(tmp_path / "new"), "--heads", "tagging", "--heads", "span"])
+    assert exit_info.value.code == 0
+    assert "initialised anew, since the checkpoint has none: span, tagging" in capsys.readouterr().out
