@@ -41,6 +41,7 @@ from etymon.verbs.run_report import sample_text, write_run_report
 
 TOKENS_A_STEP = 4096
 VALIDATION_SAMPLES = 512
+VALIDATIONS = 10
 OWN = {"checkpoints", "metrics.jsonl", "model", "report.html", "run.yaml", "store", "tokenizer"}
 """What a run's folder holds."""
 
@@ -299,7 +300,7 @@ class Pretraining:
     def _settings(self, trainer: Callable[[TrainingSettings], Trainer], rows: int) -> TrainingSettings:
         """The family's recipe for as many steps as were asked for, or as fit into the budget by measurement."""
         recipe, file = self.family.recipe_for(self.file.size), self.file
-        steps = file.steps
+        steps, validations = file.steps, VALIDATIONS
         if steps is None:
             assert file.budget is not None
             self.progress.note("measuring how long a step takes")
@@ -309,8 +310,8 @@ class Pretraining:
             begin = time.perf_counter()
             probe.validate(0)
             validation = time.perf_counter() - begin
-            steps = max(1, int((budget - 11 * validation) / each))
-            self.progress.note(f"{each * 1000:.0f} ms a step: {steps:,} steps fit into {file.budget}")
+            steps, validations = steps_within(budget, each, validation, file.validate_every)
+            self.progress.note(f"{each * 1000:.0f} ms a step, so {file.budget} is enough for {steps:,}")
         return TrainingSettings(
             steps=steps,
             rows=rows,
@@ -325,7 +326,7 @@ class Pretraining:
             warmup=max(1, round(recipe.warmup * steps)),
             final=recipe.final,
             seed=file.seed,
-            validate_every=file.validate_every or max(1, -(-steps // 10)),
+            validate_every=file.validate_every or max(1, -(-steps // validations)),
             save_every=file.save_every or max(1, -(-steps // 4)),
         )
 
@@ -369,6 +370,18 @@ def require_free(folder: Path) -> None:
         raise EtymonError(
             f"{folder} holds something else ({', '.join(sorted(foreign)[:5])}): give another --out"
         )
+
+
+def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:
+    """How many steps fit into a budget of seconds, and how many validations beside the one before the first step.
+
+    Validating takes a tenth of the time at most, but for the two at the ends, or as often as was asked for.
+    """
+    if every is not None:
+        steps = max(1, int((budget - 2 * validation) / (step + validation / every)))
+        return steps, -(-steps // every)
+    validations = VALIDATIONS if validation <= 0 else max(1, min(VALIDATIONS, int(budget / 10 / validation)))
+    return max(1, int((budget - (validations + 1) * validation) / step)), validations
 
 
 def _shown(value: Any) -> str:

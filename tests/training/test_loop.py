@@ -129,6 +129,22 @@ def test_each_term_is_averaged_by_its_own_count(trainer: Maker) -> None:
     assert record["bits_per_target"] == pytest.approx(record["masked"] / math.log(2))
 
 
+def test_the_gradient_is_clipped_once_and_the_rate_follows_the_schedule(trainer: Maker) -> None:
+    made = trainer(
+        "gpt2", "causal", rows=3, slices=2, clip=0.01, warmup=4, schedule="linear", learning_rate=0.1
+    )
+    made.state.step = 1
+    clipped, record, _ = gradients_of(made, Position())
+    free, unclipped, _ = gradients_of(trainer("gpt2", "causal", rows=3, slices=2), Position())
+    norm = torch.stack([gradient.norm() for gradient in free.values()]).norm().item()
+    assert norm > 0.1
+    assert record["gradient_norm"] == unclipped["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    for name, gradient in clipped.items():
+        torch.testing.assert_close(gradient, free[name] * (0.01 / norm), rtol=1e-4, atol=1e-8)
+    assert record["learning_rate"] == pytest.approx(0.05)
+    assert {group["lr"] for group in made.optimiser.param_groups} == {record["learning_rate"]}
+
+
 @pytest.mark.parametrize("family, name", tiny.CASES)
 def test_dropout_is_keyed_by_seed_step_and_slice(trainer: Maker, family: str, name: str) -> None:
     made = trainer(family, name, dropout=0.2, slices=2)

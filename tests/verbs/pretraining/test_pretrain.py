@@ -23,6 +23,7 @@ from etymon.training.runs import Run
 from etymon.training.unit import TrainingUnit
 from etymon.verbs import pretrain as verb
 from etymon.verbs.pretrain import Pretrained
+from etymon.verbs.pretraining import steps_within
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain
 
@@ -144,6 +145,23 @@ def test_paths_of_every_kind(tmp_path: Path) -> None:
         for number, data in enumerate([str(file), file, [file]])
     ]
     assert len({run.metrics["loss"] for run in runs}) == 1
+
+
+@pytest.mark.parametrize(
+    "budget, step, validation, every, expected",
+    [
+        (180.0, 0.5, 1.0, None, (338, 10)),  # ten validations and the first: 11 s of 180
+        (12.0, 1.0, 2.0, None, (8, 1)),  # too short for more than those at the ends
+        (100.0, 0.1, 0.0, None, (1000, 10)),  # nothing is held out
+        (102.0, 1.0, 1.0, 1, (50, 50)),
+        (1.0, 5.0, 9.0, None, (1, 1)),
+        (1.0, 5.0, 9.0, 3, (1, 1)),
+    ],
+)
+def test_steps_within_a_budget(
+    budget: float, step: float, validation: float, every: int | None, expected: tuple[int, int]
+) -> None:
+    assert steps_within(budget, step, validation, every) == expected
 
 
 def test_a_budget_becomes_steps_and_measuring_changes_nothing(
