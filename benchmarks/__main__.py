@@ -14,7 +14,12 @@ import torch
 
 from benchmarks.harness import THREADS, record
 
-BENCHMARKS = {"sentence-encoding": "benchmarks.sentence_encoding"}
+BENCHMARKS = {
+    "preparing": "benchmarks.preparing",
+    "sentence-encoding": "benchmarks.sentence_encoding",
+    "training-steps": "benchmarks.training_steps",
+    "shakespeare": "benchmarks.shakespeare",
+}
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -70,6 +72,30 @@ def alternate(
             run()
             times[name].append(time.perf_counter() - begin)
     return times["ours"], times["theirs"]
+
+
+def peak_memory(module: str, *arguments: str) -> float:
+    """Bytes that a fresh process needed at most beyond its imports, as it reports itself."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], check=True, capture_output=True, text=True,
+        cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    return float(json.loads(done.stdout.splitlines()[-1])["beyond_imports"])
+
+
+def peak_resident() -> float:
+    """The largest resident size of this process so far, in bytes (`getrusage` would count the parent's as well)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return 1024 * float(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
+def record_memory(memory: dict[str, float], target: float | None) -> dict[str, Any]:
+    """Peak memory of both sides and its ratio, printed and kept."""
+    ratio = memory["ours"] / memory["theirs"]
+    verdict = "" if target is None else f", wanted {target:g}x: {'met' if ratio <= target else 'MISSED'}"
+    ours, theirs = (memory[side] / 1e6 for side in ("ours", "theirs"))
+    print(f"  peak memory {ratio:.2f}x ({ours:,.0f} MB against {theirs:,.0f} MB{verdict})")
+    return {"peak_memory": memory, "memory_ratio": round(ratio, 3), "memory_target": target}
 
 
 def machine() -> dict[str, Any]:

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from etymon.verbs.embed import embed
     from etymon.verbs.fill import fill
     from etymon.verbs.generate import generate
+    from etymon.verbs.prepare import prepare
     from etymon.verbs.pretrain import pretrain
     from etymon.verbs.score import score
     from etymon.verbs.show import show
+    from etymon.verbs.tokenizer import tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "tokenizer",
+    "prepare",
     "pretrain",
     "generate",
     "fill",
@@ -49,7 +53,18 @@ _HOMES = {
     "trace": "etymon.nn.trace",
     **{
         verb: f"etymon.verbs.{verb}"
-        for verb in ("pretrain", "generate", "fill", "score", "embed", "convert", "show", "demo")
+        for verb in (
+            "tokenizer",
+            "prepare",
+            "pretrain",
+            "generate",
+            "fill",
+            "score",
+            "embed",
+            "convert",
+            "show",
+            "demo",
+        )
     },
 }
 

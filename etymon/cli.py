@@ -41,7 +41,18 @@ from etymon.errors import EtymonError
 # The registry: a verb's name, in the order of `etymon --help`, and the module that holds it.
 VERBS = {
     name: f"etymon.verbs.{name}"
-    for name in ("demo", "pretrain", "generate", "fill", "score", "embed", "convert", "show")
+    for name in (
+        "demo",
+        "tokenizer",
+        "prepare",
+        "pretrain",
+        "generate",
+        "fill",
+        "score",
+        "embed",
+        "convert",
+        "show",
+    )
 }
 
 
@@ -159,7 +170,9 @@ def _option(function: Callable[..., Any], parameter: inspect.Parameter) -> inspe
         described = typer.Argument(help=help_text, show_default=False)
         default = list(default) if isinstance(default, tuple) else default
     else:
-        described = typer.Option(help=help_text, show_default=default not in (None, "", (), False))
+        # A name that is a word of Python's is written with an underscore behind it: `from_` is --from.
+        names = [f"--{parameter.name[:-1].replace('_', '-')}"] if parameter.name.endswith("_") else []
+        described = typer.Option(*names, help=help_text, show_default=default not in (None, "", (), False))
         default = list(default) if isinstance(default, tuple) else default
         plain = plain | None if default is None else plain
     return inspect.Parameter(

@@ -57,6 +57,18 @@ def strict(cls: type[Config], mapping: Mapping[str, Any], where: str) -> Config:
 
 def load_yaml(path: str | PathLike[str], cls: type[Config], overrides: Sequence[str] = ()) -> Config:
     """Read a run file into `cls`, after applying dotted overrides such as "model.layers=6"."""
+    return strict(cls, override(read_yaml(path), overrides), str(path))
+
+
+def override(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The same keys and values after dotted overrides such as "model.layers=6", in place."""
+    for each in overrides:
+        _apply(tree, each)
+    return tree
+
+
+def read_yaml(path: str | PathLike[str]) -> dict[str, Any]:
+    """The keys and values of a run file, not yet checked against any class."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -68,9 +80,7 @@ def load_yaml(path: str | PathLike[str], cls: type[Config], overrides: Sequence[
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise EtymonError(f"{path} must hold keys and values, but it is {_kind(tree)}")
-    for override in overrides:
-        _apply(tree, override)
-    return strict(cls, tree, str(path))
+    return tree
 
 
 _DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -48,7 +48,7 @@ def model_card(
 
     load = ["## Loading it", "With etymon:", _code(usage, "python")]
     if transformers_class is None:
-        load.append("Transformers has no class for this model.")
+        load.append("Transformers has no class for this model: do not open it there, it would be misread.")
     else:
         opens = f'from transformers import {transformers_class}\n\nmodel = {transformers_class}.from_pretrained("path/to/this/folder")'
         load += ["With Transformers:", _code(opens, "python")]

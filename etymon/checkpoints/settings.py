@@ -16,11 +16,13 @@ from etymon.errors import EtymonError
 
 @dataclass(frozen=True)
 class Field:
-    """Our field and their key; `values` translates (ours -> theirs)."""
+    """Our field and their key; `values` translates (ours -> theirs). A field of our own is written `unless` it has
+    the value that everybody else takes for granted."""
 
     ours: str
     theirs: str
     values: Mapping[Any, Any] | None = None
+    unless: Any = None
 
     def written(self, value: Any) -> Any:
         return value if self.values is None else self.values[value]
@@ -45,6 +47,8 @@ class Constant:
     write: bool = True
 
 
+RESIDUAL_SCALE = Field("residual_scale", "etymon_residual_scale", unless=1.0)
+"""The same row in every family."""
 CARRIED = (
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
     "decoder_start_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
@@ -97,6 +101,10 @@ class SettingsMap:
         return ours, carried
 
     def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
-        written = {row.theirs: row.written(shape[row.ours]) for row in self.fields}
+        written = {
+            row.theirs: row.written(shape[row.ours])
+            for row in self.fields
+            if row.unless is None or shape[row.ours] != row.unless
+        }
         written.update({row.theirs: row.value for row in self.constants if row.write})
         return written

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from etymon.data.text import Document
+from etymon.data.document import Document
 
 SKIPPED_FOLDERS = {
     "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip", "turtledemo",

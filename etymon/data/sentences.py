@@ -47,15 +47,16 @@ STARTERS = _words(
 NEXT_WORD = re.compile(r"[^\W\d_]+")
 
 
-def sentence_starts(text: str) -> np.ndarray:
+def sentence_starts(text: str, wrapped: bool | None = None) -> np.ndarray:
     """The character offsets at which sentences start, ascending (int64; empty for blank text).
 
-    A line break ends a sentence too, unless the text is hard-wrapped: then only a blank line does.
+    A line break ends a sentence too, unless the text is hard-wrapped: then only a blank line does. That is
+    judged by the text itself, or else said by `wrapped` (for a part of a longer text).
     """
     first = len(text) - len(text.lstrip())
     if first == len(text):
         return np.zeros(0, np.int64)
-    lines = BLANK_LINE if _is_wrapped(text) else ANY_LINE
+    lines = BLANK_LINE if (is_wrapped(text) if wrapped is None else wrapped) else ANY_LINE
     starts = [first]
     starts += [match.end() for match in lines.finditer(text)]
     starts += [match.end() for match in PLAIN_END.finditer(text)]
@@ -88,7 +89,7 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     return True
 
 
-def _is_wrapped(text: str) -> bool:
+def is_wrapped(text: str) -> bool:
     """Whether lines are broken in the middle of sentences, judged by how many go on in lower case."""
     sample = text[:65536]
     following = [sample[match.end()] for match in LINE_BREAK.finditer(sample)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from etymon.data.document import MAX_DOCUMENT, Boundary, Document, Errors, Tally
+from etymon.data.inputs import STANDARD_INPUT
 from etymon.data.prose import stdlib_documents
-from etymon.data.text import Boundary, Document, documents_fingerprint, read_documents, source_fingerprint
+from etymon.data.text import documents_fingerprint, list_files, read_documents, source_fingerprint
+from etymon.errors import EtymonError
 
 
 class TextSource(Protocol):
@@ -26,21 +30,77 @@ class TextSource(Protocol):
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files, folders and globs."""
+    """Files, folders and globs; "-" is standard input, which can be read once. Options as in `Reading`."""
 
     paths: tuple[str, ...]
     boundary: Boundary = "file"
     column: str = "text"
+    errors: Errors = "strict"
+    max_document: int = MAX_DOCUMENT
+    format: str | None = None
+    tally: Tally = field(default_factory=Tally, compare=False, repr=False)
+    """What was seen in reading: bytes, documents left out, files as they were."""
 
     @property
     def description(self) -> str:
         return ", ".join(self.paths)
 
     def documents(self) -> Iterable[Document]:
-        return read_documents(self.paths, documents=self.boundary, column=self.column)
+        return read_documents(self.paths, documents=self.boundary, **self._options)
 
     def fingerprint(self) -> str:
-        return source_fingerprint(self.paths, documents=self.boundary, column=self.column)
+        return source_fingerprint(self.paths, documents=self.boundary, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        names = ("column", "errors", "max_document", "format", "tally")
+        return {name: getattr(self, name) for name in names}
+
+    def size(self) -> int | None:
+        """Bytes on the disk, as the tally counts them; None if standard input is among them."""
+        paths = list_files(self.paths, self.format)
+        return None if STANDARD_INPUT in paths else sum(path.stat().st_size for path in paths)
+
+    def recall(self, inputs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what a store wrote down about its files, so that unchanged ones need not be read."""
+        self.tally.recall(inputs)
+
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """What a store should write down about the files."""
+        return self.tally.inputs()
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A token store that `etymon prepare` made: there is no text in it, only tokens."""
+
+    folder: Path
+
+    @property
+    def description(self) -> str:
+        return f"the prepared text in {self.folder}"
+
+    def documents(self) -> Iterable[Document]:
+        raise TypeError("a prepared text holds tokens, not documents")
+
+    def fingerprint(self) -> str:
+        from etymon.data.store import TokenStore
+
+        return str(TokenStore.open(self.folder).description["source"])
+
+
+def text_source(
+    paths: Sequence[str], boundary: Boundary = "file", column: str = "text", errors: Errors = "strict"
+) -> TextFiles | PreparedText:
+    """Files to be read, or the prepared text if that is what the path names."""
+    stores = [path for path in paths if (Path(path) / "store.json").is_file()]
+    if not stores:
+        return TextFiles(tuple(paths), boundary, column, errors)
+    if len(paths) > 1:
+        raise EtymonError(
+            f"{stores[0]} is a prepared text: it cannot be mixed with other data; give it alone"
+        )
+    return PreparedText(Path(stores[0]))
 
 
 @dataclass(frozen=True)
@@ -64,9 +124,8 @@ class StandardLibrary:
 
     @cached_property
     def _documents(self) -> list[Document]:
-        return list(
-            stdlib_documents()
-        )  # about a megabyte, and parsing the library takes seconds: once is enough
+        # About a megabyte, and parsing the library takes seconds: once is enough.
+        return list(stdlib_documents())
 
     def documents(self) -> Iterable[Document]:
         yield from self._documents  # only when somebody reads

@@ -6,23 +6,26 @@ folder/{train,validation}/
     documents.npy                 int64 token offset of every document, and the total at the end
     sentences.npy                 int64 token offset of every sentence start
     bytes.npy, words.npy          UTF-8 bytes and white-space words of every document
+folder/tokenizer/                 the tokenizer, so that a store can be used alone
+
+A folder whose store.json names another store stands for that one (`link_store`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from etymon.data.document import Document
 from etymon.data.store_building import Staging, split_documents
-from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, sha256
@@ -126,7 +129,7 @@ class TokenStore:
     @classmethod
     def open(cls, folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> TokenStore:
         """Open a store; with a tokenizer, refuse one that was built with another."""
-        folder = Path(folder)
+        folder = _followed(Path(folder))
         description = _describe(folder)
         if tokenizer is not None and description["tokenizer"] != tokenizer.fingerprint:
             raise EtymonError(f"{folder} was built with another tokenizer; build the store again")
@@ -154,6 +157,19 @@ class TokenStore:
                     )
 
 
+class Origin(Protocol):
+    """Files behind a store, which can be recognised again."""
+
+    def fingerprint(self) -> str:
+        """Changes when the text does."""
+
+    def recall(self, inputs: Mapping[str, Mapping[str, Any]]) -> None:
+        """What a store wrote down about its files, so that unchanged ones need not be read to be recognised."""
+
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """What a store should write down about the files that were read."""
+
+
 def build_store(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
@@ -161,37 +177,41 @@ def build_store(
     *,
     validation: float = 0.05,
     seed: int = 0,
-    source: str | None = None,
+    source: str | Origin | None = None,
+    workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StoreSummary:
     """Encode documents into a store folder, replacing an old one only when complete.
 
     About `validation` of the documents are held out, chosen by a hash of the seed and the text; if that
     cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are.
-    `source` is a fingerprint of the text (default: a digest of it). `progress` gets the bytes done so far.
+    `source` is a fingerprint of the text, or its files, which are asked for it after they were read (default: a
+    digest of the text). `workers` processes encode (None: one a core, if there is much text); the result does not
+    depend on it. `progress` gets the bytes of text done so far.
     """
     if not 0 <= validation < 1:
         raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")
     folder = Path(folder)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     with atomic_folder(folder) as aside:
-        with Staging(aside / "staging", tokenizer, dtype) as staging:
-            staging.add(documents, progress)
-            held_out = split_documents(staging, validation, seed)
-            counts = {
-                name: SplitCounts(**staging.write_split(aside / name, held_out.mask == number))
-                for number, name in enumerate(SPLITS)
-            }
+        with Staging(aside / "staging", tokenizer, dtype, seed) as staging:
+            staging.add(documents, progress, workers)
+            held_out = split_documents(staging, validation)
+            written = staging.write_splits([aside / name for name in SPLITS], held_out.side)
+        counts = {name: SplitCounts(**count) for name, count in zip(SPLITS, written, strict=True)}
+        tokenizer.save(aside / "tokenizer")
+        named = source if isinstance(source, str) else source.fingerprint() if source else staging.digest
         description = {
             "format": FORMAT,
             "dtype": dtype.name,
             "vocabulary_size": tokenizer.size,
             "tokenizer": tokenizer.fingerprint,
-            "source": source or staging.digest,
+            "source": named,
             "validation": validation,
             "seed": seed,
             "held_out": held_out.rule,
             "splits": {name: asdict(count) for name, count in counts.items()},
+            **({} if source is None or isinstance(source, str) else {"inputs": source.inputs()}),
             "files": {
                 path.relative_to(aside).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
                 for path in sorted(aside.rglob("*"))
@@ -204,29 +224,62 @@ def build_store(
 
 def ensure_store(
     documents: Iterable[Document],
-    source: str,
+    source: str | Origin,
     tokenizer: Tokenizer,
     folder: str | os.PathLike[str],
     *,
     validation: float = 0.05,
     seed: int = 0,
+    workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StoreSummary:
     """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it.
 
-    `source` comes from `text.source_fingerprint` or `text.documents_fingerprint`; `documents` is only
-    read when the store must be built.
+    `source` comes from `text.source_fingerprint` or `text.documents_fingerprint`, or is the files themselves;
+    `documents` is only read when the store must be built.
     """
-    wanted = {"source": source, "tokenizer": tokenizer.fingerprint, "validation": validation, "seed": seed}
+    wanted = {"tokenizer": tokenizer.fingerprint, "validation": validation, "seed": seed}
     try:
         store = TokenStore.open(folder)
-        if all(store.description[key] == value for key, value in wanted.items()):
-            return replace(store.summary, reused=True)
     except EtymonError:
-        pass  # missing, damaged or of an older format
+        store = None  # missing, damaged or of an older format
+    if store is not None and all(store.description[key] == value for key, value in wanted.items()):
+        if not isinstance(source, str):
+            source.recall(store.description.get("inputs", {}))
+        named = source if isinstance(source, str) else source.fingerprint()
+        if store.description["source"] == named:
+            return replace(store.summary, reused=True)
     return build_store(
-        documents, tokenizer, folder, validation=validation, seed=seed, source=source, progress=progress
-    )
+        documents, tokenizer, folder, validation=validation, seed=seed, source=source, workers=workers,
+        progress=progress,
+    )  # fmt: skip
+
+
+def is_store(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder is a token store."""
+    return (Path(folder) / "store.json").is_file()
+
+
+def link_store(folder: Path, prepared: Path) -> None:
+    """Make `folder` stand for the whole, checked store `prepared`, as it is now."""
+    TokenStore.open(prepared).verify()
+    link = {"prepared": str(prepared.resolve()), "sha256": sha256(prepared / "store.json")}
+    with atomic_folder(folder) as aside:
+        (aside / "store.json").write_text(json.dumps(link, indent=2), encoding="utf-8")
+
+
+def _followed(folder: Path) -> Path:
+    """The store itself, if the folder only names it."""
+    try:
+        link = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        prepared, digest = Path(link["prepared"]), link["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder  # a store, or whatever `_describe` will say of it
+    if not is_store(prepared) or sha256(prepared / "store.json") != digest:
+        raise EtymonError(
+            f"the prepared text in {prepared} is gone or has changed since {folder} began to use it: bring it back"
+        )
+    return prepared
 
 
 def _describe(folder: Path) -> dict[str, Any]:

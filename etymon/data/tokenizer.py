@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
+from etymon.data import word_cache
 from etymon.data.framing import BERT, PLAIN, T5, Framing
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
@@ -75,12 +76,15 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """ "byte-bpe", "bpe", "wordpiece", "unigram" or "word"."""
-        model = self._description["model"].get("type", "")
-        if model == "BPE":
-            steps = json.dumps([self._description["pre_tokenizer"], self._description["decoder"]])
-            return "byte-bpe" if '"ByteLevel"' in steps else "bpe"
-        return {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}.get(model, model.lower())
+        """ "byte-bpe", "bpe", "wordpiece", "unigram", "word", "character" or "byte"."""
+        model, splitter = self._description["model"], self._description["pre_tokenizer"]
+        kind = model.get("type", "")
+        if kind == "BPE":
+            if '"ByteLevel"' in json.dumps([splitter, self._description["decoder"]]):
+                whole = (splitter or {}).get("use_regex") is False
+                return "byte" if whole and not model["merges"] else "byte-bpe"
+            return "character" if splitter is None and not model["merges"] else "bpe"
+        return {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}.get(kind, kind.lower())
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -121,12 +125,14 @@ class Tokenizer:
     @cached_property
     def word_starts(self) -> np.ndarray:
         """For every id, whether it begins a word. A special token is a word of its own."""
-        if self.kind == "byte-bpe":
+        if self.kind in ("byte-bpe", "byte"):
             begins = [token[:1] in ("Ġ", "Ċ", "ĉ", "č") for token in self.tokens]
+        elif self.kind == "character":
+            begins = [token.isspace() for token in self.tokens]
         elif self.kind == "wordpiece":
             prefix = self._description["model"].get("continuing_subword_prefix") or "##"
             begins = [not token.startswith(prefix) for token in self.tokens]
-        elif self.kind == "unigram":
+        elif self.kind in ("unigram", "bpe"):
             begins = [token.startswith("▁") for token in self.tokens]
         else:
             begins = [True] * self.size
@@ -137,12 +143,13 @@ class Tokenizer:
     @cached_property
     def byte_lengths(self) -> np.ndarray | None:
         """For every id, how many bytes of text it stands for (special tokens: 0). None if tokens do not
-        spell the text exactly."""
+        spell the text exactly; those of characters do, but for characters that are unknown."""
         splitter = json.dumps(self._description["pre_tokenizer"])
         altered = self._description["normalizer"] or '"add_prefix_space": true' in splitter
-        if self.kind != "byte-bpe" or altered:
+        if self.kind not in ("byte-bpe", "byte", "character") or altered:
             return None
-        lengths = np.array([len(_token_bytes(token)) for token in self.tokens], np.int32)
+        spelled = str.encode if self.kind == "character" else _token_bytes
+        lengths = np.array([len(spelled(token)) for token in self.tokens], np.int32)
         lengths[list(self.special_ids)] = 0
         return lengths
 
@@ -175,8 +182,39 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of many texts, on all cores."""
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        if self.kind == "byte" and self.byte_lengths is not None:
+            return [self._encode_bytes(text) for text in texts]
+        by_word = self._by_word(texts)
+        whole = [text for text, words in zip(texts, by_word, strict=True) if words is None]
+        encodings = iter(self.backend.encode_batch_fast(whole, add_special_tokens=False) if whole else ())
+        return [
+            np.array(next(encodings).ids, np.int32) if words is None else word_cache.flat(words[1])
+            for words in by_word
+        ]
+
+    @cached_property
+    def _word_cache(self) -> word_cache.WordCache | None:
+        added = [token.content for token in self.backend.get_added_tokens_decoder().values()]
+        added += ["▁"]  # where spaces become it, it is not a letter like others
+        fits = word_cache.WordCache.fits(self._description) and len(added) <= word_cache.MOST_ADDED
+        return word_cache.WordCache(self.backend, added) if fits else None
+
+    def _by_word(self, texts: Sequence[str]) -> list[tuple[list[str], list[list[int]]] | None]:
+        """Words and their tokens, for texts long enough to gain from it that are sure to be encoded alike."""
+        if self._word_cache is None or sum(map(len, texts)) < word_cache.FEWEST:
+            return [None] * len(texts)
+        return self._word_cache.encode(texts)
+
+    def _encode_bytes(self, text: str) -> np.ndarray:
+        """Bytes need no library, unless a special token is spelled out."""
+        if any(self.tokens[number] in text for number in self.special_ids):
+            return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int32)
+        return self._id_of_byte[np.frombuffer(text.encode(), np.uint8)]
+
+    @cached_property
+    def _id_of_byte(self) -> np.ndarray:
+        letters = sorted(BYTE_OF, key=BYTE_OF.__getitem__)
+        return np.array([self.backend.token_to_id(letter) for letter in letters], np.int32)
 
     def offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The ids of a text and the characters [start, stop) that each token stands for."""
@@ -193,19 +231,12 @@ class Tokenizer:
         a token of its own belongs to what follows it.
         """
         if self.byte_lengths is None:
-            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
-            stops = [np.array([stop for _, stop in encoding.offsets], np.int64) for encoding in encodings]
-            found = [np.array(encoding.ids, np.int32) for encoding in encodings]
-            space = self.backend.token_to_id("▁") if self.kind == "unigram" else None
-            located = []
-            for ids, stop, place in zip(found, stops, places, strict=True):
-                index = np.searchsorted(np.maximum.accumulate(stop), place, side="right")
-                if space is not None and len(ids):
-                    index -= (index > 0) & (ids[np.maximum(index - 1, 0)] == space)
-                located.append((ids, index))
-            return located
+            return [
+                self._located(text, place, words)
+                for text, place, words in zip(texts, places, self._by_word(texts), strict=True)
+            ]
         # Tokens that spell the text need no offsets: the bytes add up. This is the fast path.
-        located = []
+        located: list[tuple[np.ndarray, np.ndarray]] = []
         for text, ids, place in zip(texts, self.encode_batch(texts), places, strict=True):
             byte_stops = np.cumsum(self.byte_lengths[ids], dtype=np.int64)
             if text.isascii():
@@ -218,6 +249,18 @@ class Tokenizer:
                 byte_places = place
             located.append((ids, np.searchsorted(byte_stops, byte_places, side="right")))
         return located
+
+    def _located(
+        self, text: str, places: np.ndarray, words: tuple[list[str], list[list[int]]] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if words is not None and (found := word_cache.located(*words, places)) is not None:
+            return word_cache.flat(words[1]), found
+        ids, _, stops = self.offsets(text)
+        index = np.searchsorted(np.maximum.accumulate(stops), places, side="right")
+        space = self.backend.token_to_id("▁") if self.kind in ("unigram", "bpe") else None
+        if space is not None and len(ids):
+            index -= (index > 0) & (ids[np.maximum(index - 1, 0)] == space)
+        return ids, index
 
     # ------------------------------------------------------------ ids to text
 
@@ -274,7 +317,7 @@ class TokenStream:
         if number in self._skip:
             return ""
         token = self._tokenizer.tokens[number]
-        if self._tokenizer.kind == "byte-bpe":
+        if self._tokenizer.kind in ("byte-bpe", "byte"):
             return self._bytes.decode(_token_bytes(token))
         self._held.append(number)
         # A run of byte pieces is decoded as a whole, once it has ended.

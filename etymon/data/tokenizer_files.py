@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, models, processors
 
 from etymon.data.framing import T5, Framing
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
+from etymon.data.tokenizer_kinds import (
+    add_sentinels,
+    byte_bpe_backend,
+    metaspace_backend,
+    wordpiece_backend,
+)
 from etymon.errors import EtymonError
 
 # Read when a folder does not say which token has which role.
@@ -70,7 +76,11 @@ def _class_config(tokenizer: Tokenizer) -> dict[str, Any]:
     normalizer = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
     if tokenizer.kind == "byte-bpe" and set(tokenizer.roles) <= {"pad", "unknown", "begin", "end"}:
         config |= {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False}
-    elif tokenizer.kind == "wordpiece" and normalizer.get("type") == "BertNormalizer":
+    elif (
+        tokenizer.kind == "wordpiece"
+        and normalizer.get("type") == "BertNormalizer"
+        and {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} <= set(tokenizer.roles.values())  # it adds its own
+    ):
         config |= {
             "tokenizer_class": "BertTokenizerFast",
             "do_lower_case": normalizer["lowercase"],
@@ -159,7 +169,7 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
         raise EtymonError(f"{path} is not a sentencepiece model") from error
     if trainer.get(3, 1) != 1:
         raise EtymonError(f"{path} is not a unigram model; convert it to tokenizer.json with Transformers")
-    backend = unigram_backend(
+    backend = metaspace_backend(
         models.Unigram(pieces, unknown, bool(trainer.get(35, 0))),
         characters=normalizer.get(2) or None,
         prefix_space=bool(normalizer.get(3, 1)),
@@ -202,70 +212,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def _as_float(data: bytes) -> float:
     return float(struct.unpack("<f", data)[0])
-
-
-# ---------------------------------------------------------------- the pipeline of each kind
-
-
-def byte_bpe_backend(model: models.BPE, prefix_space: bool = False) -> tokenizers.Tokenizer:
-    """GPT-2: bytes as printable characters, split by its regular expression, merged. Lossless."""
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def wordpiece_backend(
-    vocabulary: dict[str, int],
-    *,
-    unknown: str,
-    lowercase: bool,
-    strip_accents: bool | None,
-    chinese: bool = True,
-) -> tokenizers.Tokenizer:
-    """BERT: cleaned text, ideographs spaced, punctuation split, longest pieces first with `##`."""
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
-    )
-    backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
-    )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
-
-
-def unigram_backend(
-    model: models.Unigram,
-    *,
-    characters: bytes | None = None,
-    lowercase: bool = False,
-    strip_accents: bool = False,
-    prefix_space: bool = True,
-    collapse: bool = True,
-) -> tokenizers.Tokenizer:
-    """sentencepiece: normalised characters, white space collapsed, spaces as `▁`, one before the text."""
-    steps: list[Any] = [normalizers.Precompiled(characters) if characters else normalizers.NFKC()]
-    if lowercase:
-        steps.append(normalizers.Lowercase())
-    if strip_accents:
-        steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
-    if collapse:
-        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-    backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if prefix_space else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
-    metaspace = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    backend.decoder = metaspace
-    if json.loads(backend.to_str())["model"].get("byte_fallback"):
-        backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
-    return backend
-
-
-def add_sentinels(backend: tokenizers.Tokenizer, count: int) -> None:
-    """<extra_id_0> gets the highest id, <extra_id_1> the one below it, and so on down, as in T5."""
-    backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(count))])
 
 
 # ---------------------------------------------------------------- roles

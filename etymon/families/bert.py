@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveFloat
 from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, rows
-from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.attention import Attention
@@ -41,6 +41,8 @@ class Shape:
     norm_epsilon: float = 1e-12
     deviation: float = 0.02
     tied: bool = True
+    residual_scale: PositiveFloat = 1.0
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
@@ -88,6 +90,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
             norms=(norm(), norm()),
             norm_first=False,
             dropout=shape.dropout,
+            residual_scale=shape.residual_scale,
         )
         for _ in range(shape.layers)
     ]
@@ -192,6 +195,7 @@ SETTINGS = SettingsMap(
         Field("norm_epsilon", "layer_norm_eps"),
         Field("deviation", "initializer_range"),
         Field("tied", "tie_word_embeddings"),
+        RESIDUAL_SCALE,
     ],
     constants=[
         Constant("position_embedding_type", "absolute", "relative positions are not BERT's", write=False),
@@ -221,7 +225,15 @@ FAMILY = Family(
     initial=initial,
     capabilities=frozenset({"bidirectional", "segments"}),
     objective="masked-next-sentence",
-    recipe=Recipe(learning_rate=1e-4, epsilon=1e-6, weight_decay=0.01, schedule="linear", warmup=0.01),
+    recipe=Recipe(
+        learning_rate=1e-4,
+        optimiser="adam-bert",
+        epsilon=1e-6,
+        weight_decay=0.01,
+        schedule="linear",
+        warmup=0.01,
+    ),
+    # A pocket model trains for minutes: ten times the rate, and bias correction, which matters while steps are few.
     size_recipes={"pocket": Recipe(learning_rate=1e-3, epsilon=1e-6, weight_decay=0.01, warmup=0.1)},
     tokenizer=TokenizerChoice(
         "wordpiece",

@@ -41,6 +41,7 @@ class Recipe:
     """The published way to train, as far as it carries over to any size; sizes may override the rate."""
 
     learning_rate: float
+    optimiser: str = "adamw"
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.01
@@ -49,6 +50,8 @@ class Recipe:
     schedule: str = "linear"
     warmup: float = 0.1
     """Share of the steps."""
+    warmup_steps: int | None = None
+    """Instead of the share, where the number itself was published and carries over to runs of any length."""
     final: float = 0.0
     """Learning rate at the end, as a share of the peak."""
 

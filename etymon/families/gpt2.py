@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveFloat
 from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
-from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.attention import Attention
@@ -40,6 +40,8 @@ class Shape:
     norm_epsilon: float = 1e-5
     deviation: float = 0.02
     tied: bool = True
+    residual_scale: PositiveFloat = 1.0
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
@@ -75,6 +77,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
             norms=(norm(), norm()),
             norm_first=True,
             dropout=shape.residual_dropout,
+            residual_scale=shape.residual_scale,
         )
         for _ in range(shape.layers)
     ]
@@ -154,6 +157,7 @@ SETTINGS = SettingsMap(
         Field("norm_epsilon", "layer_norm_epsilon"),
         Field("deviation", "initializer_range"),
         Field("tied", "tie_word_embeddings"),
+        RESIDUAL_SCALE,
     ],
     constants=[
         Constant("scale_attn_weights", True, "scores without scaling are not GPT-2's"),
@@ -198,9 +202,16 @@ FAMILY = Family(
     recipe=Recipe(
         learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.02, final=0.1
     ),
+    # Minutes, not weeks: Muon needed far fewer steps for the same loss (docs/lab-notes.md).
     size_recipes={
         size: Recipe(
-            learning_rate=rate, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.05, final=0.1
+            learning_rate=rate,
+            optimiser="muon",
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            schedule="cosine",
+            warmup=0.05,
+            final=0.1,
         )
         for size, rate in {"pocket": 2e-3, "pocket-large": 1.5e-3}.items()
     },

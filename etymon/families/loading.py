@@ -26,6 +26,10 @@ from etymon.families.model import TOKEN_KEYS, Model
 
 HISTORY = "history.json"
 """Beside the published files: which heads the folder holds and how it was trained."""
+OWN_TYPE = "etymon-"
+"""Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
+BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
+"""The last maps of a layer's parts, into which a residual scale can be multiplied."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 
 
@@ -70,7 +74,7 @@ def load(
     """
     folder = model_folder(name, revision=revision)
     config = read_config(folder)
-    family = family_of(str(config.get("model_type", "")))
+    family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
     where = str(folder / "config.json")
     fields, carried = family.settings.read(config, where, ignore_config_keys)
     shape: Any = strict(family.shape, fields, where)
@@ -97,18 +101,34 @@ def load(
     return model.to(device).eval()
 
 
-def save(model: Model, folder: str | Path, *, history: Sequence[Mapping[str, Any]] | None = None) -> None:
+def save(
+    model: Model,
+    folder: str | Path,
+    *,
+    history: Sequence[Mapping[str, Any]] | None = None,
+    fold: bool = True,
+) -> None:
     """Writes the model as a Hugging Face folder. Heads that Transformers has no class for are kept under
-    `etymon_heads`, which Transformers leaves aside and `load` reads back."""
-    family = model.family
+    `etymon_heads`, which Transformers leaves aside and `load` reads back.
+
+    A residual scale is folded into the weights, which gives an ordinary model that computes the same up to rounding.
+    To train on exactly, `fold=False` keeps it; only etymon opens such a folder.
+    """
+    family, shape = model.family, model.shape_fields()
     architecture = _best_architecture(family, model.asked)
     names = _name_map(family, model.shape, model.asked)
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    scale = shape["residual_scale"]
+    foreign = fold or scale == 1.0
+    if foreign and scale != 1.0:
+        ends = (name for name in named if any(end in name for end in BRANCH_ENDS))
+        named |= {name: named[name] * scale for name in ends}
+        shape["residual_scale"] = 1.0
     tokens = _token_ids(model)
     config = {
-        "architectures": [architecture.name],
-        "model_type": family.model_type,
-        **family.settings.write(model.shape_fields()),
+        "architectures": [architecture.name] if foreign else [],
+        "model_type": family.model_type if foreign else OWN_TYPE + family.model_type,
+        **family.settings.write(shape),
         **model.carried,
         **tokens,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -123,7 +143,7 @@ def save(model: Model, folder: str | Path, *, history: Sequence[Mapping[str, Any
         config=config,
         weights=names.export(named, architecture.prefix),
         generation_config=tokens if "vocabulary" in model.asked and "state" in family.capabilities else None,
-        card=_card(model, architecture.name, past),
+        card=_card(model, shape, architecture.name if foreign else None, past),
         tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
         extra={HISTORY: lambda path: write_json(path, note)},
     )
@@ -248,14 +268,16 @@ def _token_ids(model: Model) -> dict[str, int]:
     return {key: value for key, value in ids.items() if value is not None}
 
 
-def _card(model: Model, architecture: str, history: Sequence[Mapping[str, Any]]) -> str:
+def _card(
+    model: Model, shape: Mapping[str, Any], architecture: str | None, history: Sequence[Mapping[str, Any]]
+) -> str:
     last = dict(history[-1]) if history else {}
     tokenizer = model.tokenizer
     return model_card(
         title=f"{model.family.title} by etymon",
         family=model.family.name,
         parameters=model.parameter_count(),
-        shape=model.shape_fields(),
+        shape=shape,
         objective=str(last.get("objective", "")),
         data=str(last.get("data", "")),
         training=last.get("training", {}),

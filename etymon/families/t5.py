@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveFloat
 from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, rows
-from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.attention import Attention
@@ -47,6 +47,8 @@ class Shape:
     initial_factor: float = 1.0
     tied: bool = True
     """The output matrix is the embedding, and hidden states are scaled by dim^-0.5 before it (version 1.0)."""
+    residual_scale: PositiveFloat = 1.0
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
 
     def __post_init__(self) -> None:
         if self.feed_forward not in FEED_FORWARDS:
@@ -96,6 +98,7 @@ def stack(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
             norm_first=True,
             cross=attention() if decoder else None,
             dropout=shape.dropout,
+            residual_scale=shape.residual_scale,
         )
         for _ in range((shape.decoder_layers or shape.layers) if decoder else shape.layers)
     ]
@@ -211,6 +214,7 @@ SETTINGS = T5Settings(
         Field("norm_epsilon", "layer_norm_epsilon"),
         Field("initial_factor", "initializer_factor"),
         Field("tied", "tie_word_embeddings"),
+        RESIDUAL_SCALE,
     ],
     # The classes with an encoder alone say that they are no encoder-decoders: their names tell as much.
     ignored=[
@@ -253,7 +257,17 @@ FAMILY = Family(
     initial=initial,
     capabilities=frozenset({"encoder-decoder", "state"}),
     objective="span-corruption",
-    recipe=Recipe(learning_rate=1e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1),
+    # 1 / sqrt(max(t, 10,000)) at step t: 0.01 for the first 10,000 steps, however long the run. The rate is relative to
+    # the size of the parameters, and updates are clipped by Adafactor itself, gradients not at all.
+    recipe=Recipe(
+        learning_rate=0.01,
+        optimiser="adafactor",
+        weight_decay=0.0,
+        clip=None,
+        schedule="inverse-square-root",
+        warmup_steps=10_000,
+    ),
+    # A pocket model trains for minutes, within which the published rate would not begin to fall: AdamW and a cosine.
     size_recipes={
         "pocket": Recipe(learning_rate=2e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1)
     },

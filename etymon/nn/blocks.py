@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.nn.attention import Attention, Memory, Sight
 from etymon.nn.batch import Batch
+from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Linear
 from etymon.nn.state import KeyValueState
 from etymon.nn.visibility import Bias, CachedView, Everything, FlatView, Rule, cached_view, flat_view
@@ -49,7 +51,7 @@ class FeedForward(nn.Module):
         self.gate = Linear(dim, inner_dim, bias=bias) if gated else None
         self.outer = Linear(inner_dim, dim, bias=bias)
         self.activation = ACTIVATIONS[activation]
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         if self.gate is None:
@@ -63,6 +65,8 @@ class Block(nn.Module):
     """Attention, perhaps cross-attention, and a feed-forward part, each around a residual path.
 
     `norm_first` puts the norms before the parts (GPT-2, T5), otherwise they follow the sum (2017, BERT, GPT-1).
+    `residual_scale` multiplies what a part adds: x + scale * part(x). Since a norm takes out any common factor, norms
+    after the sum with a scale of 1 / alpha are DeepNorm's, which multiplies the other side by alpha.
     """
 
     def __init__(
@@ -74,27 +78,32 @@ class Block(nn.Module):
         norm_first: bool,
         cross: Attention | None = None,
         dropout: float = 0.0,
+        residual_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
+        self.residual_scale = residual_scale
         self.attention = attention
         self.attention_norm = norms[0]
         self.cross = cross
         self.cross_norm = norms[1] if cross is not None else None
         self.feed_forward = feed_forward
         self.feed_forward_norm = norms[-1]
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
         if self.norm_first:
-            x_ND = x_ND + self.dropout(self.attention(self.attention_norm(x_ND), sight))
+            x_ND = self._sum(x_ND, self.attention(self.attention_norm(x_ND), sight))
             if self.cross is not None and self.cross_norm is not None:
-                x_ND = x_ND + self.dropout(self.cross.across(self.cross_norm(x_ND), sight))
-            return x_ND + self.dropout(self.feed_forward(self.feed_forward_norm(x_ND)))
-        x_ND = self.attention_norm(x_ND + self.dropout(self.attention(x_ND, sight)))
+                x_ND = self._sum(x_ND, self.cross.across(self.cross_norm(x_ND), sight))
+            return self._sum(x_ND, self.feed_forward(self.feed_forward_norm(x_ND)))
+        x_ND = self.attention_norm(self._sum(x_ND, self.attention(x_ND, sight)))
         if self.cross is not None and self.cross_norm is not None:
-            x_ND = self.cross_norm(x_ND + self.dropout(self.cross.across(x_ND, sight)))
-        return self.feed_forward_norm(x_ND + self.dropout(self.feed_forward(x_ND)))
+            x_ND = self.cross_norm(self._sum(x_ND, self.cross.across(x_ND, sight)))
+        return self.feed_forward_norm(self._sum(x_ND, self.feed_forward(x_ND)))
+
+    def _sum(self, x_ND: Tensor, added_ND: Tensor) -> Tensor:
+        return torch.add(x_ND, self.dropout(added_ND), alpha=self.residual_scale)
 
 
 class Stack(nn.Module):
@@ -120,7 +129,7 @@ class Stack(nn.Module):
         self.rules = list(rule) if isinstance(rule, Sequence) else [rule] * len(self.schedule)
         self.norm = norm
         self.position_bias = position_bias
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.seen: list[Tensor] | None = None
         """Set by `etymon.trace`: the input and every layer's output are then kept."""
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
+from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Embedding
 
 
@@ -38,7 +39,7 @@ class Embeddings(nn.Module):
         self.norm = norm
         self.projection = projection
         self.scale = scale
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def look_up(self, batch: Batch) -> Tensor:
         """The bare word vectors: what adversarial training perturbs and hands back as `embedded`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Linear
 
 
@@ -18,7 +19,7 @@ class Projection(nn.Module):
 
     def __init__(self, dim: int, outputs: int, *, dropout: float = 0.0, bias: bool = True) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.linear = Linear(dim, outputs, bias=bias)
 
     def forward(self, x_nD: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ class DeepProjection(nn.Module):
         activation: Callable[[Tensor], Tensor] = torch.tanh,
     ) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.dense = Linear(dim, dim)
         self.linear = Linear(dim, outputs)
         self.activation = activation

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from etymon.nn.batch import Batch
+from etymon.nn.dropout import dropout as drop
+from etymon.nn.dropout import dropped_attention
 from etymon.nn.ragged import Layout, Padding, permute
 
 # The cost of one more group of rows, and of copying a token into a padded rectangle, in units of one score
@@ -297,6 +299,8 @@ def attend(
     eager: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """One rectangle of attention: the fused kernel, or the eager formula when the weights are asked for."""
+    if not eager and dropout and q_RHQK.device.type == "cpu":
+        return dropped_attention(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, dropout), None
     if not eager:
         out = F.scaled_dot_product_attention(
             q_RHQK, k_RHTK, v_RHTK, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
@@ -310,7 +314,7 @@ def attend(
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).masked_fill(~mask, 0.0)
     else:
         weights = (scores if mask is None else scores + mask).softmax(-1)
-    return F.dropout(weights, dropout) @ v_RHTK, weights
+    return drop(weights, dropout) @ v_RHTK, weights
 
 
 def group_rows(

@@ -1,14 +1,22 @@
-"""From a plan to the slices of a step: which samples a step sees is a function of (seed, position) alone."""
+"""From plans to the slices of a step: which samples a step sees is a function of (seed, position) alone.
+
+Ranks, workers and prefetching only place the work: a slice is made from the addresses of its samples, wherever that
+happens.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch.utils.data import DataLoader, Dataset
 
 from etymon.data.plans import key
 from etymon.data.store import Split
@@ -18,7 +26,7 @@ from etymon.objectives.objective import Objective, Prepared
 
 @dataclass(frozen=True)
 class Position:
-    """The next sample to be read: its epoch, and its place in that epoch's plan."""
+    """A sample: its epoch, and its place in that epoch's plan."""
 
     epoch: int = 0
     offset: int = 0
@@ -26,82 +34,243 @@ class Position:
 
 @dataclass
 class Step:
-    """The slices of one step, and where the next one begins."""
+    """The slices of one step that are computed here, by number, and where the next step begins."""
 
-    slices: list[Prepared]
+    slices: dict[int, Prepared]
     after: Position
+    feed: Feed
 
 
 class Feed:
-    """Endless steps of `slices` slices with `rows` samples each, from any position on."""
+    """Steps of `slices` slices with `rows` samples each, from any position on."""
 
     def __init__(self, objective: Objective, split: Split, seed: int, *, slices: int, rows: int) -> None:
         self.objective, self.split, self.seed = objective, split, seed
         self.slices, self.rows = slices, rows
-        self._plan = lru_cache(maxsize=2)(lambda epoch: objective.plan(split, seed, epoch))
-        if not len(self._plan(0)):
+        self._plans: dict[int, np.ndarray] = {}
+        self.samples = len(self.plan(0))
+        """Samples of the first epoch; of the others there are about as many."""
+        if not self.samples:
             raise EtymonError("the training text is too short for a single sample: give more text")
 
-    def step(self, position: Position) -> Step:
-        slices = []
+    def plan(self, epoch: int) -> np.ndarray:
+        """The epoch's plan; the newest two are kept."""
+        found = self._plans.get(epoch)
+        if found is None:
+            found = self.objective.plan(self.split, self.seed, epoch)
+            neighbours = {old: table for old, table in list(self._plans.items()) if abs(old - epoch) == 1}
+            self._plans = {**neighbours, epoch: found}  # replaced as a whole: a thread may be reading it
+        return found
+
+    @cached_property
+    def epochs_a_step(self) -> float:
+        return self.slices * self.rows / self.samples
+
+    @cached_property
+    def words_a_step(self) -> float:
+        """Words as the text has them, a whole text's an epoch, as the rules of small-data challenges count."""
+        return self.epochs_a_step * float(self.split.words.sum())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker makes the plans that it needs, and maps the text itself: pickled, a map is a copy of everything.
+        tokens = getattr(self.split, "tokens", None)
+        mapped = isinstance(tokens, np.memmap) and tokens.filename is not None
+        where = (Path(tokens.filename).parent, tokens.dtype.name) if mapped else None  # type: ignore[union-attr]
+        return {**self.__dict__, "_plans": {}, "split": where or self.split}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.split, tuple):
+            self.split = Split(*self.split)
+
+    def addresses(self, position: Position) -> tuple[list[list[Position]], Position]:
+        """The samples of every slice of the step that begins at `position`, and where the next one begins."""
+        slices: list[list[Position]] = []
         for _ in range(self.slices):
-            examples = []
+            samples = []
             for _ in range(self.rows):
-                plan: np.ndarray = self._plan(position.epoch)
-                while position.offset >= len(plan):  # of a text of two tokens, an epoch's plan may be empty
-                    position = Position(position.epoch + 1, 0)
-                    plan = self._plan(position.epoch)
-                rng = key(self.seed, "sample", position.epoch, position.offset)
-                examples.append(self.objective.prepare(self.split, plan[position.offset], rng))
+                while position.offset >= len(self.plan(position.epoch)):
+                    position = Position(position.epoch + 1, 0)  # of a tiny text, an epoch's plan may be empty
+                samples.append(position)
                 position = Position(position.epoch, position.offset + 1)
-            slices.append(self.objective.collate(examples))
-        return Step(slices, position)
+            slices.append(samples)
+        return slices, position
 
-    def steps(self, position: Position, count: int) -> Iterator[Step]:
-        """`count` steps, each prepared by a thread while the one before it is computed."""
-        ready: queue.Queue[Step | BaseException] = queue.Queue(maxsize=2)
-        stopped = threading.Event()
+    def slice(self, samples: Sequence[Position]) -> Prepared:
+        """One slice, as a function of its samples' addresses."""
+        return self.objective.collate(
+            [
+                self.objective.prepare(
+                    self.split,
+                    self.plan(sample.epoch)[sample.offset],
+                    key(self.seed, "sample", sample.epoch, sample.offset),
+                )
+                for sample in samples
+            ]
+        )
 
-        def hand_over(item: Step | BaseException) -> None:
-            while not stopped.is_set():  # never wait for a reader who has left
-                try:
-                    return ready.put(item, timeout=0.2)
-                except queue.Full:
-                    continue
+    @cached_property
+    def mean_tokens(self) -> float:
+        """Tokens a sample, by an even look at the first epoch."""
+        chosen = np.linspace(0, self.samples - 1, min(256, self.samples)).astype(int)
+        return self.slice([Position(0, int(offset)) for offset in chosen]).tokens / len(chosen)
 
-        def work() -> None:
-            here = position
-            try:
-                for _ in range(count):
-                    if stopped.is_set():
-                        return
-                    step = self.step(here)
-                    here = step.after
-                    hand_over(step)
-            except BaseException as error:  # handed over: the thread has nobody to tell
-                hand_over(error)
 
-        thread = threading.Thread(target=work, name="etymon-feed", daemon=True)
-        thread.start()
+@dataclass(frozen=True)
+class Phase:
+    """From step `first` on, samples come from `feed`."""
+
+    first: int
+    feed: Feed
+
+
+class Course(Dataset[Prepared]):
+    """The phases of a run, as steps. `rank` of `ranks` computes the slices rank, rank + ranks, ..."""
+
+    def __init__(self, phases: Sequence[Phase], *, rank: int = 0, ranks: int = 1, workers: int = 0) -> None:
+        self.phases = list(phases)
+        self.rank, self.ranks, self.workers = rank, ranks, workers
+        for phase in self.phases:
+            if phase.feed.slices % ranks:
+                raise EtymonError(
+                    f"a step of {phase.feed.slices} slices cannot be shared by {ranks} processes: "
+                    f"make --slices a multiple of {ranks}"
+                )
+
+    def phase(self, step: int) -> Phase:
+        """The phase that step `step` (from 0) belongs to."""
+        return next(phase for phase in reversed(self.phases) if phase.first <= step)
+
+    def number_after(self, steps: int) -> int:
+        """The number of the phase that has trained last when `steps` steps are done."""
+        return self.phases.index(self.phase(max(0, steps - 1)))
+
+    def __getitem__(self, address: tuple[int, tuple[Position, ...]]) -> Prepared:
+        number, samples = address
+        return self.phases[number].feed.slice(samples)
+
+    def steps(self, first: int, position: Position, count: int) -> Generator[Step]:
+        """Steps `first` to `first + count`, prepared ahead by a thread, or by `workers` processes."""
+        if count <= 0:
+            return
+        planned: deque[tuple[Phase, Position]] = (
+            deque()
+        )  # filled in ahead of the slices, by whoever makes them
+        made = self._slices(self._addresses(first, position, count, planned))
         try:
             for _ in range(count):
-                item = ready.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+                slices = {self.rank: next(made)}
+                phase, after = planned.popleft()
+                for number in range(self.rank + self.ranks, phase.feed.slices, self.ranks):
+                    slices[number] = next(made)
+                yield Step(slices, after, phase.feed)
         finally:
-            stopped.set()
-            thread.join()
+            made.close()
+
+    def _place(self, step: int, position: Position) -> tuple[Phase, Position]:
+        """A new phase begins a new epoch, so that its order is new as well."""
+        phase = self.phase(step)
+        return phase, Position(position.epoch + 1, 0) if phase.first == step > 0 else position
+
+    def _addresses(
+        self, first: int, position: Position, count: int, planned: deque[tuple[Phase, Position]]
+    ) -> Iterator[tuple[int, tuple[Position, ...]]]:
+        for step in range(first, first + count):
+            phase, start = self._place(step, position)
+            addresses, position = phase.feed.addresses(start)
+            planned.append((phase, position))
+            for number in range(self.rank, len(addresses), self.ranks):
+                yield self.phases.index(phase), tuple(addresses[number])
+
+    def _slices(self, addresses: Iterator[tuple[int, tuple[Position, ...]]]) -> Generator[Prepared]:
+        if not self.workers:
+            return _ahead(self[address] for address in addresses)
+        loader = DataLoader(
+            self,
+            batch_size=None,
+            sampler=_Addresses(addresses),
+            num_workers=self.workers,
+            multiprocessing_context="spawn",
+        )
+        return (prepared for prepared in loader)
+
+
+class _Addresses:
+    """A sampler that hands out addresses once."""
+
+    def __init__(self, addresses: Iterator[tuple[int, tuple[Position, ...]]]) -> None:
+        self.addresses = addresses
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[Position, ...]]]:
+        return self.addresses
+
+
+def _ahead(items: Iterator[Prepared], most: int = 3) -> Generator[Prepared]:
+    """The same items, made by a thread while the reader is busy."""
+    ready: queue.Queue[Prepared | BaseException | None] = queue.Queue(maxsize=most)
+    stopped = threading.Event()
+
+    def hand_over(item: Prepared | BaseException | None) -> None:
+        while not stopped.is_set():  # never wait for a reader who has left
+            try:
+                return ready.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                if stopped.is_set():
+                    return
+                hand_over(item)
+            hand_over(None)
+        except BaseException as error:  # handed over: the thread has nobody to tell
+            hand_over(error)
+
+    thread = threading.Thread(target=work, name="etymon-feed", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+class ValidationSlices(Sequence[Prepared]):
+    """The validation text as slices, in order and the same every time; at most `most` samples, evenly spread.
+
+    Slices are made when they are read: all of a large text would not fit into memory.
+    """
+
+    def __init__(
+        self, objective: Objective, split: Split, seed: int, *, rows: int, most: int | None = None
+    ) -> None:
+        self.objective, self.split, self.seed, self.rows = objective, split, seed, rows
+        self.plan = objective.plan(split, seed, 0, shuffle=False)
+        if most is not None and len(self.plan) > most:
+            self.plan = self.plan[np.linspace(0, len(self.plan) - 1, most).astype(int)]
+
+    def __len__(self) -> int:
+        return -(-len(self.plan) // self.rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        first = number * self.rows
+        return self.objective.collate(
+            [
+                self.objective.prepare(self.split, row, key(self.seed, "validation", first + place))
+                for place, row in enumerate(self.plan[first : first + self.rows])
+            ]
+        )
 
 
 def validation_slices(
     objective: Objective, split: Split, seed: int, *, rows: int, most: int | None = None
-) -> list[Prepared]:
-    """The validation text as slices, in order and the same every time; at most `most` samples, evenly spread."""
-    plan = objective.plan(split, seed, 0, shuffle=False)
-    if most is not None and len(plan) > most:
-        plan = plan[np.linspace(0, len(plan) - 1, most).astype(int)]
-    examples = [
-        objective.prepare(split, row, key(seed, "validation", number)) for number, row in enumerate(plan)
-    ]
-    return [objective.collate(examples[start : start + rows]) for start in range(0, len(examples), rows)]
+) -> Sequence[Prepared]:
+    """`ValidationSlices`; those of a sample of the text, which is read again and again, made once."""
+    slices = ValidationSlices(objective, split, seed, rows=rows, most=most)
+    return slices if most is None else list(slices)

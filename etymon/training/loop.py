@@ -7,8 +7,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,41 +16,49 @@ from typing import Any
 import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as strict_dataclass
+from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
 from etymon.objectives.objective import Prepared, weighted_loss
-from etymon.training.feeding import Feed, Step
-from etymon.training.optimisers import adamw, optimiser_tensors, restore_optimiser
+from etymon.training.budgets import Budget
+from etymon.training.distributed import World
+from etymon.training.feeding import Course, Feed, Position, Step
+from etymon.training.optimisers import (
+    OptimiserChoice,
+    build_optimiser,
+    gradient_norms,
+    optimiser_tensors,
+    restore_optimiser,
+    set_rate,
+)
 from etymon.training.progress import Progress
 from etymon.training.runs import JUDGED, Run, TrainingState
-from etymon.training.schedules import rate
+from etymon.training.schedules import ScheduleChoice
 from etymon.training.speed import matmul_peak, memory, step_operations
 from etymon.training.unit import TrainingUnit
+
+BYTES, TOKENS = "/bytes", "/tokens"
+"""What is added up over the processes beside the terms' counts."""
 
 
 @strict_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainingSettings:
-    """How a run trains. `rows` samples a slice, `slices` slices a step."""
+    """How a run trains: `rows` samples a slice, `slices` slices a step (phases may have other rows)."""
 
     steps: int
     rows: int
     slices: int = 1
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    undecayed: tuple[str, ...] = ("*bias", "*norm.weight")
+    optimiser: OptimiserChoice = OptimiserChoice()
+    schedule: ScheduleChoice = ScheduleChoice()
     clip: float | None = 1.0
-    schedule: str = "cosine"
-    warmup: int = 0
-    final: float = 0.0
     seed: int = 0
     validate_every: int = 100
     save_every: int = 1000
+    log_layers_every: int = 50
     keep: int = 2
 
     def rate(self, step: int) -> float:
-        return self.learning_rate * rate(self.schedule, step, self.steps, self.warmup, self.final)
+        return self.optimiser.learning_rate * self.schedule.share(step, self.steps)
 
 
 @dataclass
@@ -65,34 +73,40 @@ class TrainingResult:
 Validate = Callable[[int], dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Milestone:
+    """Something to do when a run has used up an amount (of anything but time) for the first time."""
+
+    amount: Budget
+    act: Callable[[], None]
+
+
 class Trainer:
-    """Drives a unit over a feed. The same settings, seed and position always give the same curve."""
+    """Drives a unit over a course. The same settings, seed and position always give the same curve."""
 
     def __init__(
         self,
         unit: TrainingUnit,
-        feed: Feed,
+        course: Course,
         settings: TrainingSettings,
         run: Run,
         *,
         validate: Validate,
         save_model: Callable[[Path], None],
         progress: Progress,
+        milestones: Sequence[Milestone] = (),
         state: TrainingState | None = None,
         optimiser_state: dict[str, torch.Tensor] | None = None,
+        world: World | None = None,
     ) -> None:
-        self.unit, self.feed, self.settings, self.run = unit, feed, settings, run
+        self.unit, self.course, self.settings, self.run = unit, course, settings, run
         self.validate, self.save_model, self.progress = validate, save_model, progress
+        self.milestones = list(milestones)
+        self.world = world or World()
+        self.wrapped: torch.nn.Module = unit
         self.device = next(unit.parameters()).device
         self.state = state or TrainingState()
-        self.optimiser = adamw(
-            unit.model,
-            learning_rate=settings.learning_rate,
-            betas=settings.betas,
-            epsilon=settings.epsilon,
-            weight_decay=settings.weight_decay,
-            undecayed=settings.undecayed,
-        )
+        self.optimiser = build_optimiser(unit.model, settings.optimiser)
         if optimiser_state is not None:
             restore_optimiser(self.optimiser, unit.model, optimiser_state)
         self.metrics: dict[str, float] = {}
@@ -113,84 +127,156 @@ class Trainer:
 
     def _steps(self, asked: threading.Event) -> None:
         settings, state = self.settings, self.state
-        operations, begin, seconds = None, time.perf_counter(), state.seconds
-        for step in self.feed.steps(state.position, settings.steps - state.step):
-            if operations is None:
-                self.unit.train()
-                operations = step_operations(self.unit, step.slices[0].to(self.device)) * len(step.slices)
-                begin = time.perf_counter()
-            started = time.perf_counter()
-            record = self._step(step)
-            elapsed = time.perf_counter() - started
-            tokens = sum(part.tokens for part in step.slices)
-            state.step, state.position = state.step + 1, step.after
-            state.tokens += tokens
-            state.seconds = seconds + time.perf_counter() - begin
-            record |= {
-                "tokens_per_second": tokens / elapsed,
-                "utilisation": operations / elapsed / matmul_peak(),
-                "memory": memory(),
-                "seconds": state.seconds,
-                "tokens": state.tokens,
-            }
-            self.run.log({"step": state.step, **record})
-            self.progress.update(state.step, self._shown(record))
-            last = state.step == settings.steps
-            if last or state.step % settings.validate_every == 0:
-                self._validate()
-            if last or asked.is_set() or state.step % settings.save_every == 0:
-                self.save()
-            if asked.is_set():
-                break
+        left = settings.steps - state.step
+        if left <= 0:
+            return
+        operations, peak = (
+            [self._operations(phase.feed) for phase in self.course.phases],
+            matmul_peak(self.device),
+        )
+        heads = {phase.feed.objective.heads for phase in self.course.phases}
+        self.wrapped = self.world.wrap(self.unit, find_unused=len(heads) > 1)
+        begin = started = time.perf_counter()
+        seconds = state.seconds
+        with closing(self.course.steps(state.step, state.position, left)) as steps:
+            for step in steps:
+                record = self._step(step)
+                elapsed = time.perf_counter() - started  # with the time that it waited for its samples
+                passed = self._pass(step, int(record.pop("step_tokens")))
+                tokens, counted = passed["tokens"][1] - passed["tokens"][0], operations[self._phase]
+                state.seconds = seconds + time.perf_counter() - begin
+                record |= {
+                    "tokens_per_second": tokens / elapsed,
+                    "utilisation": counted * tokens / self.world.size / elapsed / peak,
+                    "memory": memory(self.device),
+                    "seconds": state.seconds,
+                    "tokens": state.tokens,
+                    "words": round(state.words),
+                }
+                self._log({"step": state.step, **record})
+                self.progress.update(state.step, self._shown(record))
+                stop = self.world.any(asked.is_set())
+                last = state.step == settings.steps
+                if last or state.step % settings.validate_every == 0:
+                    self._validate()
+                # Before the checkpoint: what is done after it would be lost for good if the run died in between.
+                self._reach(passed)
+                if last or stop or state.step % settings.save_every == 0:
+                    self.save()
+                if stop:
+                    break
+                started = time.perf_counter()
 
-    def save(self) -> Path:
-        tensors = optimiser_tensors(self.optimiser, self.unit.model)
-        return self.run.save(self.state, tensors, self.save_model, self.settings.keep)
+    @property
+    def _phase(self) -> int:
+        """The number of the phase that has trained last."""
+        return self.course.number_after(self.state.step)
+
+    def _operations(self, feed: Feed) -> float:
+        """Operations a token, counted in a slice of a phase; only a unit that is not wrapped can be asked."""
+        self.unit.train()
+        self.unit.objective = feed.objective
+        prepared = feed.slice(feed.addresses(Position())[0][0])
+        return step_operations(self.unit, prepared.to(self.device)) / prepared.tokens
+
+    def _pass(self, step: Step, tokens: int) -> dict[str, tuple[float, float]]:
+        """Moves the state behind a step; says how much of each unit was and is used up."""
+        state, feed = self.state, step.feed
+
+        def amounts() -> dict[str, float]:
+            return {
+                "steps": state.step, "tokens": state.tokens, "words": state.words, "epochs": state.epochs,
+            }  # fmt: skip
+
+        before = amounts()
+        state.step, state.position, state.tokens = state.step + 1, step.after, state.tokens + tokens
+        state.words, state.epochs = state.words + feed.words_a_step, state.epochs + feed.epochs_a_step
+        return {unit: (before[unit], after) for unit, after in amounts().items()}
+
+    def _reach(self, passed: dict[str, tuple[float, float]]) -> None:
+        """Does what was to be done at the amounts that the step has reached."""
+        for milestone in self.milestones:
+            # Shares of an epoch add up to it but for rounding.
+            amount = milestone.amount.amount * (1 - 1e-9)
+            before, after = passed[milestone.amount.unit]
+            if before < amount <= after:
+                with self.world.first_alone() as mine:
+                    if mine:
+                        milestone.act()
+
+    def save(self) -> None:
+        """Writes a checkpoint (the first process does; the others wait)."""
+        with self.world.first_alone() as mine:
+            if mine:
+                tensors = optimiser_tensors(self.optimiser, self.unit.model)
+                self.run.save(self.state, tensors, self.save_model, self.settings.keep)
 
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients start anew."""
         times: list[float] = []
         begin = time.perf_counter()
-        for step in self.feed.steps(self.state.position, 200):
-            self._step(step, learning_rate=0.0)
-            # From end to end: a step that waits for its samples takes that long as well.
-            times.append(time.perf_counter() - begin)
-            begin += times[-1]
-            if len(times) > 3 and sum(times) > seconds:
-                break
+        with closing(self.course.steps(self.state.step, self.state.position, 200)) as steps:
+            for step in steps:
+                self._step(step, learning_rate=0.0)
+                # From end to end: a step that waits for its samples takes that long as well.
+                times.append(time.perf_counter() - begin)
+                begin += times[-1]
+                if self.world.any(len(times) > 3 and sum(times) > seconds):
+                    break
         self.optimiser.state.clear()
         # The first steps warm allocators and caches up; the median forgives a busy moment.
-        return sorted(times[1:] or times)[len(times[1:] or times) // 2]
+        median = sorted(times[1:] or times)[len(times[1:] or times) // 2]
+        return self.world.add({"median": median})["median"] / self.world.size
 
     def _step(self, step: Step, learning_rate: float | None = None) -> dict[str, float]:
         """One step of the optimiser, at the schedule's rate unless told."""
-        settings = self.settings
-        counts = add_counts(step.slices)
+        settings, world, objective = self.settings, self.world, step.feed.objective
+        local = {
+            **add_counts(step.slices.values()),
+            BYTES: sum(part.bytes for part in step.slices.values()),
+            TOKENS: sum(part.tokens for part in step.slices.values()),
+        }
+        counts = world.add(local)
         totals: dict[str, float] = {}
         self.unit.train()
-        for number, prepared in enumerate(step.slices):
+        self.unit.objective = objective
+        for place, (number, prepared) in enumerate(step.slices.items()):
             # Dropout depends on (seed, step, slice) alone: neither on what ran before nor on where it runs.
             seed_device(settings.seed, self.state.step, number)
-            terms = self.unit(prepared.to(self.device))
-            weighted_loss(terms, counts).backward()
+            silent = isinstance(self.wrapped, DistributedDataParallel) and place < len(step.slices) - 1
+            with self.wrapped.no_sync() if silent else nullcontext():  # type: ignore[operator]
+                terms = self.wrapped(prepared.to(self.device))
+                # The wrapper takes the mean over the processes; the sum is wanted.
+                (weighted_loss(terms, counts) * world.size).backward()
             for name, term in terms.items():
                 totals[name] = totals.get(name, 0.0) + float(term.sum.detach())
+        totals = world.add(totals)
+        layers = gradient_norms(self.unit.model) if self._logs_layers() else {}
         norm = torch.nn.utils.clip_grad_norm_(self.unit.parameters(), settings.clip or math.inf)
         if not math.isfinite(float(norm)):
             raise EtymonError(
                 f"the gradient at step {self.state.step + 1} is not finite: lower the learning rate "
-                f"(it is {settings.learning_rate:g}); the last checkpoint is untouched"
+                f"(it is {settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
             )
         if learning_rate is None:
             learning_rate = settings.rate(self.state.step)
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate
+        set_rate(self.optimiser, learning_rate)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        record = averages(
-            totals, counts, self.feed.objective.likelihood, sum(part.bytes for part in step.slices)
-        )
-        return {**record, "learning_rate": learning_rate, "gradient_norm": float(norm)}
+        record = averages(totals, counts, objective.likelihood, counts[BYTES])
+        record |= {
+            "learning_rate": learning_rate,
+            "gradient_norm": float(norm),
+            "step_tokens": counts[TOKENS],
+        }
+        return {**record, **{f"gradient_norm/{name}": value for name, value in layers.items()}}
+
+    def _logs_layers(self) -> bool:
+        return (self.state.step + 1) % self.settings.log_layers_every == 0
+
+    def _log(self, record: dict[str, Any]) -> None:
+        if self.world.first:
+            self.run.log(record)
 
     def _validate(self) -> None:
         self.metrics = self.validate(self.state.step)
@@ -200,12 +286,15 @@ class Trainer:
         if judged is not None and not math.isfinite(judged):
             raise EtymonError(
                 f"the validation loss after step {self.state.step} is not finite: lower the learning rate "
-                f"(it is {self.settings.learning_rate:g}); the last checkpoint is untouched"
+                f"(it is {self.settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
             )
-        if judged is not None and (self.state.best is None or judged < self.state.best):
-            self.state.best, self.state.best_step = float(judged), self.state.step
+        state = self.state
+        # Figures of different phases are figures of different things.
+        comparable = state.best_step is not None and self.course.number_after(state.best_step) == self._phase
+        if judged is not None and (not comparable or state.best is None or judged < state.best):
+            state.best, state.best_step = float(judged), state.step
         numbers = {JUDGED + name: value for name, value in self.metrics.items()}
-        self.run.log({"step": self.state.step, "seconds": self.state.seconds, **numbers})
+        self._log({"step": self.state.step, "seconds": self.state.seconds, **numbers})
 
     def _shown(self, record: dict[str, float]) -> dict[str, float | str]:
         judged = "bits_per_byte" if "bits_per_byte" in record else "bits_per_target"
@@ -220,7 +309,7 @@ class Trainer:
         return shown
 
 
-def add_counts(slices: Sequence[Prepared]) -> dict[str, float]:
+def add_counts(slices: Iterable[Prepared]) -> dict[str, float]:
     """The denominators of the whole step, before any backward."""
     counts: dict[str, float] = {}
     for prepared in slices:
@@ -240,17 +329,24 @@ def averages(
 
 
 @torch.no_grad()
-def evaluate(unit: TrainingUnit, slices: Sequence[Prepared]) -> dict[str, float]:
-    """The objective's terms over prepared slices, in evaluation mode."""
+def evaluate(unit: TrainingUnit, slices: Sequence[Prepared], world: World | None = None) -> dict[str, float]:
+    """The objective's terms over prepared slices, in evaluation mode; several processes share the work."""
+    world = world or World()
     was_training, device = unit.training, next(unit.parameters()).device
     unit.eval()
+    counts: dict[str, float] = {BYTES: 0.0}
     totals: dict[str, float] = {}
-    counts = add_counts(slices)
-    for prepared in slices:
+    if world.size > len(slices):
+        world = World()  # too little to share: each one does it all
+    for number in range(world.rank, len(slices), world.size):
+        prepared = slices[number]
+        for name, count in {**prepared.counts, BYTES: prepared.bytes}.items():
+            counts[name] = counts.get(name, 0.0) + count
         for name, term in unit(prepared.to(device)).items():
             totals[name] = totals.get(name, 0.0) + float(term.sum)
     unit.train(was_training)
-    return averages(totals, counts, unit.objective.likelihood, sum(part.bytes for part in slices))
+    counts = world.add(counts)
+    return averages(world.add(totals), counts, unit.objective.likelihood, counts[BYTES])
 
 
 def seed_device(seed: int, step: int, part: int) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,6 +32,8 @@ class TrainingState:
     step: int = 0
     position: Position = field(default_factory=Position)
     tokens: int = 0
+    words: float = 0.0
+    epochs: float = 0.0
     seconds: float = 0.0
     best: float | None = None
     best_step: int | None = None
@@ -41,10 +45,24 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.metrics_file = folder / "metrics.jsonl"
+        self._curves: Any = None
 
     def log(self, record: dict[str, Any]) -> None:
-        with open(self.metrics_file, "a", encoding="utf-8") as file:
+        """One line of metrics (and, where `show_curves` was asked for, the same numbers as TensorBoard events)."""
+        if self._curves is not None:
+            for name, value in record.items():
+                if isinstance(value, int | float) and name != "step":
+                    self._curves.add_scalar(name, value, record["step"])
+        with _room(self.metrics_file), open(self.metrics_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def show_curves(self, after: int) -> None:
+        """TensorBoard events from now on; those of steps that are going to be taken again are passed over there."""
+        self._curves = _event_writer(self.folder / "tensorboard", after)
+
+    def close(self) -> None:
+        if self._curves is not None:
+            self._curves.close()  # the last events are still in a queue
 
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.is_file():
@@ -88,12 +106,17 @@ class Run:
     ) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep` (never the best one)."""
         target = self.checkpoint(state.step)
+        if self.metrics_file.is_file():
+            # A checkpoint outlives a power cut, and so must the curve that leads to it.
+            with _room(self.metrics_file), open(self.metrics_file, "r+b") as file:
+                os.fsync(file.fileno())
         with atomic_folder(target) as aside:
             save_model(aside / "model")
-            save_file(
-                {name: tensor.contiguous() for name, tensor in optimiser.items()},
-                aside / "optimiser.safetensors",
-            )
+            with _room(target):
+                save_file(
+                    {name: tensor.contiguous() for name, tensor in optimiser.items()},
+                    aside / "optimiser.safetensors",
+                )
             write_json(aside / "state.json", asdict(state))
             write_json(aside / "checksums.json", checksums(aside))
         for step in self.checkpoints()[:-keep]:
@@ -101,16 +124,46 @@ class Run:
                 shutil.rmtree(self.checkpoint(step), ignore_errors=True)
         return target
 
-    def latest(self) -> Path | None:
-        """The newest checkpoint that is whole; broken ones are passed over."""
+    def latest(self, tell: Callable[[str], None] = lambda text: None) -> Path | None:
+        """The newest checkpoint that is whole; broken ones are passed over, which `tell` is told."""
         for step in reversed(self.checkpoints()):
             folder = self.checkpoint(step)
             try:
                 verify_checksums(folder, read_json(folder / "checksums.json"))
-            except EtymonError:
+            except EtymonError as error:
+                tell(f"passing over a checkpoint: {error}")
                 continue
             return folder
         return None
+
+    def tidy(self) -> None:
+        """Removes what a killed process left half written."""
+        for place in (self.folder, self.folder / "checkpoints", self.folder / "milestones"):
+            for path in place.glob(".*.partial"):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _room(path: Path) -> Iterator[None]:
+    """Says in one line that a file could not be written: the disk is full, or gone."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise EtymonError(
+            f"cannot write {path}: {reason}; make room there and go on with --resume"
+        ) from error
+
+
+def _event_writer(folder: Path, after: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise EtymonError("TensorBoard is not installed: pip install 'etymon[tensorboard]'") from error
+    return SummaryWriter(str(folder), purge_step=after + 1, max_queue=1000, flush_secs=10)
 
 
 def read_state(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:

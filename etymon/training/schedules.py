@@ -4,21 +4,66 @@ from __future__ import annotations
 
 import math
 
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 
-SCHEDULES = ("constant", "linear", "cosine")
+SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt")
 
 
-def rate(schedule: str, step: int, steps: int, warmup: int, final: float = 0.0) -> float:
-    """The share of the peak rate at `step` (from 0) of `steps`: a linear rise over `warmup` steps, then the schedule
-    down to `final`."""
+def rate(
+    schedule: str, step: int, steps: int, warmup: int, final: float = 0.0, decay_share: float = 0.1
+) -> float:
+    """The share of the peak rate at `step` (from 0) of `steps`: a linear rise over `warmup` steps, then the schedule.
+
+    - `constant` stays; `linear` and `cosine` fall to `final` at the last step.
+    - `noam` falls as 1 / sqrt(t), t counted from 1 (Vaswani et al. 2017, whose rate is this times (dim * warmup)^-0.5).
+      `inverse-square-root` is T5's: the same, but the warm-up is taken at the full rate, 1 / sqrt(max(t, warmup)). For
+      both, which know no last step, `final` is a floor.
+    - `wsd`, warm-up, stable, decay: stays until the last `decay_share` of the steps, then falls to `final` in a
+      straight line, or as 1 - sqrt of the part done (`wsd-sqrt`). Until then it does not depend on how long the run
+      will be.
+    """
     if schedule not in SCHEDULES:
         raise EtymonError(f"there is no schedule {schedule!r}: {did_you_mean(schedule, SCHEDULES)}")
+    if schedule in ("inverse-square-root", "noam") and step >= warmup:
+        return max(final, math.sqrt(max(warmup, 1) / (step + 1)))
     if step < warmup:
-        return (step + 1) / warmup
+        return 1.0 if schedule == "inverse-square-root" else (step + 1) / warmup
     if schedule == "constant":
         return 1.0
-    done = min(1.0, (step - warmup) / max(1, steps - warmup))
-    left = 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    begin = max(warmup, steps - round(decay_share * steps)) if schedule.startswith("wsd") else warmup
+    done = min(1.0, max(0, step - begin) / max(1, steps - begin))
+    if schedule == "cosine":
+        left = 0.5 * (1.0 + math.cos(math.pi * done))
+    else:
+        left = 1.0 - (math.sqrt(done) if schedule == "wsd-sqrt" else done)
     return final + (1.0 - final) * left
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class ScheduleChoice:
+    """How the learning rate runs over a run; `rate` says what the schedules do."""
+
+    name: str = "cosine"
+    warmup: int = 0
+    """In steps."""
+    final: float = 0.0
+    """The rate at the end, as a share of the peak."""
+    decay_share: float = 0.1
+    """The share of all steps in which `wsd` falls."""
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEDULES:
+            raise EtymonError(f"there is no schedule {self.name!r}: {did_you_mean(self.name, SCHEDULES)}")
+        if self.warmup < 0:
+            raise EtymonError(f"warmup cannot be below 0 steps, and it is {self.warmup}")
+        for field in ("final", "decay_share"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise EtymonError(f"{field} is a share, from 0 to 1, not {getattr(self, field):g}")
+
+    def share(self, step: int, steps: int) -> float:
+        """The share of the peak rate at `step` (from 0) of `steps`."""
+        return rate(self.name, step, steps, self.warmup, self.final, self.decay_share)

@@ -12,18 +12,29 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from etymon.objectives.objective import weighted_loss
 
+CPU = torch.device("cpu")
+
 
 @cache
-def matmul_peak(seconds: float = 0.3) -> float:
+def matmul_peak(device: torch.device = CPU, seconds: float = 0.3) -> float:
     """Floating-point operations a second of a large float32 matrix product here: the yardstick of utilisation."""
-    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    left @ right
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    size = 1024 if device.type == "cpu" else 8192
+    # A generator of its own: asking for the speed must not change what is drawn next.
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
+
+    def product() -> float:
         begin = time.perf_counter()
         left @ right
-        best = min(best, time.perf_counter() - begin)
-    return 2 * 1024**3 / best
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begin
+
+    product()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        best = min(best, product())
+    return 2 * size**3 / best
 
 
 def step_operations(unit: torch.nn.Module, prepared: Any) -> float:
@@ -35,6 +46,8 @@ def step_operations(unit: torch.nn.Module, prepared: Any) -> float:
     return float(counter.get_total_flops())
 
 
-def memory() -> float:
-    """Bytes of memory this process holds."""
+def memory(device: torch.device = CPU) -> float:
+    """Bytes of memory this process holds; of a GPU's, the most it has held."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
     return float(psutil.Process().memory_info().rss)

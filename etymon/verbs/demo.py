@@ -28,7 +28,7 @@ def demo(
     from etymon.data.sources import StandardLibrary
     from etymon.errors import EtymonError
     from etymon.verbs.pretrain import pretrain
-    from etymon.verbs.pretraining import RunFile
+    from etymon.verbs.run_file import RunFile
 
     folder = Path(out)
     if (folder / "run.yaml").is_file():

@@ -26,6 +26,10 @@ class Pretrained:
     command: str = ""
     """How to go on, when it was stopped."""
     samples: list[tuple[int, str]] = field(default_factory=list)
+    plan: dict[str, str] = field(default_factory=dict)
+    """Of a dry run: what would be done, by name."""
+    quiet: bool = False
+    """Of several processes, only the first presents its result."""
 
 
 def pretrain(
@@ -33,65 +37,113 @@ def pretrain(
     *,
     data: Annotated[
         Sequence[str | Path] | Path | TextSource | None,
-        "text files, folders or globs (.txt, .md, .jsonl, also gzipped)",
+        "text files, folders or globs (.txt .md .jsonl .csv .tsv .parquet, also compressed), or a prepared store",
     ] = None,
-    size: Annotated[str, "a published or pocket size of the family"] = "pocket",
+    size: Annotated[str | None, "a published or pocket size of the family (pocket)"] = None,
     out: Annotated[str | Path | None, "the run's folder (runs/FAMILY-SIZE)"] = None,
     budget: Annotated[
-        str | None, "time to train for, such as 90s, 10m or 2h (10m if no steps are given)"
+        str | None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords (10m)"
     ] = None,
     steps: Annotated[int | None, "optimiser steps to take, instead of a budget"] = None,
-    batch: Annotated[int | None, "samples a step (about 4,096 tokens unless told)"] = None,
-    slices: Annotated[int, "parts that a step is computed in, to need less memory"] = 1,
+    batch: Annotated[int | None, "samples a step (about 2,048 tokens unless told)"] = None,
+    slices: Annotated[
+        int | None, "parts that a step is computed in: less memory, or several processes"
+    ] = None,
     length: Annotated[int | None, "tokens a sample (up to 256, as the model allows)"] = None,
-    learning_rate: Annotated[float | None, "peak rate (the size's own)"] = None,
     objective: Annotated[str | None, "what to learn from the text (the family's own)"] = None,
+    from_: Annotated[str | Path | None, "folder or hub id of a model to go on from"] = None,
     tokenizer: Annotated[
         str | Path | None, "folder of a tokenizer to use (one is trained on the text)"
     ] = None,
     vocabulary: Annotated[int | None, "size of the tokenizer to train (the size's own)"] = None,
-    documents: Annotated[Literal["file", "blank", "line"], "what ends a document in a text file"] = "file",
-    column: Annotated[str, "the field of .jsonl records that holds the text"] = "text",
-    validation: Annotated[float, "share of the text held out to judge by"] = 0.05,
+    documents: Annotated[
+        Literal["file", "blank", "line"] | None, "what ends a document in a text file (file)"
+    ] = None,
+    column: Annotated[str | None, "the field of records that holds the text (text)"] = None,
+    errors: Annotated[
+        Literal["strict", "replace", "skip"] | None,
+        "bytes that are no UTF-8: refuse, put U+FFFD, or drop the document",
+    ] = None,
+    validation: Annotated[float | None, "share of the text held out to judge by (0.05)"] = None,
+    optimiser: Annotated[
+        Literal["adamw", "adam-bert", "adafactor", "muon"] | None, "the optimiser (the family's own)"
+    ] = None,
+    learning_rate: Annotated[float | None, "peak rate (the size's own)"] = None,
+    weight_decay: Annotated[float | None, "decoupled weight decay (the family's own)"] = None,
+    layer_decay: Annotated[float | None, "factor by which lower layers learn more slowly"] = None,
+    schedule: Annotated[str | None, "constant, linear, cosine, inverse-square-root or wsd"] = None,
+    warmup: Annotated[float | None, "share of the steps in which the rate rises"] = None,
+    clip: Annotated[float | None, "largest norm of the gradient"] = None,
     validate_every: Annotated[int | None, "steps between validations (about ten a run)"] = None,
-    save_every: Annotated[int | None, "steps between checkpoints (about four a run)"] = None,
-    seed: Annotated[int, "of everything that is drawn"] = 0,
+    save_every: Annotated[int | None, "steps between checkpoints (with every validation)"] = None,
+    save_at: Annotated[Sequence[str] | None, "keep the model at these amounts: 1Mwords,2Mwords"] = None,
+    keep: Annotated[int | None, "newest checkpoints to keep, beside the best (2)"] = None,
+    tensorboard: Annotated[bool, "write TensorBoard events too"] = False,
+    workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
+    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
+    config: Annotated[Path | None, "a YAML file with any of these settings; options beat it"] = None,
+    set: Annotated[Sequence[str] | None, "override a setting by its dotted name: shape.layers=6"] = None,
     resume: Annotated[bool, "go on with a stopped run in OUT, exactly"] = False,
+    dry_run: Annotated[bool, "try everything once, train nothing, and say what would be done"] = False,
     progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
 ) -> Pretrained:
     """Train a model on your own text.
 
     Trains a tokenizer, prepares the text, then the model, and writes a Hugging Face folder OUT/model and OUT/report.html.
-    Ctrl-C finishes the step and saves; `--resume` goes on from there as if nothing had happened.
+    Ctrl-C finishes the step and saves; `--resume` goes on from there as if nothing had happened. Under `torchrun` the
+    same command trains on several processes.
     """
-    from etymon.data.sources import TextFiles
+    from etymon.data.sources import text_source
     from etymon.errors import EtymonError
-    from etymon.verbs.pretraining import Pretraining, RunFile
+    from etymon.verbs.pretraining import Pretraining
+    from etymon.verbs.run_file import assemble
 
-    target = Path(out or Path("runs") / f"{family}-{size}")
     if isinstance(data, str | Path):
         data = [data]
     source = None if data is None or isinstance(data, Sequence) else data
-    paths = tuple(str(path) for path in data) if isinstance(data, Sequence) else ()
+    if steps is not None:
+        if budget is not None:
+            raise EtymonError("give steps or a budget, not both")
+        if not isinstance(steps, int):
+            raise EtymonError(f"steps must be a whole number, not {steps!r}")
+        if steps < 1:
+            raise EtymonError(f"steps must be at least 1, not {steps}")
+        budget = f"{steps}steps"
     given: dict[str, Any] = {
-        "family": family, "size": size, "data": list(paths), "documents": documents,
-        "column": column, "validation": validation, "objective": objective, "length": length, "batch": batch,
-        "slices": slices, "learning_rate": learning_rate, "vocabulary": vocabulary, "steps": steps,
-        "budget": budget, "validate_every": validate_every, "save_every": save_every, "seed": seed,
+        "family": family, "size": size, "data": [str(path) for path in data] if isinstance(data, Sequence) else None,
+        "documents": documents, "column": column, "errors": errors, "validation": validation, "objective": objective,
+        "length": length, "batch": batch, "slices": slices, "budget": budget, "optimiser": optimiser,
+        "learning_rate": learning_rate, "weight_decay": weight_decay, "layer_decay": layer_decay,
+        "schedule": schedule, "warmup": warmup, "clip": clip, "vocabulary": vocabulary,
+        "validate_every": validate_every, "save_every": save_every, "keep": keep, "seed": seed,
+        "save_at": [part for each in save_at for part in each.split(",")] if save_at else None,
+        "tensorboard": tensorboard or None, "start": None if from_ is None else str(from_),
         "tokenizer": None if tokenizer is None else str(tokenizer),
     }  # fmt: skip
+    file = assemble(given, config, tuple(set or ()))
+    target = Path(out or Path("runs") / f"{file.family}-{file.size}")
+    options: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
+    if resume and dry_run:
+        raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
     if resume:
-        return Pretraining.resumed(target, RunFile.checked(given), source, progress).go()
+        return Pretraining.resumed(target, file, source, **options).go()
     if source is None:
-        if not paths:
+        if not file.data:
             raise EtymonError("there is no text to train on: give --data with files, folders or globs")
-        source = TextFiles(paths, documents, column)
-    if steps is None and budget is None:
-        given["budget"] = "10m"
-    return Pretraining(target, RunFile.checked(given), source, progress).go()
+        source = text_source(file.data, file.documents, file.column, file.errors)
+    run = Pretraining(target, file, source, **options)
+    return run.rehearse() if dry_run else run.go()
 
 
 def present(result: Pretrained) -> None:
+    if result.quiet:
+        return
+    if result.plan:
+        for name, what in result.plan.items():
+            print(f"{name:<14} {what}")
+        print("everything works; nothing was written")
+        return
     if result.stopped:
         print(f"stopped at step {result.steps:,} and saved; go on with: {result.command}")
         return

@@ -2,106 +2,48 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
-from collections.abc import Callable
-from dataclasses import asdict, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
-from etymon.checkpoints.documents import read_json, write_json
-from etymon.checkpoints.folder import ensure_replaceable
-from etymon.config import load_yaml, parse_duration, strict
+from etymon.checkpoints.folder import ensure_replaceable, read_config
+from etymon.config import load_yaml, strict
 from etymon.data.sources import TextSource
-from etymon.data.store import TokenStore, ensure_store
 from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
-from etymon.families import get_family
-from etymon.families.family import Family
-from etymon.families.loading import build, load, save, shape_of
+from etymon.families import family_of, get_family
+from etymon.families.family import Family, Recipe
+from etymon.families.loading import OWN_TYPE, build, load, model_folder, save, shape_of
 from etymon.families.model import Model
-from etymon.files import atomic_write
 from etymon.objectives import get_objective, objective_class
-from etymon.objectives.objective import Objective, check_fit
-from etymon.training.feeding import Feed, validation_slices
-from etymon.training.loop import Trainer, TrainingSettings, evaluate
+from etymon.objectives.objective import check_fit
+from etymon.training.budgets import pace_of, parse_budget
+from etymon.training.distributed import World, joined_world
+from etymon.training.feeding import Course, Feed, Phase
+from etymon.training.loop import Milestone, Trainer, TrainingSettings
 from etymon.training.progress import Kind, Progress
 from etymon.training.progress import progress as make_progress
 from etymon.training.runs import Run, TrainingState, read_state
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_report import sample_text, write_run_report
+from etymon.verbs.run_file import PhaseFile, RunFile, differing, plain
+from etymon.verbs.run_folder import claimed, require_free
+from etymon.verbs.run_judge import Judge, PhasePlan
+from etymon.verbs.run_report import write_run_report
+from etymon.verbs.run_settings import VALIDATIONS, steps_within, training_settings
+from etymon.verbs.run_text import RunText
 
-TOKENS_A_STEP = 4096
-VALIDATION_SAMPLES = 512
-VALIDATIONS = 10
-OWN = {"checkpoints", "metrics.jsonl", "model", "report.html", "run.yaml", "store", "tokenizer"}
-"""What a run's folder holds."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class RunFile:
-    """What was asked for. `training` is what it came to, fixed before the first step so that a resumed run is exact."""
-
-    family: str
-    size: str = "pocket"
-    data: tuple[str, ...] = ()
-    text: str | None = None
-    """What the text is, in words."""
-    documents: Literal["file", "blank", "line"] = "file"
-    column: str = "text"
-    validation: float = 0.05
-    objective: str | None = None
-    length: int | None = None
-    batch: int | None = None
-    slices: int = 1
-    learning_rate: float | None = None
-    tokenizer: str | None = None
-    vocabulary: int | None = None
-    budget: str | None = None
-    steps: int | None = None
-    validate_every: int | None = None
-    save_every: int | None = None
-    seed: int = 0
-    training: TrainingSettings | None = None
-
-    @staticmethod
-    def checked(given: dict[str, Any]) -> RunFile:
-        file = strict(RunFile, given, "the run's settings")
-        for name in ("steps", "batch", "slices", "length", "vocabulary", "validate_every", "save_every"):
-            value = getattr(file, name)
-            if value is not None and value < 1:
-                raise EtymonError(f"{name} must be at least 1, not {value}")
-        if file.learning_rate is not None and not file.learning_rate > 0:
-            raise EtymonError(f"the learning rate must be above 0, not {file.learning_rate:g}")
-        if not 0 <= file.validation < 1:
-            raise EtymonError(
-                f"validation is a share of the text, from 0 to below 1, not {file.validation:g}"
-            )
-        if not -(2**63) <= file.seed < 2**63:
-            raise EtymonError(f"the seed must fit into 64 bits, and {file.seed} does not")
-        if file.steps is not None and file.budget is not None:
-            raise EtymonError("give steps or a budget, not both")
-        if file.budget is not None:
-            parse_duration(file.budget)
-        if file.batch is not None and file.batch % file.slices:
-            raise EtymonError(
-                f"a batch of {file.batch} samples cannot be cut into {file.slices} equal slices"
-            )
-        if file.tokenizer is not None and file.vocabulary is not None:
-            raise EtymonError("give a tokenizer or the size of a vocabulary to train, not both")
-        return file
+TOKENS_A_STEP = 2048
+USUAL_BUDGET = "10m"
+Train = Callable[[TrainingSettings, Course], Trainer]
 
 
 class Pretraining:
-    """One run, stage by stage. A resumed one needs nothing but its folder, which keeps tokenizer and text."""
+    """One run, stage by stage."""
 
     def __init__(
         self,
@@ -109,289 +51,332 @@ class Pretraining:
         file: RunFile,
         source: TextSource | None,
         progress: Kind = "auto",
+        *,
         resuming: bool = False,
+        device: str | None = None,
+        workers: int = 0,
     ) -> None:
         self.folder, self.file, self.source, self.resuming = folder, file, source, resuming
+        self.device, self.workers = device, workers
         self.family: Family = get_family(file.family)
-        shape = shape_of(self.family, file.size)
+        self.recipe: Recipe = self.family.recipe_for(file.size)
+        shape = shape_of(self.family, file.size, **file.shape)
+        if file.start is not None and not resuming:
+            shape = self._start_shape(file.start)
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         self.positions: int | None = getattr(shape, "positions", None)
-        self.length = file.length or min(self.positions or 256, 256)
-        if self.positions is not None and self.length > self.positions:
-            raise EtymonError(
-                f"samples of {self.length} tokens do not fit {self.family.title} {file.size}, "
-                f"which has {self.positions} positions"
-            )
-        self.objective_name = file.objective or self.family.objective
-        check_fit(objective_class(self.objective_name), self.family)
+        self.phase_files = file.phases or (PhaseFile(1.0),)
+        for phase in self.phase_files:
+            check_fit(objective_class(self._objective_name(phase)), self.family)
+            length = self._length(phase)
+            if self.positions is not None and length > self.positions and not resuming:
+                raise EtymonError(
+                    f"samples of {length} tokens do not fit {self.title}, which has {self.positions} positions"
+                )
+        training_settings(self.recipe, file, steps=1, rows=1, validations=1)  # refuses what cannot be
+        if workers < 0:
+            raise EtymonError(f"workers cannot be fewer than 0, and {workers} were asked for")
         if not resuming:
             require_free(folder)
         ensure_replaceable(folder / "model")
-        self.checkpoint = Run(folder).latest() if resuming else None
         self.progress: Progress = make_progress(progress)
         self.samples: list[tuple[int, str]] = []
+        self.past: list[dict[str, Any]] = []
+        """How the model was trained before this run."""
 
     @staticmethod
-    def resumed(folder: Path, asked: RunFile, source: TextSource | None, progress: Kind) -> Pretraining:
+    def resumed(folder: Path, asked: RunFile, source: TextSource | None, **options: Any) -> Pretraining:
         """The run in a folder; `asked` may say again what it began with, but nothing else."""
         if not (folder / "run.yaml").is_file():
             raise EtymonError(f"there is no run in {folder} to resume: it has no run.yaml")
         file = load_yaml(folder / "run.yaml", RunFile)
         if get_family(file.family) is not get_family(asked.family):
             raise EtymonError(f"the run in {folder} trains {file.family}, not {asked.family}")
-        usual = RunFile(family=file.family)
-        for name in (field.name for field in fields(RunFile) if field.name != "family"):
-            now, then = getattr(asked, name), getattr(file, name)
-            if now not in (getattr(usual, name), then):
-                raise EtymonError(
-                    f"the run in {folder} began with {name} {_shown(then)}, not {_shown(now)}: it goes on as it "
-                    "began; leave that out, or give another --out for a new run"
-                )
-        run = Pretraining(folder, file, source, progress, resuming=True)
-        if run.checkpoint is None:
-            run.progress.note("there is no whole checkpoint yet: starting from step 0")
-        return run
+        if (other := differing(asked, file)) is not None:
+            name, now, then = other
+            raise EtymonError(
+                f"the run in {folder} began with {name} {_shown(then)}, not {_shown(now)}: it goes on as it "
+                "began; leave that out, or give another --out for a new run"
+            )
+        return Pretraining(folder, file, source, resuming=True, **options)
 
     def go(self) -> Pretrained:
-        tokenizer = self._tokenizer()
-        objective = get_objective(self.objective_name, tokenizer, self.length)
-        store = self._store(tokenizer)
-        model, state, optimiser_state = self._model(tokenizer, objective)
-        unit = TrainingUnit(model, objective)
+        with self._joined() as world, claimed(self.folder, world):
+            return self._run(world)
+
+    def rehearse(self) -> Pretrained:
+        """Tries everything once, on the beginning of the text, and writes nothing."""
+        from etymon.verbs.dry_run import rehearse
+
+        folder = self.folder
+        with self._joined() as world:
+            model, plan = rehearse(self, World(device=world.device))
+            return Pretrained(
+                folder, folder / "model", None, model, {}, 0, False, plan=plan, quiet=not world.first
+            )
+
+    @contextmanager
+    def _joined(self) -> Iterator[World]:
+        with joined_world(self.device) as world:
+            if self.file.slices % world.size:
+                raise EtymonError(
+                    f"a step of {self.file.slices} slices cannot be shared by {world.size} processes: "
+                    f"make --slices a multiple of {world.size}"
+                )
+            if not world.first:
+                self.progress = make_progress("silent")
+            yield world
+
+    def _run(self, world: World) -> Pretrained:
         run = Run(self.folder)
-        rows = self._rows()
-        feed = Feed(objective, store.train, self.file.seed, slices=self.file.slices, rows=rows)
-        slices = validation_slices(
-            objective, store.validation, self.file.seed, rows=rows, most=VALIDATION_SAMPLES
-        )
-        if not slices:
-            self.progress.note("no text is held out: only the training loss will tell how good the model is")
+        with world.first_alone() as mine:
+            if mine:
+                run.tidy()
+        checkpoint = run.latest(self.progress.note) if self.resuming else None
+        if self.resuming and checkpoint is None:
+            self.progress.note("there is no whole checkpoint yet: starting from step 0")
+        model, phases = self.prepare(world, checkpoint)
+        state, optimiser_state = (TrainingState(), None) if checkpoint is None else read_state(checkpoint)
+        unit = TrainingUnit(model.to(world.device), phases[0].objective)
 
-        def validate(step: int) -> dict[str, Any]:
-            if not slices:
-                return {}
-            figures = evaluate(unit, slices)
-            if text := sample_text(model, self.file.seed):
-                self.samples.append((step, text))
-                run.log({"step": step, "sample": text})
-            return figures
+        def on_sample(step: int, text: str) -> None:
+            self.samples.append((step, text))
+            run.log({"step": step, "sample": text})
 
-        def trainer(settings: TrainingSettings) -> Trainer:
+        judge = Judge(unit, phases, self.file.seed, self.progress, world, on_sample)
+
+        def trainer(settings: TrainingSettings, course: Course) -> Trainer:
+            def history() -> list[dict[str, Any]]:
+                return self._history(settings, state, {})
+
+            def keeper(amount: str) -> Callable[[], None]:
+                return lambda: save(model, self.folder / "milestones" / amount, history=history())
+
             return Trainer(
-                unit, feed, settings, run,
-                validate=validate,
-                save_model=lambda folder: save(model, folder, history=self._history(settings, {})),
-                progress=self.progress, state=state, optimiser_state=optimiser_state,
+                unit, course, settings, run,
+                validate=lambda step: judge.validate(step, course.number_after(step), last=step >= settings.steps),
+                # To go on exactly, nothing may be folded into the weights.
+                save_model=lambda folder: save(model, folder, history=history(), fold=False),
+                progress=self.progress, state=state, optimiser_state=optimiser_state, world=world,
+                milestones=[Milestone(parse_budget(amount), keeper(amount)) for amount in self.file.save_at],
             )  # fmt: skip
 
-        settings = self.file.training or self._settings(trainer, rows)
-        # Measuring and an earlier attempt leave nothing behind, and a resumed run repeats what came after.
-        run.forget_after(state.step if self.checkpoint is not None else -1)
+        settings = self.file.training or self.settings(trainer, phases, world)
+        course = self.course(phases, settings.steps, world)
+        self._tell_of_milestones(phases, settings)
+        with world.first_alone() as mine:
+            if mine:
+                # Measuring and an earlier attempt leave nothing behind, and a resumed run repeats what came after.
+                run.forget_after(state.step if checkpoint is not None else -1)
+                if not self.resuming:
+                    self.resolved(settings, phases).write(self.folder / "run.yaml")
+                if self.file.tensorboard:
+                    run.show_curves(state.step)
         self.samples = [(record["step"], record["sample"]) for record in run.metrics() if "sample" in record]
-        if not self.resuming:
-            self._write(settings)
-        title = f"{self.family.title} {self.file.size}, {model.parameter_count():,} parameters"
-        result = trainer(settings).train(title)
+        try:
+            result = trainer(settings, course).train(f"{self.title}, {model.parameter_count():,} parameters")
+        finally:
+            run.close()
         model.eval()
-        model.history = self._history(settings, result.metrics)
-        save(model, self.folder / "model")
-        report = write_run_report(
-            self.folder / "report.html", model, store, run, self.samples, yardstick=not result.stopped
-        )
+        model.history = self._history(settings, state, result.metrics)
+        report = self.folder / "report.html"
+        with world.first_alone() as mine:
+            if mine:
+                save(model, self.folder / "model")
+                write_run_report(
+                    report, model, phases[0].store, run, self.samples, yardstick=not result.stopped
+                )
         return Pretrained(
             self.folder, self.folder / "model", report, model, result.metrics, result.state.step, result.stopped,
             f"etymon pretrain {self.family.name} --out {shlex.quote(str(self.folder))} --resume", self.samples,
+            quiet=not world.first,
         )  # fmt: skip
 
     # --- the stages
 
-    @property
-    def _text(self) -> TextSource:
-        assert self.source is not None, "only a resumed run does without its text"
-        return self.source
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return self._text.fingerprint()
-
-    def _tokenizer(self) -> Tokenizer:
-        own = self.folder / "tokenizer"
-        if self.resuming:
-            tokenizer = Tokenizer.load(own)
-        elif self.file.tokenizer is not None:
-            tokenizer = Tokenizer.load(self.file.tokenizer)
-        else:
-            tokenizer = self._trained_tokenizer(own)
-        tokenizer.framing = self.family.framing
-        if self.file.tokenizer is not None and not self.resuming:
-            (own / "origin.json").unlink(missing_ok=True)
-            tokenizer.save(own)  # the run keeps its own: the given one may be gone when it goes on
-        return tokenizer
-
-    def _trained_tokenizer(self, own: Path) -> Tokenizer:
-        """The tokenizer that this text gives; one that an earlier attempt left is used if it came about alike."""
-        choice, size = self.family.tokenizer, self.vocabulary
-        origin = {"text": self._fingerprint, "size": size, **_plain(asdict(choice))}
-        if (own / "origin.json").is_file() and read_json(own / "origin.json") == origin:
-            return Tokenizer.load(own)
-        self.progress.note(f"training a tokenizer of {size:,} tokens on the text")
-        tokenizer = train_tokenizer(
-            choice.kind,
-            (document.text for document in self._text.documents()),
-            size,
-            lowercase=choice.lowercase,
-            strip_accents=choice.strip_accents,
-            specials=choice.specials,
-            sentinels=choice.sentinels,
-            framing=self.family.framing,
+    def prepare(
+        self, world: World, checkpoint: Path | None, text_of: Callable[..., RunText] = RunText
+    ) -> tuple[Model, list[PhasePlan]]:
+        """Text and model; the first process makes what has to be made, the others find it."""
+        heads = frozenset().union(
+            *(objective_class(self._objective_name(phase)).heads for phase in self.phase_files)
         )
-        (own / "origin.json").unlink(missing_ok=True)
-        tokenizer.save(own)
-        write_json(own / "origin.json", origin)
-        return tokenizer
-
-    def _store(self, tokenizer: Tokenizer) -> TokenStore:
-        folder = self.folder / "store"
-        if self.resuming:
-            store = TokenStore.open(folder, tokenizer)
-            if self.source is not None and self._fingerprint != store.description["source"]:
-                raise EtymonError(
-                    f"the text is not the one that the run in {folder.parent} began with: leave it out"
+        model = None
+        if checkpoint is not None:
+            model = load(checkpoint / "model")
+            self.past = model.history[:-1]
+        elif self.file.start is not None:
+            model = load(self.file.start, heads=heads, seed=self.file.seed)
+            self.past = model.history
+            if model.new_heads:
+                self.progress.note(
+                    f"{self.file.start} has no {' and no '.join(model.new_heads)} head: starting anew there"
                 )
-            return store
-        summary = ensure_store(
-            self._text.documents(),
-            self._fingerprint,
-            tokenizer,
-            folder,
-            validation=self.file.validation,
-            seed=self.file.seed,
-        )
-        self.progress.note(
-            f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by"
-        )
-        return TokenStore.open(folder, tokenizer)
-
-    def _model(self, tokenizer: Tokenizer, objective: Objective) -> tuple[Model, TrainingState, Any]:
-        if self.checkpoint is not None:
-            model = load(self.checkpoint / "model")
-            state, optimiser_state = read_state(self.checkpoint)
-            return model, state, optimiser_state
-        model = build(
-            self.family,
-            self.file.size,
-            heads=objective.heads,
-            seed=self.file.seed,
-            shape={"vocabulary": tokenizer.size},
-        )
+        text = text_of(
+            self.folder, self.file, self.family, self.source if world.first else None, self.progress,
+            vocabulary=self.vocabulary, resuming=self.resuming or not world.first,
+        )  # fmt: skip
+        given = None if model is None or checkpoint is not None else self._start_tokenizer(model)
+        made = None
+        with world.first_alone() as mine:
+            if mine:
+                made = self._text(text, given)
+        tokenizer, phases = made or self._text(text, given)
+        if model is None:
+            shape = {**self.file.shape, "vocabulary": tokenizer.size}
+            model = build(self.family, self.file.size, heads=heads, seed=self.file.seed, shape=shape)
         model.tokenizer = tokenizer
-        return model, TrainingState(), None
+        return model, phases
 
-    def _rows(self) -> int:
-        """Samples a slice."""
-        if self.file.training is not None:
-            return self.file.training.rows
-        batch = self.file.batch
-        if batch is None:
-            batch = max(1, TOKENS_A_STEP // self.length)
-            batch = max(self.file.slices, batch - batch % self.file.slices)
-        return batch // self.file.slices
+    def _text(self, text: RunText, given: Tokenizer | None) -> tuple[Tokenizer, list[PhasePlan]]:
+        tokenizer = text.tokenizer(given)
+        store = text.store(tokenizer)
+        phases = []
+        for number, phase in enumerate(self.phase_files):
+            length, rows = self._length(phase), self._rows(phase)
+            objective = get_objective(self._objective_name(phase), tokenizer, length)
+            own = text.phase_store(number, phase.data, tokenizer) if phase.data else store
+            feed = Feed(objective, own.train, self.file.seed, slices=self.file.slices, rows=rows)
+            phases.append(PhasePlan(phase.share, length, rows, objective, own, feed))
+        return tokenizer, phases
 
-    def _settings(self, trainer: Callable[[TrainingSettings], Trainer], rows: int) -> TrainingSettings:
+    def course(self, phases: list[PhasePlan], steps: int, world: World) -> Course:
+        """The phases as steps."""
+        first, plans = 0.0, []
+        for phase in phases:
+            plans.append(Phase(round(first * steps), phase.feed))
+            first += phase.share
+        for number, (here, after) in enumerate(zip([*(plan.first for plan in plans[1:]), steps], plans), 1):
+            if here <= after.first:
+                raise EtymonError(
+                    f"phase {number} gets no step of {steps:,}: give the run a larger budget, or the phase a "
+                    "larger share"
+                )
+        return Course(plans, rank=world.rank, ranks=world.size, workers=self.workers)
+
+    def settings(self, trainer: Train, phases: list[PhasePlan], world: World) -> TrainingSettings:
         """The family's recipe for as many steps as were asked for, or as fit into the budget by measurement."""
-        recipe, file = self.family.recipe_for(self.file.size), self.file
-        steps, validations = file.steps, VALIDATIONS
-        if steps is None:
-            assert file.budget is not None
+        file, rows, validations = self.file, phases[0].rows, VALIDATIONS
+        budget = parse_budget(file.budget or USUAL_BUDGET)
+        if budget.unit == "seconds":
             self.progress.note("measuring how long a step takes")
-            budget = parse_duration(file.budget)
-            probe = trainer(TrainingSettings(steps=1, rows=rows, slices=file.slices, seed=file.seed))
-            each = probe.seconds_per_step(min(4.0, budget / 10))
+            probing = training_settings(self.recipe, file, steps=2**20, rows=rows, validations=1)
+            each, patience = 0.0, min(4.0, budget.amount / 10) / len(phases)
+            for phase in phases:
+                alone = Course(
+                    [Phase(0, phase.feed)], rank=world.rank, ranks=world.size, workers=self.workers
+                )
+                probe = trainer(probing, alone)
+                each += phase.share * probe.seconds_per_step(patience)
             begin = time.perf_counter()
             probe.validate(0)
             validation = time.perf_counter() - begin
-            steps, validations = steps_within(budget, each, validation, file.validate_every)
-            self.progress.note(f"{each * 1000:.0f} ms a step, so {file.budget} is enough for {steps:,}")
-        return TrainingSettings(
-            steps=steps,
-            rows=rows,
-            slices=file.slices,
-            learning_rate=file.learning_rate or recipe.learning_rate,
-            betas=recipe.betas,
-            epsilon=recipe.epsilon,
-            weight_decay=recipe.weight_decay,
-            undecayed=tuple(recipe.undecayed),
-            clip=recipe.clip,
-            schedule=recipe.schedule,
-            warmup=max(1, round(recipe.warmup * steps)),
-            final=recipe.final,
-            seed=file.seed,
-            validate_every=file.validate_every or max(1, -(-steps // validations)),
-            save_every=file.save_every or max(1, -(-steps // 4)),
-        )
+            steps, validations = steps_within(budget.amount, each, validation, file.validate_every)
+            steps = round(world.add({"steps": steps})["steps"] / world.size)
+            validations = round(world.add({"validations": validations})["validations"] / world.size)
+            self.progress.note(
+                f"{each * 1000:.0f} ms a step, so {file.budget or USUAL_BUDGET} is enough for {steps:,}"
+            )
+        else:
+            steps = pace_of([(phase.share, phase.feed) for phase in phases]).steps(budget)
+        return training_settings(self.recipe, file, steps=steps, rows=rows, validations=validations)
 
-    def _write(self, settings: TrainingSettings) -> None:
-        resolved = replace(
+    def resolved(self, settings: TrainingSettings, phases: list[PhasePlan]) -> RunFile:
+        """The run file with everything that was left open filled in."""
+        described = None if self.source is None else self.source.description
+        return replace(
             self.file,
             training=settings,
-            length=self.length,
-            objective=self.objective_name,
-            text=self._text.description,
-        )
-        with atomic_write(self.folder / "run.yaml") as file:
-            yaml.safe_dump(_plain(asdict(resolved)), file, sort_keys=False, allow_unicode=True)
+            length=phases[0].length if not self.file.phases else self.file.length,
+            batch=phases[0].rows * self.file.slices if not self.file.phases else self.file.batch,
+            objective=self.file.objective or self.family.objective,
+            budget=self.file.budget or USUAL_BUDGET,
+            text=described or self.file.text,
+            phases=tuple(
+                replace(file, length=plan.length, batch=plan.rows * self.file.slices, objective=plan.objective.name)
+                for file, plan in zip(self.file.phases, phases)
+            ),
+        )  # fmt: skip
 
-    def _history(self, settings: TrainingSettings, metrics: dict[str, float]) -> list[dict[str, Any]]:
+    # --- small questions
+
+    @property
+    def title(self) -> str:
+        size = self.file.size if self.file.start is None else f"from {self.file.start}"
+        return f"{self.family.title} {size}"
+
+    def _objective_name(self, phase: PhaseFile) -> str:
+        return phase.objective or self.file.objective or self.family.objective
+
+    def _length(self, phase: PhaseFile) -> int:
+        return phase.length or self.file.length or min(self.positions or 256, 256)
+
+    def _rows(self, phase: PhaseFile) -> int:
+        """Samples a slice."""
+        batch = phase.batch or self.file.batch
+        if batch is None:
+            batch = max(1, TOKENS_A_STEP // self._length(phase))
+            batch = max(self.file.slices, batch - batch % self.file.slices)
+        return batch // self.file.slices
+
+    def _start_shape(self, start: str) -> Any:
+        """The shape of the model to go on from, whose size then chooses the recipe as well."""
+        folder = model_folder(start)
+        config = read_config(folder)
+        family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
+        if family is not self.family:
+            raise EtymonError(f"{start} is {family.title}, not {self.family.title}")
+        where = str(folder / "config.json")
+        shape: Any = strict(family.shape, family.settings.read(config, where, ())[0], where)
+        like = (size for size in family.sizes if _same_but_vocabulary(shape_of(family, size), shape))
+        # What has no known size is trained by the published recipe, not by that of a pocket size.
+        size = next(like, None)
+        self.recipe = family.recipe if size is None else family.recipe_for(size)
+        self.file = replace(self.file, size=size or self.file.size)
+        return shape
+
+    def _start_tokenizer(self, started: Model) -> Tokenizer:
+        asked = None if self.file.tokenizer is None else Tokenizer.load(self.file.tokenizer)
+        given, shape = asked or started.tokenizer, started.shape
+        if given is None:
+            raise EtymonError(f"{self.file.start} has no tokenizer: give its own with --tokenizer")
+        if started.tokenizer is not None and started.tokenizer.fingerprint != given.fingerprint:
+            raise EtymonError(
+                f"{self.file.start} has a tokenizer of its own, and {self.file.tokenizer} is another: "
+                "leave --tokenizer out"
+            )
+        if given.size > shape.vocabulary:
+            raise EtymonError(
+                f"the tokenizer {self.file.tokenizer} has {given.size:,} tokens, and {self.file.start} only "
+                f"{shape.vocabulary:,} word vectors: it is not its own"
+            )
+        return given
+
+    def _tell_of_milestones(self, phases: list[PhasePlan], settings: TrainingSettings) -> None:
+        pace = pace_of([(phase.share, phase.feed) for phase in phases])
+        for amount in self.file.save_at:
+            if pace.exact_steps(parse_budget(amount)) > settings.steps + 1:
+                self.progress.note(f"nothing will be kept at {amount}: the run ends before it gets there")
+
+    def _history(
+        self, settings: TrainingSettings, state: TrainingState, metrics: dict[str, float]
+    ) -> list[dict[str, Any]]:
         return [
+            *self.past,
             {
-                "objective": self.objective_name,
-                "data": self.file.text if self.resuming else self._text.description,
-                "training": _plain(asdict(settings)),
+                "objective": ", then ".join(dict.fromkeys(map(self._objective_name, self.phase_files))),
+                "data": self.file.text if self.source is None else self.source.description,
+                **({"started_from": self.file.start} if self.file.start else {}),
+                "seen": {"steps": state.step, "tokens": state.tokens, "words": round(state.words)},
+                "training": plain(asdict(settings)),
                 "metrics": metrics,
-            }
+            },
         ]
 
 
-def require_free(folder: Path) -> None:
-    """Refuses a folder with a run, and one with anything that a run did not write: it would be in the way or be lost."""
-    if (folder / "run.yaml").exists():
-        raise EtymonError(f"{folder} holds a run already: go on with --resume, or give another --out")
-    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not place.is_dir():
-        raise EtymonError(f"{place} is a file, and the run needs a folder there: give another --out")
-    if not os.access(place, os.W_OK):
-        raise EtymonError(f"cannot write to {place}: give another --out")
-    if place != folder:
-        return
-    foreign = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - OWN
-    if (folder / "store").exists() and not (folder / "store" / "store.json").is_file():
-        foreign.add("store")
-    if foreign:
-        raise EtymonError(
-            f"{folder} holds something else ({', '.join(sorted(foreign)[:5])}): give another --out"
-        )
-
-
-def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:
-    """How many steps fit into a budget of seconds, and how many validations beside the one before the first step.
-
-    Validating takes a tenth of the time at most, but for the two at the ends, or as often as was asked for.
-    """
-    if every is not None:
-        steps = max(1, int((budget - 2 * validation) / (step + validation / every)))
-        return steps, -(-steps // every)
-    validations = VALIDATIONS if validation <= 0 else max(1, min(VALIDATIONS, int(budget / 10 / validation)))
-    return max(1, int((budget - (validations + 1) * validation) / step)), validations
+def _same_but_vocabulary(one: Any, two: Any) -> bool:
+    return {**asdict(one), "vocabulary": 0} == {**asdict(two), "vocabulary": 0}
 
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML and JSON read back what was written."""
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value

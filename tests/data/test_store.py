@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etymon.data import store_building
+from etymon.data import cutting, encoding
+from etymon.data.cutting import pieces
 from etymon.data.sentences import sentence_starts
 from etymon.data.store import Split, TokenStore, build_store, ensure_store
-from etymon.data.store_building import pieces
 from etymon.data.text import Document, documents_fingerprint
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
@@ -172,8 +172,8 @@ def test_small_pieces_and_batches_give_the_same_store(
 ) -> None:
     texts = [document for document in documents if document.source != "mixed"]
     build_store(texts, tokenizer, tmp_path / "a")
-    monkeypatch.setattr(store_building, "BATCH", 300)
-    monkeypatch.setattr(store_building.pieces, "__defaults__", (64,))
+    monkeypatch.setattr(encoding, "BATCH", 300)
+    monkeypatch.setattr(cutting.pieces, "__defaults__", (64,))
     seen: list[int] = []
     build_store(texts, tokenizer, tmp_path / "b", progress=seen.append)
     assert (

@@ -12,7 +12,7 @@ import pytest
 
 from etymon.errors import EtymonError
 from etymon.objectives.objective import Prepared
-from etymon.training.feeding import Feed, Position, validation_slices
+from etymon.training.feeding import Course, Feed, Phase, Position, Step, validation_slices
 
 
 class Numbers:
@@ -48,8 +48,16 @@ def feed(rows: int = 3, slices: int = 2, **options: Any) -> Feed:
     return Feed(Numbers(**options), None, 0, slices=slices, rows=rows)  # type: ignore[arg-type]
 
 
-def read(step: Any) -> list[tuple[int, int, float]]:
-    return [example for part in step.slices for example in part.examples]
+def course(rows: int = 3, slices: int = 2, rank: int = 0, ranks: int = 1, **options: Any) -> Course:
+    return Course([Phase(0, feed(rows, slices, **options))], rank=rank, ranks=ranks)
+
+
+def steps(given: Course, position: Position, count: int, first: int = 0) -> list[Step]:
+    return list(given.steps(first, position, count))
+
+
+def read(step: Step) -> list[tuple[int, int, float]]:
+    return [example for number in sorted(step.slices) for example in step.slices[number].examples]  # type: ignore[attr-defined]
 
 
 def feed_threads() -> list[str]:
@@ -57,39 +65,47 @@ def feed_threads() -> list[str]:
 
 
 def test_a_step_is_a_function_of_its_position() -> None:
-    straight = list(feed().steps(Position(), 7))
+    straight = steps(course(), Position(), 7)
     for number in (0, 3, 6):
         position = Position() if number == 0 else straight[number - 1].after
-        assert read(feed().step(position)) == read(straight[number])
-    resumed = list(feed().steps(straight[2].after, 4))
+        (step,) = steps(course(), position, 1, number)
+        assert read(step) == read(straight[number])
+        addresses, after = feed().addresses(position)
+        assert after == straight[number].after
+        made = [feed().slice(samples).examples for samples in addresses]  # type: ignore[attr-defined]
+        assert [example for part in made for example in part] == read(step)
+    resumed = steps(course(), straight[2].after, 4, 3)
     assert [read(step) for step in resumed] == [read(step) for step in straight[3:]]
+    assert steps(course(), Position(), 0) == []
 
 
 def test_steps_straddle_epochs_and_lose_nothing() -> None:
-    steps = list(feed().steps(Position(), 5))  # 30 samples of epochs of 10
-    samples = [sample for step in steps for sample in read(step)]
+    taken = steps(course(), Position(), 5)  # 30 samples of epochs of 10
+    samples = [sample for step in taken for sample in read(step)]
     assert [sample[:2] for sample in samples] == [
         (epoch, number) for epoch in range(3) for number in range(10)
     ]
-    assert steps[-1].after in (Position(2, 10), Position(3, 0))
+    assert taken[-1].after in (Position(2, 10), Position(3, 0))
     assert len({draw for _, _, draw in samples}) == 30, "every sample of every epoch has its own draws"
 
 
 def test_slices_only_divide_the_samples() -> None:
-    one = [read(step) for step in feed(rows=6, slices=1).steps(Position(), 4)]
-    three = [read(step) for step in feed(rows=2, slices=3).steps(Position(), 4)]
+    one = [read(step) for step in steps(course(rows=6, slices=1), Position(), 4)]
+    three = [read(step) for step in steps(course(rows=2, slices=3), Position(), 4)]
     assert one == three
 
 
 def test_a_batch_larger_than_an_epoch_and_an_empty_epoch() -> None:
-    step = feed(rows=7, slices=1, samples=3, empty=[1]).step(Position())
+    (step,) = steps(course(rows=7, slices=1, samples=3, empty=[1]), Position(), 1)
     assert [sample[:2] for sample in read(step)] == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (3, 0)]
 
 
 def test_plans_are_made_once_an_epoch() -> None:
     objective = Numbers(samples=100)
-    list(Feed(objective, None, 0, slices=1, rows=5).steps(Position(), 21))  # type: ignore[arg-type]
-    assert objective.plans == [0, 1]
+    made = Feed(objective, None, 0, slices=1, rows=5)  # type: ignore[arg-type]
+    for step in Course([Phase(0, made)]).steps(0, Position(), 61):
+        assert step.feed.epochs_a_step == 0.05  # asking how long an epoch is makes no plan again
+    assert objective.plans == [0, 1, 2, 3]
 
 
 def test_no_sample_is_refused() -> None:
@@ -98,19 +114,19 @@ def test_no_sample_is_refused() -> None:
 
 
 def test_an_error_in_the_thread_reaches_the_caller_in_its_place() -> None:
-    steps = feed(rows=1, slices=1, fail_at=4).steps(Position(), 100)
-    assert [read(next(steps))[0][1] for _ in range(4)] == [0, 1, 2, 3]
+    taken = course(rows=1, slices=1, fail_at=4).steps(0, Position(), 100)
+    assert [read(next(taken))[0][1] for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(EtymonError, match="sample 4 is broken"):
-        next(steps)
+        next(taken)
     assert not feed_threads()
 
 
 @pytest.mark.parametrize("fail_at", [None, 3, 4])
 def test_closing_early_does_not_hang(fail_at: int | None) -> None:
     # Errors behind a full queue are the delicate ones: the thread must not wait for a reader who has left.
-    steps = feed(rows=1, slices=1, fail_at=fail_at).steps(Position(), 100)
-    next(steps)
-    closer = threading.Thread(target=steps.close, daemon=True)
+    taken = course(rows=1, slices=1, fail_at=fail_at).steps(0, Position(), 100)
+    next(taken)
+    closer = threading.Thread(target=taken.close, daemon=True)
     closer.start()
     closer.join(timeout=20)
     assert not closer.is_alive(), "close() hangs"
@@ -118,7 +134,7 @@ def test_closing_early_does_not_hang(fail_at: int | None) -> None:
 
 
 def in_a_child(results: Any) -> None:
-    results.put([read(step) for step in feed().steps(Position(), 3)])
+    results.put([read(step) for step in steps(course(), Position(), 3)])
 
 
 def test_feeds_in_a_spawned_process() -> None:
@@ -128,7 +144,7 @@ def test_feeds_in_a_spawned_process() -> None:
     child.start()
     got = results.get(timeout=60)
     child.join(timeout=20)
-    assert got == [read(step) for step in feed().steps(Position(), 3)]
+    assert got == [read(step) for step in steps(course(), Position(), 3)]
 
 
 def test_validation_slices_are_in_order_and_the_same_every_time() -> None:

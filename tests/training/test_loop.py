@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from etymon.errors import EtymonError
-from etymon.training.feeding import Feed, Position, validation_slices
+from etymon.training.feeding import Course, Feed, Phase, Position, Step, validation_slices
 from etymon.training.loop import (
     Trainer,
     TrainingSettings,
@@ -25,8 +25,10 @@ from etymon.training.loop import (
     seed_device,
     stop_requested,
 )
+from etymon.training.optimisers import OptimiserChoice
 from etymon.training.progress import progress
 from etymon.training.runs import Run, TrainingState
+from etymon.training.schedules import ScheduleChoice
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 
@@ -47,10 +49,15 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
         objective = tiny.objective(family, name)
         unit = TrainingUnit(tiny.model(family, objective, dropout), objective)
         feed = Feed(objective, stores[family].train, 0, slices=slices, rows=rows)
+        optimiser = OptimiserChoice(
+            **{name: settings.pop(name) for name in ("learning_rate", "weight_decay") if name in settings}
+        )
+        schedule = ScheduleChoice(settings.pop("schedule", "cosine"), settings.pop("warmup", 0))
+        chosen = {"steps": 10, "rows": rows, "slices": slices, "clip": None, **settings}
         return Trainer(
             unit,
-            feed,
-            TrainingSettings(**{"steps": 10, "rows": rows, "slices": slices, "clip": None, **settings}),
+            Course([Phase(0, feed)]),
+            TrainingSettings(optimiser=optimiser, schedule=schedule, **chosen),
             Run(tmp_path),
             validate=lambda step: {},
             save_model=lambda folder: folder.mkdir(),
@@ -60,11 +67,16 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
     return make
 
 
+def step_at(trainer: Trainer, position: Position) -> Step:
+    (step,) = trainer.course.steps(0, position, 1)
+    return step
+
+
 def gradients_of(
     trainer: Trainer, position: Position
 ) -> tuple[dict[str, torch.Tensor], dict[str, float], Any]:
     """The gradients that the optimiser gets to see in one step, the step's record, and the step."""
-    step = trainer.feed.step(position)
+    step = step_at(trainer, position)
     seen: dict[str, torch.Tensor] = {}
 
     def look(*_: Any) -> None:
@@ -79,12 +91,12 @@ def gradients_of(
 @pytest.mark.parametrize("family, name", tiny.CASES)
 def test_slices_give_the_gradients_of_one_batch(trainer: Maker, family: str, name: str) -> None:
     # From near the end of an epoch on, where causal windows and chunks are short.
-    samples = len(trainer(family, name).feed._plan(0))
-    lengths = [plan_row[1] - plan_row[0] for plan_row in trainer(family, name).feed._plan(0)]
+    plan = trainer(family, name).course.phases[0].feed.plan(0)
+    samples, lengths = len(plan), [row[1] - row[0] for row in plan]
     position = Position(0, min(max(0, int(np.argmin(lengths)) - 5), samples - 1))
     whole, record, _ = gradients_of(trainer(family, name, rows=12), position)
     parts, sliced, step = gradients_of(trainer(family, name, rows=3, slices=4), position)
-    assert len({tuple(part.counts.values()) for part in step.slices}) > 1, (
+    assert len({tuple(part.counts.values()) for part in step.slices.values()}) > 1, (
         "slices must differ to prove anything"
     )
     for gradient in whole:
@@ -99,7 +111,7 @@ def test_the_curve_does_not_depend_on_slices(trainer: Maker, family: str, name: 
         made = trainer(family, name, rows=8 // slices, slices=slices, learning_rate=3e-3)
         position, curve = Position(), []
         for _ in range(5):
-            step = made.feed.step(position)
+            step = step_at(made, position)
             curve.append(made._step(step))
             position, made.state.step = step.after, made.state.step + 1
         curves.append(curve)
@@ -112,14 +124,14 @@ def test_the_curve_does_not_depend_on_slices(trainer: Maker, family: str, name: 
 
 def test_each_term_is_averaged_by_its_own_count(trainer: Maker) -> None:
     made = trainer("bert", "masked-next-sentence", rows=3, slices=2)
-    step = made.feed.step(Position())
-    counts = add_counts(step.slices)
+    step = step_at(made, Position())
+    counts = add_counts(step.slices.values())
     assert counts["next_sentence"] == 6 and counts["masked"] == sum(
-        part.counts["masked"] for part in step.slices
+        part.counts["masked"] for part in step.slices.values()
     )
     sums = {"masked": 0.0, "next_sentence": 0.0}
     with torch.no_grad():
-        for part in step.slices:
+        for part in step.slices.values():
             for name, term in made.unit(part).items():
                 if name in sums:
                     sums[name] += float(term.sum)
@@ -148,11 +160,11 @@ def test_the_gradient_is_clipped_once_and_the_rate_follows_the_schedule(trainer:
 @pytest.mark.parametrize("family, name", tiny.CASES)
 def test_dropout_is_keyed_by_seed_step_and_slice(trainer: Maker, family: str, name: str) -> None:
     made = trainer(family, name, dropout=0.2, slices=2)
-    step = made.feed.step(Position())
+    step = step_at(made, Position())
     first = made._step(step, learning_rate=0.0)
     torch.rand(17)
     torch.manual_seed(123)
-    made._step(made.feed.step(step.after), learning_rate=0.0)
+    made._step(step_at(made, step.after), learning_rate=0.0)
     assert made._step(step, learning_rate=0.0) == first, "the same step twice"
     assert trainer(family, name, dropout=0.2, slices=2)._step(step, learning_rate=0.0) == first, (
         "in another trainer"
@@ -180,7 +192,7 @@ def test_measuring_leaves_no_trace(trainer: Maker, family: str, name: str) -> No
         assert torch.equal(parameter, dict(plain.unit.named_parameters())[name_]), name_
         assert parameter.grad is None
     for number in range(3):
-        step = plain.feed.step(Position(0, 4 * number))
+        step = step_at(plain, Position(0, 4 * number))
         assert plain._step(step) == measured._step(step)
 
 

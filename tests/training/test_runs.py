@@ -12,7 +12,7 @@ from etymon.training.runs import Run, TrainingState, read_state
 
 
 def save(run: Run, step: int, keep: int = 2, best: int | None = None) -> Path:
-    state = TrainingState(step, Position(1, 7), tokens=99, seconds=1.5, best=0.1 + 0.2, best_step=best)
+    state = TrainingState(step, Position(1, 7), 99, 7.5, 0.25, seconds=1.5, best=0.1 + 0.2, best_step=best)
 
     def save_model(folder: Path) -> None:
         folder.mkdir()
@@ -26,7 +26,7 @@ def save(run: Run, step: int, keep: int = 2, best: int | None = None) -> Path:
 def test_state_round_trip(tmp_path: Path) -> None:
     folder = save(Run(tmp_path), 12, best=5)
     state, tensors = read_state(folder)
-    assert state == TrainingState(12, Position(1, 7), 99, 1.5, 0.1 + 0.2, 5)
+    assert state == TrainingState(12, Position(1, 7), 99, 7.5, 0.25, 1.5, 0.1 + 0.2, 5)
     assert tensors["exp_avg/a.b"].tolist() == [0.0, 2.0] and tensors["step/a.b"].item() == 3.0
 
 

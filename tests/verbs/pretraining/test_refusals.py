@@ -39,7 +39,7 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"vocabulary": 0}, "vocabulary must be at least 1"),
         ("gpt2", {"steps": None, "budget": "0s"}, "'0s'"),
         ("gpt2", {"steps": None, "budget": "-5m"}, "'-5m'"),
-        ("gpt2", {"steps": None, "budget": "10"}, "has no unit"),
+        ("gpt2", {"steps": None, "budget": "10"}, "cannot read the budget '10': write a time .* or an amount"),
         ("gpt2", {"budget": "10m"}, "give steps or a budget, not both"),
         ("gpt2", {"batch": 9}, "a batch of 9 samples cannot be cut into 2 equal slices"),
         ("gpt2", {"length": 65}, "65 tokens do not fit GPT-2 test, which has 64 positions"),
@@ -48,7 +48,20 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"validation": 1.0}, "validation is a share"),
         ("gpt2", {"validation": -0.1}, "validation is a share"),
         ("gpt2", {"seed": 2**64}, "64 bits"),
-        ("gpt2", {"steps": "12"}, "steps is \"12\""),
+        ("gpt2", {"steps": "12"}, "steps must be a whole number, not '12'"),
+        ("gpt2", {"length": "12"}, "length is \"12\""),
+        ("gpt2", {"schedule": "cosin"}, "no schedule 'cosin': did you mean 'cosine'"),
+        ("gpt2", {"optimiser": "adam"}, "optimiser is \"adam\""),
+        ("gpt2", {"warmup": 30.0}, "warmup is a share of the steps"),
+        ("gpt2", {"clip": 0.0}, "clip is the largest norm"),
+        ("gpt2", {"layer_decay": 2.0}, "layer_decay is above 0 and at most 1"),
+        ("gpt2", {"workers": -1}, "workers cannot be fewer than 0"),
+        ("gpt2", {"device": "gpu"}, "there is no device 'gpu'"),
+        ("gpt2", {"dry_run": True, "resume": True}, "give --resume or --dry-run, not both"),
+        ("gpt2", {"save_at": ["5m"]}, "save-at takes amounts such as 1Mwords or 500steps, not times"),
+        ("gpt2", {"save_at": ["5wrods"]}, "cannot read the budget '5wrods'"),
+        ("gpt2", {"from_": "nowhere"}, "nowhere"),
+        ("gpt2", {"config": Path("nowhere.yaml")}, "cannot read nowhere.yaml: No such file"),
         ("gpt2", {"documents": "page"}, "documents is \"page\""),
         ("gpt2", {"progress": "loud"}, "unknown progress 'loud'"),
         ("gpt2", {"tokenizer": "somewhere", "vocabulary": 300}, "not both"),
@@ -61,8 +74,8 @@ def forbidden(*_: Any, **__: Any) -> None:
 def test_mistakes_are_refused_before_any_work(
     family: str, changes: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etymon.verbs.pretraining.train_tokenizer", forbidden)
-    monkeypatch.setattr("etymon.verbs.pretraining.ensure_store", forbidden)
+    monkeypatch.setattr("etymon.verbs.run_text.train_tokenizer", forbidden)
+    monkeypatch.setattr("etymon.verbs.run_text.ensure_store", forbidden)
     # The missing file is found by looking for it, which is what the tokenizer's first glance does.
     with pytest.raises(EtymonError, match=reason) as error:
         pretrain(family, tmp_path / "run", **changes)

@@ -113,7 +113,7 @@ def test_resume_needs_no_text_but_refuses_another(
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"steps": 50}, "began with steps 12, not 50: it goes on as it began"),
+        ({"steps": 50}, "began with budget 12steps, not 50steps: it goes on as it began"),
         ({"batch": 4}, "began with batch 8, not 4"),
         ({"seed": 3}, "began with seed 0, not 3"),
         ({"learning_rate": 1.0}, "began with learning_rate 0.005, not 1.0"),

@@ -1,0 +1,126 @@
+"""Dropout whose random numbers do not cost more than the layer it follows.
+
+PyTorch draws one float an element, which on a processor takes longer than most matrix products of small models. Sixteen
+random bits an element are enough: the rate is off by less than 1/65,536. All draws come from the device's generator, so
+that a seed decides them.
+
+Legend: R rows, H heads, Q queries, T keys, K head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def keep_mask(shape: torch.Size, rate: float) -> Tensor:
+    """Which elements stay, on the CPU: each one with probability 1 - `rate`."""
+    count = shape.numel()
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    return (bits.view(torch.int16)[:count] >= round(rate * 65536) - 32768).view(shape)
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        keep = keep_mask(x.shape, rate)
+        ctx.save_for_backward(keep)
+        ctx.factor = 1 / (1 - rate)
+        return (x * keep).mul_(ctx.factor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (keep,) = ctx.saved_tensors
+        return (gradient * keep).mul_(ctx.factor), None
+
+
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """Zeroes elements with probability `rate` and scales the others up."""
+    if rate == 0.0:
+        return x
+    if x.device.type != "cpu":
+        return F.dropout(x, rate)
+    dropped: Tensor = _Dropped.apply(x, rate)
+    return dropped
+
+
+class Dropout(nn.Module):
+    """`dropout` while training, nothing otherwise."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.rate) if self.training else x
+
+    def extra_repr(self) -> str:
+        return f"{self.rate:g}"
+
+
+class _DroppedAttention(torch.autograd.Function):
+    """Attention with dropout on its weights. PyTorch's fused kernels do without dropout on a processor, and its
+    general path keeps three arrays of `[R, H, Q, T]`; here it is the weights, and a byte an element for the mask."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float,
+        rate: float,
+    ) -> Tensor:
+        scores = q @ k.transpose(-1, -2)
+        scores.mul_(scale)
+        hidden = None
+        if causal:
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)
+        elif mask is not None and mask.dtype == torch.bool:
+            hidden = ~mask
+        elif mask is not None:
+            scores.add_(mask)
+        if hidden is not None:
+            scores.masked_fill_(hidden, float("-inf"))
+        weights = torch.softmax(scores, -1)
+        if hidden is not None and not causal:
+            weights.masked_fill_(hidden, 0.0)  # a query that may see nothing gets zeros, and not NaN
+        keep = keep_mask(weights.shape, rate)
+        ctx.save_for_backward(q, k, v, weights, keep)
+        ctx.scale, ctx.factor = scale, 1 / (1 - rate)
+        ctx.bias_shape = mask.shape if mask is not None and mask.requires_grad else None
+        torch.mul(weights, keep, out=scores)
+        return (scores @ v).mul_(ctx.factor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, keep = ctx.saved_tensors
+        gradient = gradient * ctx.factor
+        dropped = weights * keep
+        gradient_v = dropped.transpose(-1, -2) @ gradient
+        error = torch.matmul(gradient, v.transpose(-1, -2))
+        error.mul_(dropped)  # = weights * (gradient of the weights)
+        error.sub_(weights * error.sum(-1, keepdim=True))
+        gradient_bias = None if ctx.bias_shape is None else error.sum_to_size(ctx.bias_shape)
+        gradient_q = (error @ k).mul_(ctx.scale)
+        gradient_k = (error.transpose(-1, -2) @ q).mul_(ctx.scale)
+        return gradient_q, gradient_k, gradient_v, gradient_bias, None, None, None
+
+
+def dropped_attention(
+    q_RHQK: Tensor,
+    k_RHTK: Tensor,
+    v_RHTK: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    rate: float,
+) -> Tensor:
+    """Scaled dot-product attention with dropout on the weights, on the CPU; `mask` is boolean or a bias to add."""
+    out: Tensor = _DroppedAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, rate)
+    return out

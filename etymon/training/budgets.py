@@ -1,0 +1,67 @@
+"""How long to train: time, steps, tokens, epochs or words, in one notation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from etymon.config import parse_count, parse_duration
+from etymon.errors import EtymonError
+from etymon.training.feeding import Feed
+
+Unit = Literal["seconds", "steps", "tokens", "epochs", "words"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    amount: float
+    unit: Unit
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one step of a run uses up, on average over its phases."""
+
+    tokens: float
+    epochs: float
+    words: float
+
+    def steps(self, budget: Budget) -> int:
+        """The number of steps that use up the budget (not for seconds, which have to be measured)."""
+        return max(1, round(self.exact_steps(budget)))
+
+    def exact_steps(self, budget: Budget) -> float:
+        each = {"steps": 1.0, "tokens": self.tokens, "epochs": self.epochs, "words": self.words}[budget.unit]
+        return budget.amount / each
+
+
+def parse_budget(text: str) -> Budget:
+    """`90s`, `10m`, `2h`; `5000steps`, `20Mtokens`, `3epochs`, `100Mwords`."""
+    match = re.fullmatch(r"\s*(\S+?)\s*(steps?|tokens?|epochs?|words?)\s*", str(text))
+    if match is None:
+        try:
+            return Budget(parse_duration(text), "seconds")
+        except EtymonError as error:
+            raise EtymonError(
+                f"cannot read the budget {text!r}: write a time (90s, 10m, 2h) or an amount "
+                "(5000steps, 20Mtokens, 3epochs, 100Mwords)"
+            ) from error
+    unit: Unit = match[2].rstrip("s") + "s"  # type: ignore[assignment]
+    if unit == "epochs" and re.fullmatch(r"\d+\.\d+", match[1]):
+        amount = float(match[1])
+    else:
+        amount = float(parse_count(match[1]))
+    if amount <= 0:
+        raise EtymonError(f"a budget of {text} leaves nothing to train: give more")
+    return Budget(amount, unit)
+
+
+def pace_of(shares: list[tuple[float, Feed]]) -> Pace:
+    """The pace of a run whose phases take the given shares of its steps. An epoch is one pass over the plan."""
+    tokens = epochs = words = 0.0
+    for share, feed in shares:
+        tokens += share * feed.slices * feed.rows * feed.mean_tokens
+        epochs += share * feed.epochs_a_step
+        words += share * feed.words_a_step
+    return Pace(tokens, epochs, words)

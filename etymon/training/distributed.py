@@ -1,0 +1,110 @@
+"""Several processes that train one model: under `torchrun` the same command simply runs on all of them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from etymon.errors import EtymonError
+from etymon.training.speed import CPU
+
+PATIENCE = timedelta(hours=12)
+"""How long processes wait for each other: the first one may have a large text to prepare."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among the others. Alone, everything here does nothing."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+
+    @property
+    def first(self) -> bool:
+        """The process that speaks and writes."""
+        return self.rank == 0
+
+    def add(self, values: dict[str, float]) -> dict[str, float]:
+        """The sums over all processes; all of them must have the same names."""
+        if self.size == 1 or not values:
+            return values
+        names = sorted(values)
+        # A number for the names travels with them: sums of different things would otherwise look like sums.
+        mark = float(zlib.crc32("\n".join(names).encode()))
+        sent = [mark, *(values[name] for name in names)]
+        numbers = torch.tensor(sent, dtype=torch.float64, device=self.device)
+        dist.all_reduce(numbers)
+        total, *sums = numbers.tolist()
+        if total != mark * self.size:
+            raise RuntimeError(
+                f"process {self.rank} adds up {', '.join(names)}, and another one something else"
+            )
+        return {name: sums[names.index(name)] for name in values}
+
+    def any(self, here: bool) -> bool:
+        """Whether it is so anywhere."""
+        return self.add({"here": float(here)})["here"] > 0
+
+    @contextmanager
+    def first_alone(self) -> Iterator[bool]:
+        """The first process does the work while the others wait; yields whether it is this one.
+
+        If it fails, the others end as well instead of going on without what it was to make.
+        """
+        done = False
+        try:
+            yield self.first
+            done = True
+        finally:
+            failed = self.any(not done)
+            if failed and done:
+                raise EtymonError("another process of this run has failed: see what it says")
+
+    def wrap(self, unit: nn.Module, *, find_unused: bool = False) -> nn.Module:
+        """The unit, with gradients averaged over the processes after every backward.
+
+        `find_unused` is for units of which a step may leave parameters out, such as heads of another phase.
+        """
+        if self.size == 1:
+            return unit
+        devices = [self.device] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(
+            unit, device_ids=devices, gradient_as_bucket_view=True, find_unused_parameters=find_unused
+        )
+
+
+@contextmanager
+def joined_world(device: str | None = None) -> Iterator[World]:
+    """The world that `torchrun` set up, or a world of one.
+
+    It is joined once and left when the process ends: processes that leave and join again may miss each other.
+    """
+    try:
+        cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
+    except RuntimeError as error:
+        raise EtymonError(f"there is no device {device!r}: write cpu, cuda or cuda:1") from error
+    if cuda and not torch.cuda.is_available():
+        raise EtymonError(
+            f"PyTorch finds no CUDA device here, and {device} was asked for: leave --device out"
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield World(device=torch.device(device or ("cuda" if cuda else "cpu")))
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    place = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(place)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
+        atexit.register(dist.destroy_process_group)
+    yield World(dist.get_rank(), dist.get_world_size(), place)

@@ -1,0 +1,114 @@
+"""Parameters by name: which section of a model they belong to, how deep it lies, and which group trains them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from etymon.errors import EtymonError
+
+WRAPPERS = {"model", "body", "stack"}
+"""Parts of a name that only say where the module hangs."""
+BOTTOM = {"embeddings", "words", "position_bias"}
+LAYER = re.compile(r"(.*)layers\.(\d+)")
+
+
+def section(name: str) -> str:
+    """Where a parameter belongs: `embeddings`, `layers.3`, `norm` (the last one) or `heads`.
+
+    The two stacks of an encoder-decoder are told apart: `encoder.layers.3`.
+    """
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    if "layers" in parts:
+        return ".".join(parts[: parts.index("layers") + 2])
+    if BOTTOM & set(parts):
+        return "embeddings"
+    return "heads" if "heads" in parts else ".".join(parts[:-1])
+
+
+def rate_shares(names: Iterable[str], decay: float) -> dict[str, float]:
+    """Every parameter's share of the learning rate, `decay^(top - depth)`.
+
+    Embeddings lie at depth 0 and layer i at i + 1; the last norm and the heads are the top, one above the last layer.
+    So the top trains at the full rate and every section below it at `decay` times the one above, as ELECTRA meant it
+    (XLNet's formula gives the last layer the full rate, too). Every stack counts its own layers; embeddings lie below
+    the tallest. A layer that a stack uses many times is one layer with one depth, that of its place in `layers`:
+    where all are shared, only embeddings, the layer and the top differ.
+    """
+    sections = {name: section(name) for name in names}
+    layers = {name: match for name, where in sections.items() if (match := LAYER.fullmatch(where))}
+    tops: dict[str, int] = {}
+    for match in layers.values():
+        tops[match[1]] = max(tops.get(match[1], 1), int(match[2]) + 2)
+    tallest = max(tops.values(), default=1)
+    below_top = {
+        name: tops[layers[name][1]] - int(layers[name][2]) - 1
+        if name in layers
+        else (tallest if where == "embeddings" else 0)
+        for name, where in sections.items()
+    }
+    return {name: decay**below for name, below in below_top.items()}
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Takes the parameters whose names match out of training: they get no gradient any more."""
+    named = list(module.named_parameters())
+    for pattern in patterns:
+        found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
+        if not found:
+            raise EtymonError(
+                f"no parameter matches the frozen pattern {pattern!r}: they are named like {named[0][0]!r}"
+            )
+        for parameter in found:
+            parameter.requires_grad_(False)
+
+
+def parameter_groups(
+    module: nn.Module, *, weight_decay: float, undecayed: Sequence[str], layer_decay: float | None
+) -> list[dict[str, Any]]:
+    """Trainable parameters, tied ones once, in one group for every pair of rate share and weight decay.
+
+    `names` beside `params` says which they are.
+    """
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if not named:
+        raise EtymonError("nothing is left to train: freeze less")
+    # Of all parameters: freezing the upper layers does not change how deep the lower ones lie.
+    shares = rate_shares((name for name, _ in module.named_parameters()), layer_decay or 1.0)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in named.items():
+        decay = 0.0 if any(fnmatchcase(name, pattern) for pattern in undecayed) else weight_decay
+        blank: dict[str, Any] = {
+            "params": [], "names": [], "weight_decay": decay, "rate_share": shares[name],
+        }  # fmt: skip
+        group = groups.setdefault((shares[name], decay), blank)
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return list(groups.values())
+
+
+@torch.no_grad()
+def gradient_norms(module: nn.Module) -> dict[str, float]:
+    """The gradient's norm in every section that has one, from the bottom up; one wait for the device in all.
+
+    The squares add up to the square of the whole norm. Ask before clipping, which rescales gradients in place.
+    """
+    grads: list[Tensor] = []
+    places: list[int] = []
+    sections: dict[str, int] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            grads.append(parameter.grad)
+            places.append(sections.setdefault(section(name), len(sections)))
+    if not grads:
+        return {}
+    squares = torch.stack([norm.float() for norm in torch._foreach_norm(grads)]).square()
+    sums = squares.new_zeros(len(sections)).index_add_(
+        0, torch.tensor(places, device=squares.device), squares
+    )
+    return dict(zip(sections, sums.sqrt().tolist(), strict=True))

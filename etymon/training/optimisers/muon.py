@@ -1,0 +1,90 @@
+"""Muon (Jordan et al. 2024) for the matrices inside layers, AdamW for everything else, as one optimiser.
+
+PyTorch's own Muon iterates in bfloat16, which a CPU without instructions for it computes slowly or not at all, and it
+leaves embeddings, norms and biases to a second optimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from etymon.training.optimisers.adam import fused_adam
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic whose slope at 0 is steep: singular values end up between about 0.7 and 1.2, not at 1 exactly."""
+ITERATIONS = 5
+STACKED = 1 << 24
+"""Numbers of a stack of matrices that are iterated together."""
+MOMENTUM = 0.95
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups with `matrices` true take Muon's step, the others AdamW's.
+
+    A matrix of r rows and c columns moves by rate * 0.2 * sqrt(max(r, c)) along the nearest orthogonal matrix to its
+    momentum (Nesterov's, 0.95): about as far, by root mean square, as AdamW would move it, so that AdamW's rate and
+    weight decay carry over (Liu et al. 2025).
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        *,
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        epsilon: float = 1e-8,
+        momentum: float = MOMENTUM,
+    ) -> None:
+        defaults = {
+            "lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0, "momentum": momentum,
+            "matrices": False,
+        }  # fmt: skip
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None, "gradients are there before the step"
+        for group in self.param_groups:
+            if not group["matrices"]:
+                fused_adam(group, self.state)
+                continue
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for shape, alike in by_shape.items():
+                together = max(1, STACKED // shape.numel())
+                for first in range(0, len(alike), together):
+                    self._update(alike[first : first + together], group)
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """One step of matrices of the same shape, side by side: small ones cost their calls, not their arithmetic."""
+        momentum, rate = group["momentum"], group["lr"]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        moments = [self.state[parameter]["momentum"] for parameter in parameters]
+        torch._foreach_lerp_(moments, gradients, 1 - momentum)
+        updates = orthogonal(torch.stack(torch._foreach_lerp(gradients, moments, momentum)))
+        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        alpha = -rate * 0.2 * max(parameters[0].shape) ** 0.5
+        torch._foreach_add_(parameters, list(updates), alpha=alpha)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Roughly the nearest matrix with orthonormal rows or columns, by five Newton-Schulz iterations; of one or a stack."""
+    dtype = torch.bfloat16 if matrices.is_cuda else torch.promote_types(matrices.dtype, torch.float32)
+    stack = matrices if matrices.dim() == 3 else matrices[None]
+    tall = stack.shape[1] > stack.shape[2]
+    x = (stack.mT if tall else stack).to(dtype)  # the smaller side makes the smaller products
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype).reshape(matrices.shape)

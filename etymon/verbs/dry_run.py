@@ -1,0 +1,167 @@
+"""`etymon pretrain --dry-run`: everything is tried once, on the beginning of the text, and nothing is left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from etymon.data.document import Document
+from etymon.data.sources import PreparedText, TextFiles, TextSource, text_source
+from etymon.data.store import TokenStore
+from etymon.data.tokenizer import Tokenizer
+from etymon.families.loading import save
+from etymon.families.model import Model
+from etymon.training.budgets import Pace, pace_of, parse_budget
+from etymon.training.distributed import World
+from etymon.training.feeding import Course, Phase, Position, validation_slices
+from etymon.training.loop import Trainer, TrainingSettings, evaluate
+from etymon.training.progress import format_bytes, format_count, format_seconds
+from etymon.training.progress import progress as make_progress
+from etymon.training.runs import Run
+from etymon.training.speed import memory
+from etymon.training.unit import TrainingUnit
+from etymon.verbs.pretraining import USUAL_BUDGET, Pretraining
+from etymon.verbs.run_judge import PhasePlan
+from etymon.verbs.run_settings import VALIDATIONS, training_settings
+from etymon.verbs.run_text import RunText
+
+MOST = 2 << 20
+"""Bytes of text that are looked at."""
+
+
+@dataclass
+class Beginning:
+    """The first documents of a text."""
+
+    source: TextSource
+    read: int = 0
+    whole: bool = False
+
+    @property
+    def description(self) -> str:
+        return self.source.description
+
+    def fingerprint(self) -> str:
+        return "the beginning of a text"  # the real one would read all of it
+
+    def documents(self) -> Iterator[Document]:
+        self.read, self.whole = 0, False
+        if isinstance(self.source, TextFiles):
+            self.source.tally.bytes = 0  # it may be read twice
+        for document in self.source.documents():
+            yield document
+            self.read += len(document.text.encode())
+            if self.read >= MOST:
+                return
+        self.whole = True
+
+    def share(self) -> float:
+        """How much of the text was read, as far as that can be told."""
+        size = self.source.size() if isinstance(self.source, TextFiles) else None
+        if self.whole or not size:
+            return 1.0
+        assert isinstance(self.source, TextFiles)
+        return min(1.0, max(self.source.tally.bytes, 1) / size)
+
+
+class RehearsedText(RunText):
+    """The beginning of a run's text; a store that is there already is used as it is."""
+
+    beginning: Beginning | None = None
+
+    @property
+    def _text(self) -> TextSource:
+        assert self.source is not None
+        self.beginning = self.beginning or Beginning(self.source)
+        return self.beginning
+
+    def phase_store(self, number: int, paths: tuple[str, ...], tokenizer: Tokenizer) -> TokenStore:
+        source = text_source(paths, self.file.documents, self.file.column, self.file.errors)
+        text = source if isinstance(source, PreparedText) else Beginning(source)
+        return self._prepared(self.folder / f"store-{number}", text, text.description, tokenizer)
+
+    def _prepared(self, folder: Path, text: TextSource, fingerprint: str, tokenizer: Tokenizer) -> TokenStore:
+        if isinstance(self.source, PreparedText) and isinstance(text, Beginning):
+            return TokenStore.open(self.source.folder, tokenizer)
+        return super()._prepared(folder, text, fingerprint, tokenizer)
+
+
+def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
+    """The model, and what the run would do: after a step of every phase, a validation and a saved model."""
+    target, run.folder = run.folder, Path()
+    run.progress = make_progress("silent")
+    with TemporaryDirectory(prefix="etymon-") as place:
+        run.folder = Path(place)
+        texts: list[RehearsedText] = []
+
+        def remembered(*arguments: object, **named: object) -> RunText:
+            texts.append(RehearsedText(*arguments, **named))  # type: ignore[arg-type]
+            return texts[-1]
+
+        model, phases = run.prepare(world, None, remembered)
+        share = texts[0].beginning.share() if texts[0].beginning is not None else 1.0
+        unit = TrainingUnit(model.to(world.device), phases[0].objective)
+        pace = pace_of([(phase.share, phase.feed) for phase in phases])
+        pace = Pace(pace.tokens, pace.epochs * share, pace.words)
+        settings = training_settings(
+            run.recipe, run.file, steps=1, rows=phases[0].rows, validations=VALIDATIONS
+        )
+        each = sum(phase.share * _step_time(run, unit, phase, settings, world) for phase in phases)
+        held = memory(world.device)
+        few = phases[-1].rows
+        slices = validation_slices(
+            phases[-1].objective, phases[-1].store.validation, run.file.seed, rows=few, most=few
+        )
+        if slices:
+            evaluate(unit, slices)
+        save(model, Path(place) / "model")
+        asked = run.file.budget or USUAL_BUDGET
+        budget = parse_budget(asked)
+        steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)
+        run.course(phases, steps, world)  # refuses phases that would get no step
+    settings = training_settings(
+        run.recipe, run.file, steps=steps, rows=phases[0].rows, validations=VALIDATIONS
+    )
+    summary = phases[0].store.summary
+    about = "about " if share < 1 else ""
+    optimiser, schedule = settings.optimiser, settings.schedule
+    lines = {
+        "model": f"{run.title}, {model.parameter_count():,} parameters",
+        "text": f"{texts[0].description}: {about}{format_count(summary.train.tokens / share)} tokens to train on, "
+        f"{format_count(summary.validation.tokens / share)} to judge by",
+    }
+    for number, phase in enumerate(phases, 1):
+        name = "samples" if len(phases) == 1 else f"phase {number}"
+        part = "" if len(phases) == 1 else f"{phase.share:.0%} of the steps, "
+        lines[name] = (
+            f"{part}{phase.objective.name}, {phase.rows * run.file.slices} a step of up to {phase.length} tokens"
+        )
+    return model, {
+        **lines,
+        "steps": f"{'about ' if budget.unit == 'seconds' or share < 1 else ''}{steps:,} ({asked}), "
+        f"about {format_count(steps * pace.tokens)} tokens",
+        "learning rate": f"{optimiser.learning_rate:g} at its peak, {schedule.name}, "
+        f"{schedule.warmup:,} steps of warm-up, {optimiser.name}",
+        "memory": f"{format_bytes(held)} after a step",
+        "time": f"about {format_seconds(steps * each)}, {each * 1000:.0f} ms a step",
+        "folder": str(target),
+    }
+
+
+def _step_time(
+    run: Pretraining, unit: TrainingUnit, phase: PhasePlan, settings: TrainingSettings, world: World
+) -> float:
+    """Seconds of a step of a phase: the second one, since the first warms up."""
+    course = Course([Phase(0, phase.feed)])
+    trainer = Trainer(
+        unit, course, settings, Run(run.folder), progress=run.progress, world=world,
+        validate=lambda step: {}, save_model=lambda folder: None,
+    )  # fmt: skip
+    for step in course.steps(0, Position(), 2):
+        begin = time.perf_counter()
+        trainer._step(step)
+        seconds = time.perf_counter() - begin
+    return seconds

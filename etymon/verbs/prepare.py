@@ -1,0 +1,88 @@
+"""`etymon prepare`: text of any size into a token store, once, for many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+if TYPE_CHECKING:
+    from etymon.data.store import StoreSummary
+
+
+@dataclass
+class Prepared:
+    """What was stored, where, and how many documents could not be read."""
+
+    folder: Path
+    summary: StoreSummary
+    skipped: int
+
+
+def prepare(
+    *,
+    data: Annotated[
+        Sequence[str | Path] | Path,
+        "text files, folders or globs (.txt .md .jsonl .csv .tsv .parquet, also .gz .bz2 .xz .zst), or - for standard input",
+    ] = (),
+    tokenizer: Annotated[str | Path | None, "folder of the tokenizer"] = None,
+    out: Annotated[str | Path | None, "folder of the store"] = None,
+    validation: Annotated[float, "share of the documents held out to judge by"] = 0.05,
+    seed: Annotated[int, "chooses the documents held out"] = 0,
+    workers: Annotated[int | None, "processes that encode (one a core); the result is the same"] = None,
+    documents: Annotated[Literal["file", "blank", "line"], "what ends a document in a text file"] = "file",
+    column: Annotated[str, "the field of records that holds the text"] = "text",
+    errors: Annotated[
+        Literal["strict", "replace", "skip"],
+        "bytes that are no UTF-8: refuse, put U+FFFD, or drop the document",
+    ] = "strict",
+    max_document: Annotated[str, "the longest record of .jsonl, .csv, .tsv and .parquet to accept"] = "32MB",
+    format: Annotated[
+        Literal["txt", "jsonl", "csv", "tsv", "parquet"] | None, "what the files are, whatever their names"
+    ] = None,
+    progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
+) -> Prepared:
+    """Turn text into a token store that `etymon pretrain --data STORE` uses.
+
+    Reads any amount of text in constant memory and encodes it on all cores. A store whose text and tokenizer have
+    not changed is left as it is.
+    """
+    from etymon.data.store import ensure_store, is_store
+    from etymon.data.tokenizer import Tokenizer
+    from etymon.errors import EtymonError
+    from etymon.verbs.reading import byte_progress, text_files
+
+    if tokenizer is None or out is None:
+        missing = "--tokenizer FOLDER" if tokenizer is None else "--out FOLDER"
+        raise EtymonError(f"{missing} is missing: preparing needs a tokenizer and a place for the store")
+    if workers is not None and workers < 1:
+        raise EtymonError(f"workers must be at least 1, not {workers}")
+    folder = Path(out)
+    if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
+        raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
+    loaded = Tokenizer.load(tokenizer)
+    source = text_files(data, documents, column, errors, max_document, format)
+    with byte_progress("preparing", source.size(), progress) as done:
+        summary = ensure_store(
+            source.documents(), source, loaded, folder, validation=validation, seed=seed, workers=workers,
+            progress=lambda _: done(source.tally.bytes),
+        )  # fmt: skip
+        done(source.tally.bytes)
+    return Prepared(folder, summary, source.tally.skipped)
+
+
+def present(result: Prepared) -> None:
+    summary = result.summary
+    if result.skipped:
+        print(f"{result.skipped:,} documents could not be read and were left out")
+    if summary.reused:
+        print("nothing has changed: the store is used as it is")
+    for name, counts in (("train", summary.train), ("validation", summary.validation)):
+        print(
+            f"{name:<11}{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.words:,} words, "
+            f"{counts.tokens:,} tokens, {counts.bytes:,} bytes"
+        )
+    if summary.held_out == "tail":
+        print("           too few documents to hold some out: validation is the end of the text")
+    print(f"store      {result.folder}")

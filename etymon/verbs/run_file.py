@@ -1,0 +1,163 @@
+"""What a run was asked to do: the file that describes it, from YAML, options and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from etymon.config import override, read_yaml, strict
+from etymon.errors import EtymonError
+from etymon.files import atomic_write
+from etymon.training.budgets import parse_budget
+from etymon.training.loop import TrainingSettings
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PhaseFile:
+    """A part of a run. What is not given is as in the run itself."""
+
+    share: float
+    """Of the run's steps; the shares of all phases add up to 1."""
+    length: int | None = None
+    batch: int | None = None
+    objective: str | None = None
+    data: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class RunFile:
+    """What was asked for. `training` is what it came to, fixed before the first step so that a resumed run is exact."""
+
+    family: str
+    size: str = "pocket"
+    shape: dict[str, Any] = field(default_factory=dict)
+    """Fields of the family's shape that differ from the size's."""
+    start: str | None = None
+    """Folder or hub id of a model to go on from."""
+    data: tuple[str, ...] = ()
+    text: str | None = None
+    """What the text is, in words."""
+    documents: Literal["file", "blank", "line"] = "file"
+    column: str = "text"
+    errors: Literal["strict", "replace", "skip"] = "strict"
+    """What becomes of bytes that are no UTF-8."""
+    validation: float = 0.05
+    tokenizer: str | None = None
+    vocabulary: int | None = None
+    objective: str | None = None
+    length: int | None = None
+    batch: int | None = None
+    slices: int = 1
+    phases: tuple[PhaseFile, ...] = ()
+    budget: str | None = None
+    """A time (10m), or 5000steps, 20Mtokens, 3epochs, 100Mwords."""
+    optimiser: Literal["adamw", "adam-bert", "adafactor", "muon"] | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    layer_decay: float | None = None
+    schedule: str | None = None
+    warmup: float | None = None
+    """Share of the steps."""
+    clip: float | None = None
+    validate_every: int | None = None
+    save_every: int | None = None
+    save_at: tuple[str, ...] = ()
+    """Amounts, in a budget's notation, after which the model is kept as a milestone."""
+    keep: int = 2
+    tensorboard: bool = False
+    seed: int = 0
+    training: TrainingSettings | None = None
+
+    def check(self) -> RunFile:
+        """Refuses what cannot work, before any work."""
+        for name in ("batch", "slices", "length", "vocabulary", "validate_every", "save_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EtymonError(f"{name} must be at least 1, not {value}")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise EtymonError(f"the learning rate must be above 0, not {self.learning_rate:g}")
+        if not 0 <= self.validation < 1:
+            raise EtymonError(
+                f"validation is a share of the text, from 0 to below 1, not {self.validation:g}"
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise EtymonError(f"the seed must fit into 64 bits, and {self.seed} does not")
+        for amount in (*([] if self.budget is None else [self.budget]), *self.save_at):
+            parse_budget(amount)
+        for batch in (self.batch, *(phase.batch for phase in self.phases)):
+            if batch is not None and batch % self.slices:
+                raise EtymonError(f"a batch of {batch} samples cannot be cut into {self.slices} equal slices")
+        if self.warmup is not None and not 0 <= self.warmup <= 1:
+            raise EtymonError(f"warmup is a share of the steps, from 0 to 1, not {self.warmup:g}")
+        if self.clip is not None and not self.clip > 0:
+            raise EtymonError(f"clip is the largest norm of the gradient, above 0, not {self.clip:g}")
+        if self.start is not None and (self.shape or self.vocabulary is not None):
+            raise EtymonError("a model to go on from has its shape and vocabulary: leave those out")
+        if self.tokenizer is not None and self.vocabulary is not None:
+            raise EtymonError("give a tokenizer or the size of a vocabulary to train, not both")
+        for phase in self.phases:
+            for name in ("batch", "length"):
+                value = getattr(phase, name)
+                if value is not None and value < 1:
+                    raise EtymonError(f"a phase's {name} must be at least 1, not {value}")
+        total = sum(phase.share for phase in self.phases)
+        if self.phases and (abs(total - 1) > 1e-6 or min(phase.share for phase in self.phases) <= 0):
+            raise EtymonError(f"the shares of the phases must be above 0 and add up to 1, not {total:g}")
+        if any(parse_budget(amount).unit == "seconds" for amount in self.save_at):
+            raise EtymonError("save-at takes amounts such as 1Mwords or 500steps, not times")
+        return self
+
+    def write(self, path: Path) -> None:
+        with atomic_write(path) as file:
+            yaml.safe_dump(plain(asdict(self)), file, sort_keys=False, allow_unicode=True)
+
+
+def assemble(
+    given: Mapping[str, Any], config: str | Path | None = None, overrides: Sequence[str] = ()
+) -> RunFile:
+    """A run file from YAML, then options that were given (not None), then dotted overrides; each beats the one before."""
+    tree: dict[str, Any] = {} if config is None else read_yaml(config)
+    options = {name: value for name, value in given.items() if value is not None}
+    family = options.get("family")
+    if family is not None and tree.get("family", family) != family:
+        raise EtymonError(f"{config} is for {tree['family']}, not {family}")
+    if set(options) - {"family", "data"} or any(not each.startswith("training.") for each in overrides):
+        # The run file of another run says what its settings came to; with other settings they come to something else.
+        tree.pop("training", None)
+    tree = override(tree | options, overrides)
+    if family is not None and tree["family"] != family:
+        raise EtymonError(f"the run is for {family}, and --set family={tree['family']} is not")
+    where = "the run's settings" if config is None else str(config)
+    return strict(RunFile, plain(tree), where).check()
+
+
+def differing(asked: RunFile, begun: RunFile) -> tuple[str, Any, Any] | None:
+    """The first setting that a resumed run was asked to have otherwise than it began; defaults ask for nothing."""
+    usual = RunFile(family=begun.family)
+    for name in (part.name for part in fields(RunFile) if part.name not in ("family", "phases")):
+        now, then = getattr(asked, name), getattr(begun, name)
+        if now not in (getattr(usual, name), then):
+            return name, now, then
+    if asked.phases and len(asked.phases) != len(begun.phases):
+        return "phases", len(asked.phases), len(begun.phases)
+    for number, (phase, known) in enumerate(zip(asked.phases, begun.phases), 1):
+        for part in fields(PhaseFile):
+            now, then = getattr(phase, part.name), getattr(known, part.name)
+            if now not in (None, (), then):
+                return f"{part.name} of phase {number}", now, then
+    return None
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML and JSON read back what was written."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return value

@@ -1,0 +1,77 @@
+"""The folder of a run as a place that belongs to one process at a time and to nobody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from etymon.errors import EtymonError
+from etymon.training.distributed import World
+
+OWN = {
+    "checkpoints",
+    "metrics.jsonl",
+    "milestones",
+    "model",
+    "report.html",
+    "run.yaml",
+    "tensorboard",
+    "tokenizer",
+}
+"""What a run's folder holds, beside its stores."""
+LOCK = ".lock"
+
+
+def require_free(folder: Path) -> None:
+    """Refuses a folder with a run, and one with anything that a run did not write: it would be in the way or be lost."""
+    if (folder / "run.yaml").exists():
+        raise EtymonError(f"{folder} holds a run already: go on with --resume, or give another --out")
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise EtymonError(f"{place} is a file, and the run needs a folder there: give another --out")
+    if not os.access(place, os.W_OK):
+        raise EtymonError(f"cannot write to {place}: give another --out")
+    if place != folder:
+        return
+    stores = {path.parent.name for path in folder.glob("store*/store.json")}
+    foreign = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - OWN - stores
+    if foreign:
+        raise EtymonError(
+            f"{folder} holds something else ({', '.join(sorted(foreign)[:5])}): give another --out"
+        )
+
+
+@contextmanager
+def claimed(folder: Path, world: World) -> Iterator[None]:
+    """The folder, made if need be, for the processes of one run alone: a second run in it would tear it apart.
+
+    The lock is the operating system's, which frees it however the process ends. A folder in which nothing came about
+    is removed again.
+    """
+    lock = FileLock(folder / LOCK)
+    with world.first_alone() as mine:
+        new = not folder.exists()
+        if mine:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock.acquire(timeout=0)
+            except Timeout as error:
+                raise EtymonError(
+                    f"another process is training in {folder}: wait for it, or give another --out"
+                ) from error
+            except OSError as error:
+                raise EtymonError(
+                    f"cannot write to {folder}: {error.strerror or error}; give another --out"
+                ) from error
+    try:
+        yield
+    finally:
+        if mine:
+            if new and {path.name for path in folder.iterdir()} <= {LOCK}:
+                shutil.rmtree(folder, ignore_errors=True)
+            lock.release()

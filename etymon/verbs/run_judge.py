@@ -1,0 +1,73 @@
+"""Validation during a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etymon.data.store import TokenStore
+from etymon.objectives.objective import Objective, Prepared
+from etymon.training.distributed import World
+from etymon.training.feeding import Feed, validation_slices
+from etymon.training.loop import evaluate
+from etymon.training.progress import Progress
+from etymon.training.unit import TrainingUnit
+from etymon.verbs.run_report import sample_text
+
+VALIDATION_SAMPLES = 512
+"""Of the validations on the way; the last one reads everything."""
+
+
+@dataclass
+class PhasePlan:
+    """A phase as it will run."""
+
+    share: float
+    length: int
+    rows: int
+    objective: Objective
+    store: TokenStore
+    feed: Feed
+
+
+class Judge:
+    """Validation: a sample of the held-out text on the way, all of it at the end, and what the model writes."""
+
+    def __init__(
+        self,
+        unit: TrainingUnit,
+        phases: Sequence[PhasePlan],
+        seed: int,
+        progress: Progress,
+        world: World,
+        on_sample: Callable[[int, str], None],
+    ) -> None:
+        self.unit, self.phases, self.seed, self.progress = unit, phases, seed, progress
+        self.world, self.on_sample = world, on_sample
+        self._slices: dict[int, Sequence[Prepared]] = {}
+
+    def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:
+        """The figures after `step` steps, by the objective and the text of phase `number`."""
+        phase = self.phases[number]
+        slices = self._read(phase, None) if last else self._slices.get(number)
+        if slices is None:
+            slices = self._read(phase, VALIDATION_SAMPLES)
+            self._slices = {number: slices}  # those of an earlier phase will not be asked for again
+        if not slices:
+            if step == 0:
+                self.progress.note(
+                    "no text is held out: only the training loss will tell how good the model is"
+                )
+            return {}
+        self.unit.objective = phase.objective
+        figures = evaluate(self.unit, slices, self.world)
+        model: Any = self.unit.model
+        if self.world.first and (text := sample_text(model, self.seed)):
+            self.on_sample(step, text)
+        return figures
+
+    def _read(self, phase: PhasePlan, most: int | None) -> Sequence[Prepared]:
+        return validation_slices(
+            phase.objective, phase.store.validation, self.seed, rows=phase.rows, most=most
+        )

@@ -1,0 +1,67 @@
+"""A family's recipe and what the user asked for, made into the settings of a run."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from etymon.families.family import Recipe
+from etymon.training.loop import TrainingSettings
+from etymon.training.optimisers import OptimiserChoice
+from etymon.training.schedules import ScheduleChoice
+from etymon.verbs.run_file import RunFile
+
+Value = TypeVar("Value")
+
+VALIDATIONS = 10
+"""As many as a run has, if it is long enough for them."""
+
+
+def training_settings(
+    recipe: Recipe, file: RunFile, *, steps: int, rows: int, validations: int
+) -> TrainingSettings:
+    """The recipe for so many steps, with everything that was asked for otherwise."""
+    every = file.validate_every or max(1, -(-steps // validations))
+    warmup = max(1, round(chosen(file.warmup, recipe.warmup) * steps))
+    if file.warmup is None and file.schedule is None and recipe.warmup_steps is not None:
+        warmup = recipe.warmup_steps
+    return TrainingSettings(
+        steps=steps,
+        rows=rows,
+        slices=file.slices,
+        optimiser=OptimiserChoice(
+            name=chosen(file.optimiser, recipe.optimiser),
+            learning_rate=chosen(file.learning_rate, recipe.learning_rate),
+            betas=recipe.betas,
+            epsilon=recipe.epsilon,
+            weight_decay=chosen(file.weight_decay, recipe.weight_decay),
+            undecayed=tuple(recipe.undecayed),
+            layer_decay=file.layer_decay,
+        ),
+        schedule=ScheduleChoice(
+            name=chosen(file.schedule, recipe.schedule),
+            warmup=warmup,
+            final=recipe.final,
+        ),
+        clip=chosen(file.clip, recipe.clip),
+        seed=file.seed,
+        validate_every=every,
+        # A checkpoint with every validation, so that the best one is there to be kept.
+        save_every=file.save_every or every,
+        keep=file.keep,
+    )
+
+
+def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:
+    """How many steps fit into a budget of seconds, and how many validations beside the one before the first step.
+
+    Validating takes a tenth of the time at most, but for the two at the ends, or as often as was asked for.
+    """
+    if every is not None:
+        steps = max(1, int((budget - 2 * validation) / (step + validation / every)))
+        return steps, -(-steps // every)
+    validations = VALIDATIONS if validation <= 0 else max(1, min(VALIDATIONS, int(budget / 10 / validation)))
+    return max(1, int((budget - (validations + 1) * validation) / step)), validations
+
+
+def chosen(asked: Value | None, usual: Value) -> Value:
+    return usual if asked is None else asked

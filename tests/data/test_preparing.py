@@ -1,0 +1,194 @@
+"""Stores of any size: documents in parts, several processes, bounded memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etymon.data import cutting, encoding, store_building, workers
+from etymon.data.columns import ArrayFile, Column
+from etymon.data.document import Document
+from etymon.data.encoding import batches
+from etymon.data.sentences import sentence_starts
+from etymon.data.sources import PreparedText, TextFiles, text_source
+from etymon.data.store import TokenStore, build_store, ensure_store, link_store
+from etymon.data.text import documents_fingerprint
+from etymon.data.tokenizer import Tokenizer
+from etymon.errors import EtymonError
+
+from .conftest import story
+
+
+def in_parts(text: str, size: int) -> list[Document]:
+    front, rest = cutting.parts(text, size)
+    return [*(Document(part, more=True) for part in front), Document(rest)]
+
+
+def test_parts_give_the_store_of_the_whole(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [story(number, 8 + number % 5) for number in range(25)]
+    whole = [Document(text) for text in texts]
+    parts = [part for text in texts for part in in_parts(text, 150)]
+    assert documents_fingerprint(whole) == documents_fingerprint(parts)
+    build_store(whole, tokenizer, tmp_path / "a", validation=0.3)
+    for limit in (1, 700):  # parts in batches of their own, and together
+        monkeypatch.setattr(encoding, "BATCH", limit)
+        monkeypatch.setattr(store_building, "TOKENS", 100)
+        monkeypatch.setattr(store_building, "DOCUMENTS", 7)
+        build_store(parts, tokenizer, tmp_path / "b", validation=0.3)
+        one, two = (json.loads((tmp_path / name / "store.json").read_text()) for name in "ab")
+        assert one == two
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_single_long_document_loses_its_tail(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    text = story(1, 200)
+    build_store([Document(text)], tokenizer, tmp_path / "a", validation=share)
+    monkeypatch.setattr(encoding, "BATCH", 300)
+    monkeypatch.setattr(store_building, "TOKENS", 64)
+    build_store(in_parts(text, 150), tokenizer, tmp_path / "b", validation=share)
+    assert (tmp_path / "a" / "store.json").read_text() == (tmp_path / "b" / "store.json").read_text()
+    store = TokenStore.open(tmp_path / "b")
+    assert store.summary.held_out == "tail" and len(store.validation) == 1
+    assert store.train.bytes.sum() + store.validation.bytes.sum() == len(text.encode())
+    store.verify()
+
+
+@settings(max_examples=60)
+@given(st.text("ab. \n!A。x", min_size=1, max_size=200), st.integers(3, 40))
+def test_context_finds_the_sentences_of_the_whole(text: str, size: int) -> None:
+    found, offset = [], 0
+    for batch in batches(in_parts(text, size)):
+        for part in batch:
+            starts = sentence_starts(part.before + part.text, part.wrapped) - len(part.before)
+            found += [offset + int(start) for start in starts if start >= 0]
+            offset += len(part.text)
+    wrapped = next(part.wrapped for batch in batches(in_parts(text, size)) for part in batch)
+    whole = sentence_starts(text, wrapped).tolist()
+    # A start right behind a cut may be seen from both sides; a start is never lost.
+    assert set(whole) <= set(found)
+
+
+def test_workers_change_nothing(
+    trained: dict[str, Tokenizer], documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "BATCH", 2000)
+    tokenizer = trained["unigram"]
+    parts = [*documents, *in_parts(story(7, 80), 500)]
+    for number in (1, 2):
+        build_store(iter(parts), tokenizer, tmp_path / str(number), workers=number)
+    assert (tmp_path / "1" / "store.json").read_bytes() == (tmp_path / "2" / "store.json").read_bytes()
+
+
+def test_workers_report_their_mistakes(
+    trained: dict[str, Tokenizer], documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = trained["byte-bpe"]
+
+    def broken() -> Any:
+        yield documents[0]
+        raise EtymonError("the disk went away")
+
+    with pytest.raises(EtymonError, match="the disk went away"):
+        build_store(broken(), tokenizer, tmp_path / "a", workers=2)
+    monkeypatch.setattr(workers, "SERVE", "import sys; sys.exit(3)")
+    with pytest.raises(EtymonError, match=r"a worker process ended early .exit code 3.*fewer --workers"):
+        build_store(documents, tokenizer, tmp_path / "a", workers=2)
+    monkeypatch.setattr(workers, "SERVE", "from etymon.data import workers, encoding\nimport numpy\n"
+        "encoding.Encoder.__call__ = lambda *_: 1 / 0\nworkers.serve()")  # fmt: skip
+    with pytest.raises(ZeroDivisionError):
+        build_store(documents, tokenizer, tmp_path / "a", workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_small_texts_start_no_process(
+    trained: dict[str, Tokenizer], documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "Worker", None)
+    build_store(documents, trained["byte-bpe"], tmp_path / "a")
+    assert TokenStore.open(tmp_path / "a").summary.train.documents > 0
+
+
+# ---------------------------------------------------------------- columns
+
+
+def test_columns(tmp_path: Path) -> None:
+    column = Column(tmp_path / "a", np.int64)
+    assert column.find(3) == 0
+    column.append(np.arange(0, 20, 2))
+    column.flush()
+    assert column.read(2, 4).tolist() == [4, 6] and column.read(9, 99).tolist() == [18]
+    assert [column.find(value) for value in (0, 5, 6, 99)] == [0, 3, 3, 10]
+    assert column.sum(1, 4) == 12
+    column.replace(2, 1, [100, 101])
+    assert column.read(0, 99).tolist() == [0, 2, 100, 101, 6, 8, 10, 12, 14, 16, 18]
+    column.close()
+    with ArrayFile(tmp_path / "b.npy", np.int64) as file:
+        for number in range(3):
+            file.append(np.arange(number))
+    assert np.load(tmp_path / "b.npy", mmap_mode="r").tolist() == [0, 0, 1]
+
+
+# ---------------------------------------------------------------- reuse of files, and stores used from elsewhere
+
+
+def test_stores_follow_their_files(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": story(number, 3)}) for number in range(30)))
+    tokenizer = trained["byte-bpe"]
+
+    def ensure(**options: Any) -> bool:
+        source = TextFiles((str(path),), **options)
+        return ensure_store(source.documents(), source, tokenizer, tmp_path / "s").reused
+
+    assert ensure() is False
+    assert ensure() is True
+    os.utime(path, ns=(1, 1))  # another time, the same text
+    assert ensure() is True
+    assert ensure(errors="skip") is False and ensure(errors="skip") is True
+    path.write_text(path.read_text() + '\n{"text": "one more"}')
+    assert ensure(errors="skip") is False
+    again = Tokenizer.load(tmp_path / "s" / "tokenizer")
+    assert again.fingerprint == tokenizer.fingerprint
+
+
+def test_a_link_stands_for_the_store(
+    trained: dict[str, Tokenizer], documents: list[Document], tmp_path: Path
+) -> None:
+    tokenizer = trained["byte-bpe"]
+    build_store(documents, tokenizer, tmp_path / "s")
+    link_store(tmp_path / "link", tmp_path / "s")
+    store = TokenStore.open(tmp_path / "link", tokenizer)
+    assert np.array_equal(store.train.tokens, TokenStore.open(tmp_path / "s").train.tokens)
+    source = text_source([str(tmp_path / "s")])
+    assert isinstance(source, PreparedText) and source.fingerprint() == store.description["source"]
+    with pytest.raises(EtymonError, match="cannot be mixed"):
+        text_source([str(tmp_path / "s"), "x.txt"])
+    build_store(documents[:30], tokenizer, tmp_path / "s")
+    with pytest.raises(EtymonError, match=r"prepared text in .*s is gone or has changed"):
+        TokenStore.open(tmp_path / "link")
+    (tmp_path / "s" / "train" / "tokens.bin").write_bytes(b"12")
+    with pytest.raises(EtymonError, match="missing or cut short"):
+        link_store(tmp_path / "link", tmp_path / "s")
+
+
+def test_spans_of_long_documents_stay_whole(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    text = story(3, 60)
+    build_store(in_parts(text, 200), trained["byte-bpe"], tmp_path / "s", validation=0)
+    split = TokenStore.open(tmp_path / "s").train
+    assert len(split) == 1 and split.words[0] == len(text.split())
+    spans = split.document_sentences(0)
+    assert len(spans) == len(sentence_starts(text))
+    assert all(stop == start for (_, stop), (start, _) in pairwise(spans))
+    assert trained["byte-bpe"].decode(split.document(0)) == text

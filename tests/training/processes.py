@@ -1,0 +1,73 @@
+"""Runs one job after the other, as `torchrun` starts it on every process: python -m tests.training.processes JOBS.
+
+A job is a run: family, folder, changes to the small runs of the tests, and a step at which the last process is asked
+to stop. What every process has to say about it goes to FOLDER.RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etymon.errors import EtymonError
+from etymon.training.distributed import joined_world
+from etymon.training.loop import Trainer
+from etymon.verbs import pretrain as verb
+from tests.verbs.small_runs import pretrain, resume, with_test_sizes
+
+
+def stop_at(step: int) -> None:
+    """SIGTERM, to the last process alone, when it has taken a step."""
+    plain = Trainer._pass
+
+    def passing(trainer: Trainer, *arguments: Any) -> Any:
+        found = plain(trainer, *arguments)
+        if trainer.state.step == step and trainer.world.rank == trainer.world.size - 1:
+            Trainer._pass = plain  # type: ignore[method-assign]
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    Trainer._pass = passing  # type: ignore[method-assign]
+
+
+def do(job: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(job["folder"])
+    try:
+        if job.get("stop_at"):
+            stop_at(job["stop_at"])
+        run = resume if job.get("resume") else pretrain
+        result = run(job["family"], folder, **job.get("changes", {}))
+    except EtymonError as error:
+        return {"error": str(error)}
+    if job.get("present"):
+        verb.present(result)
+    return {"steps": result.steps, "stopped": result.stopped, "metrics": result.metrics}
+
+
+def different_names() -> str:
+    """What happens when processes add up different things."""
+    with joined_world() as world:
+        try:
+            world.add({f"only here {world.rank}": 1.0})
+        except RuntimeError as error:
+            return str(error)
+    return ""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank = os.environ["RANK"]
+    with with_test_sizes():
+        for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+            said = {"error": different_names()} if job["family"] == "names" else do(job)
+            Path(f"{job['folder']}.{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Two processes under torchrun learn what one learns, stop together, and hand runs over to one and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from etymon.training.loop import Trainer
+from etymon.training.runs import Run
+from tests.training.processes import stop_at
+from tests.verbs.small_runs import FAMILIES, metrics, pretrain, resume, with_test_sizes
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="PyTorch has no distributed package"
+)
+
+IN_PHASES = ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]"]
+"""The heads of the second phase have no gradient in the first."""
+
+
+class Together:
+    """What two processes made of a list of runs, and the same runs in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with with_test_sizes():
+            self.alone = {family: pretrain(family, folder / f"{family}-alone") for family in FAMILIES}
+            self.alone["phases"] = pretrain("bert", folder / "phases-alone", set=IN_PHASES)
+            plain = Trainer._pass
+            stop_at(7)
+            stopped = pretrain("t5", folder / "t5-handed-over")
+            Trainer._pass = plain  # type: ignore[method-assign]
+            assert stopped.stopped
+        jobs: list[dict[str, Any]] = [{"family": family, "folder": family} for family in FAMILIES]
+        jobs[0]["present"] = True
+        jobs += [
+            {"family": "bert", "folder": "phases", "changes": {"set": IN_PHASES}},
+            {"family": "bert", "folder": "bert-stopped", "stop_at": 7},
+            {"family": "t5", "folder": "t5-handed-over", "resume": True},
+            {"family": "gpt2", "folder": "three", "changes": {"slices": 1}},
+            {"family": "gpt2", "folder": "no-text", "changes": {"data": ["nowhere.txt"]}},
+            {"family": "names", "folder": "names"},
+        ]
+        for job in jobs:
+            job["folder"] = str(folder / job["folder"])
+        (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+            "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.training.processes",
+            str(folder / "jobs.json"),
+        ]  # fmt: skip
+        root = Path(__file__).parents[2]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+        with subprocess.Popen(
+            command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            try:
+                self.out, self.errors = process.communicate(timeout=180)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # torchrun ends its processes, who are in sessions of their own
+                self.out, self.errors = process.communicate()
+        assert process.returncode == 0, self.errors[-3000:]
+
+    def said(self, name: str) -> list[dict[str, Any]]:
+        return [
+            json.loads((self.folder / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)
+        ]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    return Together(tmp_path_factory.mktemp("together"))
+
+
+def close(one: Any, two: Any) -> bool:
+    """Equal, but for rounding of sums that were added in another order."""
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(close, one, two))
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(close(one[name], two[name]) for name in one)
+    return bool(one == (pytest.approx(two, rel=1e-6, abs=1e-9) if isinstance(one, float) else two))
+
+
+def same_run(one: Path, two: Path) -> bool:
+    weights = [load_file(folder / "model" / "model.safetensors") for folder in (one, two)]
+    return close(metrics(one), metrics(two)) and all(
+        torch.allclose(weights[0][name], weights[1][name], rtol=1e-5, atol=1e-6) for name in weights[0]
+    )
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "phases"])
+def test_two_processes_learn_what_one_learns(name: str, together: Together) -> None:
+    assert [said["steps"] for said in together.said(name)] == [12, 12]
+    assert same_run(together.folder / name, together.alone[name].folder)
+    assert close(*(said["metrics"] for said in together.said(name))), "every process knows the figures"
+
+
+def test_only_the_first_process_writes_and_prints(together: Together) -> None:
+    steps = [record["step"] for record in metrics(together.folder / "gpt2") if "learning_rate" in record]
+    assert steps == list(range(1, 13)), "every step is on record once"
+    assert together.out.count("validation bits per byte") == together.out.count("model   ") == 1
+
+
+def test_a_stop_that_one_process_hears_stops_all_and_one_goes_on(together: Together) -> None:
+    said = together.said("bert-stopped")
+    assert [(each["steps"], each["stopped"]) for each in said] == [(7, True), (7, True)]
+    assert Run(together.folder / "bert-stopped").checkpoints() == [5, 7]
+    with with_test_sizes():
+        result = resume("bert", together.folder / "bert-stopped")
+    assert same_run(result.folder, together.alone["bert"].folder)
+
+
+def test_two_go_on_with_what_one_began(together: Together) -> None:
+    assert [said["steps"] for said in together.said("t5-handed-over")] == [12, 12]
+    assert same_run(together.folder / "t5-handed-over", together.alone["t5"].folder)
+
+
+def test_refusals_reach_every_process_and_nobody_waits(together: Together) -> None:
+    for said in together.said("three"):
+        assert said["error"] == (
+            "a step of 1 slices cannot be shared by 2 processes: make --slices a multiple of 2"
+        )
+    first, second = together.said("no-text")
+    assert first["error"] == "no such file or folder: nowhere.txt"
+    assert second["error"] == "another process of this run has failed: see what it says"
+    assert not (together.folder / "three").exists() and not (together.folder / "no-text").exists()
+
+
+def test_different_things_are_not_added_up(together: Together) -> None:
+    for rank, said in enumerate(together.said("names")):
+        assert said["error"] == f"process {rank} adds up only here {rank}, and another one something else"

@@ -1,0 +1,189 @@
+"""Run files: YAML, options and overrides become one strict description, which is documented and repeats the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from etymon.config import load_yaml
+from etymon.errors import EtymonError
+from etymon.training.loop import TrainingSettings
+from etymon.training.optimisers import OptimiserChoice
+from etymon.training.schedules import ScheduleChoice
+from etymon.verbs.pretrain import Pretrained
+from etymon.verbs.run_file import PhaseFile, RunFile, assemble, differing, plain
+from tests import tiny
+from tests.verbs.small_runs import metrics, pretrain, resume
+
+PAGE = Path(__file__).parents[3] / "docs" / "run-files.md"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+        return tmp_path / "run.yaml"
+
+    return write
+
+
+# ------------------------------------------------------------ what counts
+
+
+def test_options_beat_the_file_and_overrides_beat_both(written: Callable[[str], Path]) -> None:
+    file = written(
+        "family: bert\nbatch: 4\nlength: 16\nseed: 1\nshape: {layers: 3, heads: 1}\nsave_at: [1epoch]\n"
+    )
+    plainly = assemble({"family": "bert", "batch": None}, file)
+    assert (plainly.batch, plainly.length, plainly.seed) == (4, 16, 1)
+    assert plainly.shape == {"layers": 3, "heads": 1} and plainly.save_at == ("1epoch",)
+    given = assemble({"family": "bert", "batch": 8, "length": 32}, file, ["length=64", "shape.layers=2"])
+    assert (given.batch, given.length, given.seed) == (8, 64, 1)
+    assert given.shape == {"layers": 2, "heads": 1}
+    assert assemble({"family": "bert"}, None, ["batch=3", "phases=[{share: 1.0, length: 8}]"]) == RunFile(
+        "bert", batch=3, phases=(PhaseFile(1.0, 8),)
+    )
+    assert assemble({"family": "gpt2"}, written("size: pocket")).family == "gpt2"
+
+
+@pytest.mark.parametrize(
+    "text, overrides, reason",
+    [
+        ("bacth: 3", [], r"unknown key 'bacth' in .*run\.yaml: did you mean 'batch'\?"),
+        ("phases: [{shrae: 1}]", [], r"unknown key 'shrae' in .*run\.yaml, section phases\.0: did you mean 'share'\?"),
+        ("training: {steps: 3, rows: 1, schedule: {nam: linear}}", [], "did you mean 'name'"),
+        ("batch: many", [], r"batch is \"many\", expected a valid integer"),
+        ("batch: '8'", [], r"batch is \"8\", expected a valid integer"),
+        ("tensorboard: 1", [], "tensorboard is 1, expected a valid boolean"),
+        ("documents: page", [], "documents is \"page\", expected 'file', 'blank' or 'line'"),
+        ("phases: {share: 1}", [], "phases is .*expected"),
+        ("data: corpus.txt", [], "data is \"corpus.txt\", expected"),
+        ("batch: 3\nbatch: 4", [], "key 'batch' is written twice .*again in line 2"),
+        ("- a\n- b", [], "must hold keys and values, but it is a list"),
+        ("family: gpt2", [], r"run\.yaml is for gpt2, not bert"),
+        ("", ["family=gpt2"], "the run is for bert, and --set family=gpt2 is not"),
+        ("", ["lenght=3"], "unknown key 'lenght'.*did you mean 'length'"),
+        ("", ["batch"], "cannot read the override 'batch': write it as key=value"),
+        ("", ["batch.size=3"], "unknown key 'size'|batch is"),
+        ("phases: [{share: 0.5}, {share: 0.4}]", [], "shares of the phases must be above 0 and add up to 1, not 0.9"),
+        ("phases: [{share: 1.5}, {share: -0.5}]", [], "must be above 0"),
+        ("phases: [{share: 1, batch: 3}]\nslices: 2", [], "a batch of 3 samples cannot be cut into 2 equal slices"),
+        ("phases: [{share: 1, length: 0}]", [], "a phase's length must be at least 1, not 0"),
+        ("start: somewhere\nshape: {layers: 1}", [], "has its shape and vocabulary: leave those out"),
+        ("tokenizer: here\nvocabulary: 300", [], "give a tokenizer or the size of a vocabulary"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(
+    text: str, overrides: list[str], reason: str, written: Callable[[str], Path]
+) -> None:
+    with pytest.raises(EtymonError, match=reason) as error:
+        assemble({"family": "bert"}, written(text), overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_resuming_may_say_the_same_again_but_nothing_else() -> None:
+    begun = RunFile(
+        "bert", batch=8, phases=(PhaseFile(0.5, 16, 8, "masked"), PhaseFile(0.5, 32, 8, "masked"))
+    )
+    assert differing(RunFile("bert"), begun) is None
+    assert differing(RunFile("bert", batch=8, phases=(PhaseFile(0.5, 16), PhaseFile(0.5))), begun) is None
+    assert differing(RunFile("bert", phases=(PhaseFile(0.5), PhaseFile(0.5, 64))), begun) == (
+        "length of phase 2", 64, 32,
+    )  # fmt: skip
+    assert differing(RunFile("bert", phases=(PhaseFile(1.0),)), begun) == ("phases", 1, 2)
+    assert differing(RunFile("bert", batch=9), begun) == ("batch", 9, 8)
+
+
+# ------------------------------------------------------------ what a run leaves
+
+
+def test_the_resolved_file_is_complete_and_repeats_the_run(
+    straight: Callable[[str], Pretrained], tmp_path: Path
+) -> None:
+    done = straight("bert")
+    tree = yaml.safe_load((done.folder / "run.yaml").read_text(encoding="utf-8"))
+    assert set(tree) == {field.name for field in fields(RunFile)}
+    assert set(tree["training"]) == {field.name for field in fields(TrainingSettings)}
+    assert set(tree["training"]["optimiser"]) == {field.name for field in fields(OptimiserChoice)}
+    assert set(tree["training"]["schedule"]) == {field.name for field in fields(ScheduleChoice)}
+    assert (tree["budget"], tree["batch"], tree["length"]) == ("12steps", 8, 32)
+    assert tree["objective"] == "masked-next-sentence" and tree["text"] == "texts given by the program"
+    begun = load_yaml(done.folder / "run.yaml", RunFile)
+    begun.write(tmp_path / "again.yaml")
+    assert load_yaml(tmp_path / "again.yaml", RunFile) == begun
+    told = dict.fromkeys(("size", "steps", "batch", "slices", "length", "learning_rate", "validation", "validate_every", "save_every"))  # fmt: skip
+    again = pretrain("bert", tmp_path / "run", config=done.folder / "run.yaml", **told)
+    assert metrics(again.folder) == metrics(done.folder)
+    # With another setting the old run's figures are not what the new one comes to.
+    other = pretrain("bert", tmp_path / "other", config=done.folder / "run.yaml", **{**told, "steps": 3})
+    assert other.steps == 3
+
+
+def test_what_was_left_open_is_filled_in(tmp_path: Path) -> None:
+    phases = "phases=[{share: 0.5, length: 16}, {share: 0.5, objective: masked}]"
+    run = pretrain("bert", tmp_path / "run", steps=2, batch=None, length=None, set=[phases])
+    begun = load_yaml(run.folder / "run.yaml", RunFile)
+    assert begun.phases == (
+        PhaseFile(0.5, 16, 128, "masked-next-sentence"), PhaseFile(0.5, 64, 32, "masked"),
+    )  # fmt: skip
+    assert resume("bert", run.folder, set=[phases]).steps == 2
+    with pytest.raises(EtymonError, match="began with length of phase 1 16, not 17: it goes on as it began"):
+        resume("bert", run.folder, set=[phases.replace("16", "17")])
+
+
+# ------------------------------------------------------------ what the page says
+
+
+def documented(heading: str) -> dict[str, tuple[str, str]]:
+    section = PAGE.read_text(encoding="utf-8").split(f"\n{heading}\n")[1].split("\n#")[0]
+    return {
+        key: (default.strip().strip("`"), meaning)
+        for key, default, meaning in re.findall(r"^\| `(\w+)` \|(.*?)\| (.*) \|$", section, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize(
+    "heading, cls",
+    [("## Keys", RunFile), ("### A phase", PhaseFile), ("### `training`", TrainingSettings),
+     ("### `training.optimiser`", OptimiserChoice), ("### `training.schedule`", ScheduleChoice)],
+)  # fmt: skip
+def test_every_key_is_documented_with_its_default(heading: str, cls: Any) -> None:
+    told = documented(heading)
+    assert list(told) == [field.name for field in fields(cls)], "the same keys in the same order"
+    for field in fields(cls):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = plain(getattr(default, "default", default))  # pydantic wraps what it is given
+        if isinstance(default, OptimiserChoice | ScheduleChoice) or default in (None, MISSING):
+            expected = ""
+        else:
+            expected = str(default).lower() if isinstance(default, bool) else str(default)
+        assert told[field.name][0] == expected, field.name
+        assert len(told[field.name][1]) > 10
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "text.txt").write_text("\n".join(tiny.texts()), encoding="utf-8")
+    (tmp_path / "bert.yaml").write_text(example.replace("corpus/", f"{tmp_path}/corpus/"), encoding="utf-8")
+    told = dict.fromkeys(("data", "steps", "batch", "slices", "length", "learning_rate"))
+    run = pretrain(
+        "bert", tmp_path / "run", config=tmp_path / "bert.yaml", budget="10steps", documents="line",
+        set=["phases=" + str(yaml.safe_load(example)["phases"]).replace("64}", "8}").replace("32}", "4}")], **told,
+    )  # fmt: skip
+    taken = [record for record in metrics(run.folder) if "learning_rate" in record]
+    begun = load_yaml(run.folder / "run.yaml", RunFile)
+    assert [(phase.share, phase.length, phase.batch) for phase in begun.phases] == [
+        (0.9, 32, 8),
+        (0.1, 64, 4),
+    ]
+    sizes = [
+        now["tokens"] - before["tokens"] for before, now in zip([{"tokens": 0}, *taken], taken, strict=False)
+    ]
+    assert max(sizes[:9]) <= 8 * 32 and 4 * 32 < sizes[9] <= 4 * 64
