@@ -152,7 +152,9 @@ def plain(train: np.ndarray, held: np.ndarray, vocabulary: int, seed: int) -> tu
     return until_goal(step, judge, 2000, 50)
 
 
-CHOICE = OptimiserChoice(name="muon", learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1, matrix_share=1.0)
+CHOICE = OptimiserChoice(
+    name="muon", learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1, matrix_share=1.0
+)
 STEPS, BATCH = 600, 12
 
 

@@ -65,6 +65,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def linear_cross_entropy(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_n: Tensor) -> Tensor:
     """`-sum log softmax(x W^T + b)[target]` without ever holding all the logits."""
+    if not torch.is_grad_enabled():  # a function is not told: without this it would form gradients for nobody
+        x_nD, weight_VD, bias_V = (
+            x_nD.detach(),
+            weight_VD.detach(),
+            None if bias_V is None else bias_V.detach(),
+        )
     loss: Tensor = _LinearCrossEntropy.apply(x_nD, weight_VD, bias_V, targets_n)
     return loss
 

@@ -137,3 +137,13 @@ def test_everything_a_head_offers_is_read_off_the_same_logits(scale: float) -> N
     assert not head.target_log_probs(hidden, at, targets).requires_grad
     nothing = torch.zeros(0, dtype=torch.long)
     assert head.target_log_probs(hidden, nothing, nothing).shape == (0,)
+
+
+def test_no_gradient_is_formed_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A custom function sees inputs that require gradients even where nobody will ask for them."""
+    x, weight = torch.randn(6, 4), torch.nn.Parameter(torch.randn(9, 4))
+    targets = torch.arange(6)
+    wanted = linear_cross_entropy(x, weight, None, targets)
+    monkeypatch.setattr(torch, "zeros_like", lambda *_: pytest.fail("a gradient was allocated"))
+    with torch.no_grad():
+        assert torch.equal(linear_cross_entropy(x, weight, None, targets), wanted.detach())
