@@ -213,7 +213,7 @@ FAMILY = Family(
             warmup=0.05,
             final=0.1,
         )
-        for size, rate in {"pocket": 2e-3, "pocket-large": 1.5e-3}.items()
+        for size, rate in {"pocket": 4e-3, "pocket-large": 3e-3}.items()
     },
     tokenizer=TokenizerChoice("byte-bpe", {"begin": "<|endoftext|>", "end": "<|endoftext|>"}),
     framing=framing.PLAIN,

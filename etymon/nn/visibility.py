@@ -24,8 +24,8 @@ from etymon.nn.ragged import Layout, Padding, permute
 
 # The cost of one more group of rows, and of copying a token into a padded rectangle, in units of one score
 # (a query-key pair of one row, all heads). Measured on two cores; only speed depends on them.
-GROUP_COST = 4000.0
-COPY_COST = 24.0
+GROUP_COST = 2500.0
+COPY_COST = 100.0
 
 Bias = Callable[[Tensor, Tensor], Tensor]
 """Positions of queries `[R|1, Q]` and keys `[R|1, T]` to an additive bias `[R|1, H, Q, T]`."""

@@ -1,7 +1,7 @@
 """Masked language modelling, with next-sentence prediction or without (BERT, section 3.1).
 
 15% of the tokens are asked for; of these 80% are shown as the mask, 10% as themselves, 10% as a random token. Masks
-are drawn anew every epoch. With next sentences, pairs are built from documents as the released pipeline does.
+are drawn anew every epoch; `whole_words` hides all pieces of a word or none. With next sentences, pairs are built from documents as the released pipeline does.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ class Masked:
     requires = frozenset({"bidirectional"})
     likelihood = None
 
-    def __init__(self, tokenizer: Tokenizer, length: int, density: float = 0.15) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, length: int, density: float = 0.15, whole_words: bool = False
+    ) -> None:
         self.length, self.density = length, density
+        self.word_starts = tokenizer.word_starts if whole_words else None
         self.framing = tokenizer.framing
         self.mask = needed_id(tokenizer, "mask", self.name)
         self.separator = needed_id(tokenizer, "separator", self.name)
@@ -65,7 +68,10 @@ class Masked:
         ids = framed.ids.astype(np.int64)
         candidates = ~framed.special & (ids != self.separator)
         count = noise.masked_count(len(ids), self.density)
-        mask = noise.count_mask(candidates, min(count, int(candidates.sum())), rng)
+        if self.word_starts is None:
+            mask = noise.count_mask(candidates, min(count, int(candidates.sum())), rng)
+        else:
+            mask = noise.whole_word_mask(self.word_starts[ids], candidates, count, rng)
         places, targets = noise.at(ids, mask)
         shown = noise.mask_eighty_ten_ten(ids, mask, self.mask, self.vocabulary, rng)
         return MaskedExample(shown, framed.segments, places, targets, random_next)

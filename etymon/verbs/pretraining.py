@@ -19,7 +19,7 @@ from etymon.families import family_of, get_family
 from etymon.families.family import Family, Recipe
 from etymon.families.loading import OWN_TYPE, build, load, model_folder, save, shape_of
 from etymon.families.model import Model
-from etymon.objectives import get_objective, objective_class
+from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.objective import check_fit
 from etymon.training.budgets import pace_of, parse_budget
 from etymon.training.distributed import World, joined_world
@@ -68,6 +68,7 @@ class Pretraining:
         self.phase_files = file.phases or (PhaseFile(1.0),)
         for phase in self.phase_files:
             check_fit(objective_class(self._objective_name(phase)), self.family)
+            check_options(self._objective_name(phase), self._options(phase))
             length = self._length(phase)
             if self.positions is not None and length > self.positions and not resuming:
                 raise EtymonError(
@@ -234,7 +235,7 @@ class Pretraining:
         phases = []
         for number, phase in enumerate(self.phase_files):
             length, rows = self._length(phase), self._rows(phase)
-            objective = get_objective(self._objective_name(phase), tokenizer, length)
+            objective = get_objective(self._objective_name(phase), tokenizer, length, **self._options(phase))
             own = text.phase_store(number, phase.data, tokenizer) if phase.data else store
             feed = Feed(objective, own.train, self.file.seed, slices=self.file.slices, rows=rows)
             phases.append(PhasePlan(phase.share, length, rows, objective, own, feed))
@@ -307,6 +308,12 @@ class Pretraining:
 
     def _objective_name(self, phase: PhaseFile) -> str:
         return phase.objective or self.file.objective or self.family.objective
+
+    def _options(self, phase: PhaseFile) -> dict[str, Any]:
+        """A phase with another objective does not take the options of the run's."""
+        if phase.options is not None or phase.objective is not None:
+            return phase.options or {}
+        return self.file.options
 
     def _length(self, phase: PhaseFile) -> int:
         return phase.length or self.file.length or min(self.positions or 256, 256)

@@ -27,6 +27,7 @@ class PhaseFile:
     length: int | None = None
     batch: int | None = None
     objective: str | None = None
+    options: dict[str, Any] | None = None
     data: tuple[str, ...] = ()
 
 
@@ -51,6 +52,8 @@ class RunFile:
     tokenizer: str | None = None
     vocabulary: int | None = None
     objective: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the objective, e.g. `whole_words`."""
     length: int | None = None
     batch: int | None = None
     slices: int = 1

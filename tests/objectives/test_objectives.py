@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from etymon.data import noise
 from etymon.data.plans import key
-from etymon.data.store import Split
+from etymon.data.store import Split, TokenStore, build_store
+from etymon.data.text import Document
+from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.nn.batch import Batch
@@ -301,3 +304,35 @@ def test_unknown_objective_and_unfit_tokenizer() -> None:
         get_objective("masked", tiny.tokenizer("gpt2"), 24)
     with pytest.raises(EtymonError, match=r"107 corrupted spans.*100 sentinels"):
         get_objective("span-corruption", tiny.tokenizer("t5"), 1920)
+
+
+def test_whole_words_are_hidden_whole(tmp_path: Path) -> None:
+    choice = get_family("bert").tokenizer
+    tokenizer = train_tokenizer(  # so few tokens that most words are of several pieces
+        choice.kind, tiny.texts(), 90, specials=choice.specials, framing=get_family("bert").framing
+    )
+    build_store([Document(text) for text in tiny.texts()], tokenizer, tmp_path / "store")
+    objective = get_objective("masked", tokenizer, 24, whole_words=True)
+    plain = get_objective("masked", tokenizer, 24)
+    split, torn = TokenStore.open(tmp_path / "store").train, 0
+    for number, row in enumerate(objective.plan(split, 0, 0)[:200]):
+        framed = plain.framing.frame(split.stream(*row.tolist(), plain.separator))
+        original, text = framed.ids, ~framed.special & (framed.ids != plain.separator)
+        asked = np.zeros(len(original), bool)
+        asked[objective.prepare(split, row, key(0, "sample", number)).places] = True
+        again = np.zeros(len(original), bool)
+        again[plain.prepare(split, row, key(0, "sample", number)).places] = True
+        going_on = (text & ~tokenizer.word_starts[original])[1:] & text[:-1]  # pieces that go on with a word
+        assert not (going_on & (asked[1:] != asked[:-1])).any()
+        assert asked.sum() <= noise.masked_count(len(original))
+        torn += int((going_on & (again[1:] != again[:-1])).sum())
+    assert torn, "the text has words of several pieces, which single tokens would tear"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"whole_word": True}, "did you mean 'whole_words'"), ({"whole_words": 1}, "must be a bool"), ({"density": "high"}, "must be a float")],
+)  # fmt: skip
+def test_options_are_checked(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(EtymonError, match=reason):
+        get_objective("masked", tiny.tokenizer("bert"), 24, **options)

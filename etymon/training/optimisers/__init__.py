@@ -51,7 +51,7 @@ class OptimiserChoice:
     layer_decay: float | None = None
     """Every section trains at this share of the rate of the one above it."""
     frozen: tuple[str, ...] = ()
-    matrix_share: float = 3.0
+    matrix_share: float = 1.0
     """Muon's rate for matrices as a multiple of the rate for the rest. At 1, matrices move as far as AdamW would move
     them; they bear more: at a rate of 0.002, 3 gives 256 wide layers the 0.02 that is usual in Muon's own measure."""
 
