@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "demo",
     "tokenizer",
     "prepare",
     "pretrain",
@@ -37,7 +38,6 @@ __all__ = [
     "embed",
     "convert",
     "show",
-    "demo",
     "build",
     "load",
     "save",
@@ -46,26 +46,14 @@ __all__ = [
     "__version__",
 ]
 
+VERBS = tuple(__all__[: __all__.index("build")])
+"""In the order of `etymon --help`; each is a function in a module of its own name."""
 _HOMES = {
     "build": "etymon.families.loading",
     "load": "etymon.families.loading",
     "save": "etymon.families.loading",
     "trace": "etymon.nn.trace",
-    **{
-        verb: f"etymon.verbs.{verb}"
-        for verb in (
-            "tokenizer",
-            "prepare",
-            "pretrain",
-            "generate",
-            "fill",
-            "score",
-            "embed",
-            "convert",
-            "show",
-            "demo",
-        )
-    },
+    **{verb: f"etymon.verbs.{verb}" for verb in VERBS},
 }
 
 

@@ -35,25 +35,12 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 import typer
 
+import etymon
 from etymon import __version__
 from etymon.errors import EtymonError
 
 # The registry: a verb's name, in the order of `etymon --help`, and the module that holds it.
-VERBS = {
-    name: f"etymon.verbs.{name}"
-    for name in (
-        "demo",
-        "tokenizer",
-        "prepare",
-        "pretrain",
-        "generate",
-        "fill",
-        "score",
-        "embed",
-        "convert",
-        "show",
-    )
-}
+VERBS = {name: f"etymon.verbs.{name}" for name in etymon.VERBS}
 
 
 def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERBS) -> NoReturn:

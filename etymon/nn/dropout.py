@@ -1,7 +1,7 @@
 """Dropout whose random numbers do not cost more than the layer it follows.
 
-PyTorch draws one float an element, which on a processor takes longer than most matrix products of small models. Sixteen
-random bits an element are enough: the rate is off by less than 1/65,536. All draws come from the device's generator, so
+PyTorch draws one float an element, which on a processor took longer than the linear layer before it (docs/lab-notes.md).
+Sixteen random bits an element are enough: the rate is off by less than 1/65,536. All draws come from the device's generator, so
 that a seed decides them.
 
 Legend: R rows, H heads, Q queries, T keys, K head width.
@@ -93,7 +93,7 @@ class _DroppedAttention(torch.autograd.Function):
         keep = keep_mask(weights.shape, rate)
         ctx.save_for_backward(q, k, v, weights, keep)
         ctx.scale, ctx.factor = scale, 1 / (1 - rate)
-        ctx.bias_shape = mask.shape if mask is not None and mask.requires_grad else None
+        ctx.bias_shape = mask.shape if mask is not None and ctx.needs_input_grad[3] else None
         torch.mul(weights, keep, out=scores)
         return (scores @ v).mul_(ctx.factor)
 
