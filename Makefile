@@ -6,10 +6,10 @@ EXTRAS := test,data,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench bench-encoders clean
 
 help:  ## show these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed  ## train, save, reload and try small models in a few minutes
 	$(BIN)/etymon demo
@@ -25,6 +25,9 @@ check: $(VENV)/.installed-test  ## lint, formatting, types and the direction of 
 
 bench: $(VENV)/.installed-test  ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
+	$(BIN)/python -m benchmarks.encoders
 
 clean:  ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

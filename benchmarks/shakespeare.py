@@ -2,7 +2,7 @@
 
 The plain loop follows nanoGPT's documented recipe for a CPU: 4 layers, 4 heads, width 128, windows of 64 characters, 12
 of them a step, 2,000 steps, AdamW from 1e-3 to 1e-4 by a cosine with 100 steps of warm-up, beta2 0.99, decay 0.1, clip 1,
-no dropout. Here the same architecture, split and validation (all non-overlapping windows of the last tenth), with a choice
+no dropout; after those 2,000 steps it may go on at the last rate. Here the same architecture, split and validation (all non-overlapping windows of the last tenth), with a choice
 of optimiser, rate and batch. Counted are the seconds of training until the validation loss is below 1.885; evaluation
 is not counted on either side. Every round trains both sides anew with another seed.
 """
@@ -31,6 +31,9 @@ from etymon.training.unit import TrainingUnit
 LAYERS, HEADS, WIDTH, BLOCK = 4, 4, 128, 64
 GOAL = 1.885
 ROUNDS = 5
+PLAIN_STEPS = (
+    6000  # the recipe's 2,000 end a little above the goal: it may go on at its last rate until it is there
+)
 
 
 class PlainBlock(nn.Module):
@@ -125,7 +128,8 @@ def plain(train: np.ndarray, held: np.ndarray, vocabulary: int, seed: int) -> tu
     def rate(number: int) -> float:
         if number < 100:
             return 1e-3 * (number + 1) / 100
-        return 1e-4 + 0.5 * (1 + math.cos(math.pi * (number - 100) / 1900)) * 9e-4
+        done = min((number - 100) / 1900, 1.0)
+        return 1e-4 + 0.5 * (1 + math.cos(math.pi * done)) * 9e-4
 
     def step(number: int) -> None:
         ids, targets = next(batches)
@@ -149,7 +153,7 @@ def plain(train: np.ndarray, held: np.ndarray, vocabulary: int, seed: int) -> tu
         ]
         return float(sum(parts) / count)
 
-    return until_goal(step, judge, 2000, 50)
+    return until_goal(step, judge, PLAIN_STEPS, 50)
 
 
 CHOICE = OptimiserChoice(

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from etymon.nn.trace import trace
     from etymon.verbs.convert import convert
     from etymon.verbs.demo import demo
+    from etymon.verbs.distill import distill
     from etymon.verbs.embed import embed
     from etymon.verbs.fill import fill
     from etymon.verbs.generate import generate
     from etymon.verbs.prepare import prepare
     from etymon.verbs.pretrain import pretrain
+    from etymon.verbs.probe import probe
+    from etymon.verbs.replaced import replaced
     from etymon.verbs.score import score
     from etymon.verbs.show import show
+    from etymon.verbs.sweep import sweep
     from etymon.verbs.tokenizer import tokenizer
 
 __version__ = "0.1.0"
@@ -32,10 +36,14 @@ __all__ = [
     "tokenizer",
     "prepare",
     "pretrain",
+    "sweep",
+    "distill",
     "generate",
     "fill",
+    "replaced",
     "score",
     "embed",
+    "probe",
     "convert",
     "show",
     "build",

@@ -15,6 +15,7 @@ What its module has to keep to (the module must be light: torch and the like are
 - `present(result, ...)` in the module, if there is one, prints the result. Its further parameters are the verb's
   own values of those names; one that the verb does not have becomes an option of the command line alone, e.g.
   `json: Annotated[bool, "print JSON"] = False`.
+- A result may have an `exit_code`, for a run that was stopped before its end.
 
 Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1).
 """
@@ -124,6 +125,8 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
         result = verb(**{name: value for name, value in values.items() if name in own}, **listeners)
         if present:
             present(result, **{parameter.name: values[parameter.name] for parameter in shown})
+        if code := getattr(result, "exit_code", 0):
+            sys.exit(code)
 
     command.__name__, command.__doc__ = verb.__name__, inspect.getdoc(verb)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "training": {"objectives", "checkpoints"},
     "generation": {"families"},
     "tasks": {"objectives", "generation"},
-    "evaluation": {"tasks", "generation", "training"},
+    "evaluation": {"tasks", "generation", "training", "report"},
     "verbs": {
         "data",
         "checkpoints",

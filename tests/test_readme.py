@@ -62,22 +62,15 @@ def test_commands_on_own_text(here: Path, capsys: pytest.CaptureFixture[str]) ->
     for words in commands(block("own", "sh")):
         if "--budget" in words:
             place = words.index("--budget")
-            words[place : place + 2] = [
-                "--steps",
-                "3",
-                "--vocabulary",
-                "400",
-                "--batch",
-                "4",
-                "--length",
-                "64",
-            ]
-        if words[0] == "pretrain":
+            words[place : place + 2] = "--budget 3steps --batch 4 --length 64".split()
+            if words[0] == "pretrain":
+                words += ["--vocabulary", "400"]
+        if words[0] in ("pretrain", "distill"):
             words += ["--progress", "silent"]
         run(words, capsys)
     assert (here / "v.npy").is_file()
-    for family in ("gpt2", "bert", "t5"):
-        assert (here / f"runs/{family}-pocket/model/model.safetensors").is_file()
+    for folder in ("gpt2-pocket/model", "t5-pocket/model", "electra-pocket/discriminator", "distilled-bert/model"):
+        assert (here / "runs" / folder / "model.safetensors").is_file()
 
 
 def test_python(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

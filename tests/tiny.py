@@ -22,14 +22,19 @@ NOUNS = "river mountain letter garden winter captain window morning village ques
 VERBS = "crossed remembered followed painted wanted carried opened answered".split()
 VOCABULARY = 420  # of which T5's sentinels are 100
 CASES = [("gpt2", "causal"), ("bert", "masked"), ("bert", "masked-next-sentence"), ("t5", "span-corruption")]
+ENCODER = {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 64, "positions": 64}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"dim": 32, "layers": 2, "heads": 2, "positions": 64},
-    "bert": {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 64, "positions": 64},
+    "bert": ENCODER,
+    "roberta": ENCODER,
+    "albert": {**ENCODER, "embedding_dim": 16},
+    "distilbert": ENCODER,
+    "electra": {**ENCODER, "embedding_dim": 16},
     "t5": {"dim": 32, "layers": 2, "heads": 2, "head_dim": 8, "inner_dim": 48, "feed_forward": "gated-gelu"},
 }
 DROPOUTS = {
     "gpt2": ("embedding_dropout", "attention_dropout", "residual_dropout"),
-    "bert": ("dropout", "attention_dropout"),
+    **dict.fromkeys(("bert", "roberta", "albert", "distilbert", "electra"), ("dropout", "attention_dropout")),
     "t5": ("dropout",),
 }
 
@@ -46,6 +51,11 @@ def texts(count: int = 60, seed: int = 0) -> list[str]:
 
 def shape(family: str, dropout: float = 0.0) -> dict[str, Any]:
     return {**SHAPES[family], **dict.fromkeys(DROPOUTS[family], dropout)}
+
+
+def generator_shape(family: str) -> dict[str, Any]:
+    """What makes a generator tiny as well."""
+    return {"layers": 1} if family == "roberta" else {"dim": 8, "heads": 2, "inner_dim": 16, "layers": 1}
 
 
 @cache

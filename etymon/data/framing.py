@@ -101,7 +101,17 @@ BERT = Framing(
     (0, 0, 0),
     (0, 0, 0, 1, 1),
 )
+# The doubled separator tells the texts apart: there are no segments.
+ROBERTA = Framing(
+    "roberta",
+    ("class", 0, "separator"),
+    ("class", 0, "separator", "separator", 1, "separator"),
+    (0, 0, 0),
+    (0, 0, 0, 0, 0, 0),
+)
+# BERT's tokens without its segments.
+DISTILBERT = replace(BERT, name="distilbert", pair_segments=(0, 0, 0, 0, 0))
 # T5 knows no pairs: its tasks write both texts into one, so two sequences are simply joined.
 T5 = Framing("t5", (0, "end"), (0, 1, "end"), (0, 0), (0, 0, 0))
 
-FRAMINGS = {framing.name: framing for framing in (PLAIN, BERT, T5)}
+FRAMINGS = {framing.name: framing for framing in (PLAIN, BERT, ROBERTA, DISTILBERT, T5)}

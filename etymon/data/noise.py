@@ -1,6 +1,6 @@
 """The noise algebra: a noise mask, what the input shows of it, and what the target asks for.
 
-Masked language modelling, whole-word masking, span corruption and dropping are combinations of these
+Masked language modelling, by tokens, words or n-grams, span corruption and dropping are combinations of these
 small pure functions (after the preprocessors of T5). Each takes its randomness as an explicit generator,
 and each is invertible: input and target together still hold the original text.
 """
@@ -36,27 +36,58 @@ def masked_count(length: int, density: float = 0.15, maximum: int | None = None)
     return count if maximum is None else min(count, maximum)
 
 
-def whole_word_mask(
-    word_starts: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Whole words in random order, each taken if it still fits, until `budget` positions are noise.
+def chance_count(length: int, density: float, rng: np.random.Generator) -> int:
+    """How many of `length` tokens RoBERTa hides: the share, rounded up or down by chance so that the mean is exact."""
+    return int(density * length + rng.random())
 
-    `word_starts` marks the positions that begin a word; a word ends where the next begins or where a
-    position is no candidate.
+
+def words_mask(
+    word_starts: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator, longest: int = 1
+) -> np.ndarray:
+    """Whole words, up to `longest` side by side, from random places on, until `budget` positions are noise.
+
+    `word_starts` marks the positions that begin a word; a word ends where the next begins or where a position is no
+    candidate. As in ALBERT's pipeline: from every word on, in random order, n words with a probability proportional
+    to 1/n (of those n that the text still has); fewer if they would exceed the budget, none if they would exceed it
+    all the same or overlap with earlier ones.
     """
-    after_gap = candidates & ~np.concatenate(([False], candidates[:-1]))
-    words = np.cumsum(word_starts | after_gap)[candidates]  # the word that each candidate belongs to
-    places = np.flatnonzero(candidates)
-    starts = np.flatnonzero(np.diff(words, prepend=-1))
-    stops = np.append(starts[1:], len(words))
+    starts = np.flatnonzero(candidates & (word_starts | ~np.concatenate(([False], candidates[:-1]))))
+    ends = np.flatnonzero(candidates & ~np.concatenate((candidates[1:] & ~word_starts[1:], [False]))) + 1
+    first, stop = starts.tolist(), ends.tolist()
+    chances = np.cumsum(1 / np.arange(1, longest + 1))
+    fitting = chances[np.minimum(longest, len(starts) - np.arange(len(starts))) - 1]
+    furthest = np.searchsorted(chances, rng.random(len(starts)) * fitting, side="right") + np.arange(
+        len(starts)
+    )
     mask = np.zeros(len(candidates), bool)
-    for word in rng.permutation(len(starts)):
+    for word in rng.permutation(len(starts)).tolist():
         if budget <= 0:
             break
-        if stops[word] - starts[word] <= budget:
-            mask[places[starts[word] : stops[word]]] = True
-            budget -= int(stops[word] - starts[word])
+        for last in range(int(furthest[word]), word - 1, -1):
+            taken = sum(stop[each] - first[each] for each in range(word, last + 1))
+            if taken <= budget:
+                if not mask[first[word] : stop[last]].any():
+                    for each in range(word, last + 1):
+                        mask[first[each] : stop[each]] = True
+                    budget -= taken
+                break
     return mask
+
+
+def weighted_mask(weights: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` positions drawn without replacement by their weights; those of weight 0 never."""
+    places = np.flatnonzero(weights)
+    # Whichever of several clocks rings next is chosen by the rates: the first `count` rings are the sample.
+    rings = rng.standard_exponential(len(places)) / weights[places]
+    mask = np.zeros(len(weights), bool)
+    mask[places[np.argsort(rings)[:count]]] = True
+    return mask
+
+
+def repeated_places(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` of the candidate positions drawn with replacement, in order: some may come twice."""
+    places = np.flatnonzero(candidates)
+    return np.sort(rng.choice(places, count if len(places) else 0))
 
 
 def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
@@ -68,13 +99,20 @@ def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, in
     return noise, spans
 
 
-def random_spans_mask(length: int, density: float, mean_span: float, rng: np.random.Generator) -> np.ndarray:
-    """T5's noise: spans of random lengths between kept runs of random lengths, beginning with a kept run."""
+def random_spans_mask(
+    length: int, density: float, mean_span: float, rng: np.random.Generator, roll: bool = False
+) -> np.ndarray:
+    """T5's noise: spans of random lengths between kept runs of random lengths, beginning with a kept run.
+
+    With one span that would always be the end of the text: `roll` turns the mask by a random amount, which may put a
+    part of a span at the other end.
+    """
     noise, spans = noise_counts(length, density, mean_span)
     runs = np.empty(2 * spans, np.int64)
     runs[0::2] = _composition(length - noise, spans, rng)
     runs[1::2] = _composition(noise, spans, rng)
-    return np.repeat(np.arange(2 * spans) % 2 == 1, runs)
+    mask = np.repeat(np.arange(2 * spans) % 2 == 1, runs)
+    return np.roll(mask, rng.integers(length)) if roll else mask
 
 
 def _composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
@@ -88,24 +126,23 @@ def _composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray
 
 def mask_eighty_ten_ten(
     ids: np.ndarray,
-    mask: np.ndarray,
+    places: np.ndarray,
     mask_id: int,
     vocabulary: tuple[int, int],
     rng: np.random.Generator,
     shares: tuple[float, float] = (0.8, 0.1),
 ) -> np.ndarray:
-    """At noise positions: 80% the mask token, 10% the token itself, 10% any id of range(*vocabulary).
+    """At the noise places: 80% the mask token, 10% the token itself, 10% any id of range(*vocabulary).
 
-    `shares` are those of the mask token and of the token itself; the rest is random.
+    `shares` are those of the mask token and of the token itself; the rest is random. A place that comes twice is
+    drawn twice, and masked if either draw says so.
     """
     shown = ids.copy()
-    places = np.flatnonzero(mask)
     draw = rng.random(len(places))
     random_ids = rng.integers(*vocabulary, len(places))
-    hidden = draw < shares[0]
     replaced = draw >= shares[0] + shares[1]
-    shown[places[hidden]] = mask_id
     shown[places[replaced]] = random_ids[replaced]
+    shown[places[draw < shares[0]]] = mask_id
     return shown
 
 

@@ -42,7 +42,7 @@ def stream_windows(split: Split, length: int, seed: int, epoch: int, shuffle: bo
     _require_length(length)
     starts = np.arange(-1, split.stream_length - 1, length, dtype=np.int64)
     table = np.column_stack((starts, np.minimum(starts + length + 1, split.stream_length)))
-    return _shuffled(table, seed, "stream windows", epoch) if shuffle else table
+    return shuffled(table, seed, "stream windows", epoch) if shuffle else table
 
 
 def chunks(
@@ -61,7 +61,7 @@ def chunks(
     starts = np.arange(phase - length if phase else 0, total, length, dtype=np.int64)
     table = np.column_stack((np.maximum(starts, 0), np.minimum(starts + length, total)))
     table = table[table[:, 1] - table[:, 0] > 1]
-    return _shuffled(table, seed, "chunks", epoch) if shuffle else table
+    return shuffled(table, seed, "chunks", epoch) if shuffle else table
 
 
 def sentence_pairs(
@@ -83,34 +83,61 @@ def sentence_pairs(
 
     With a single document there is no other: then every pair is a true continuation (and the log says so).
     """
-    room = max_length - overhead
-    if room < 2:
-        raise EtymonError(f"sentence pairs need room for two tokens: use a length of at least {overhead + 2}")
     if len(split) == 1:
         logger.warning("the text is one document: no random second sentence exists, every pair is a true one")
-    pairs = _Pairs(split, room, short_probability)
-    rows = [
-        row
-        for document in range(len(split))
-        for row in pairs.of(document, key(seed, "pairs", epoch, document))
-    ]
-    table = np.array(rows, np.int64).reshape(-1, 5)
-    return _shuffled(table, seed, "pair order", epoch) if shuffle else table
+    pairs = _Pairs(split, max_length, overhead, short_probability, true=len(split) == 1)
+    table = pairs.table(seed, epoch)
+    return shuffled(table, seed, "pair order", epoch) if shuffle else table
+
+
+def ordered_pairs(
+    split: Split,
+    max_length: int,
+    seed: int,
+    epoch: int,
+    short_probability: float = 0.1,
+    overhead: int = 3,
+    shuffle: bool = True,
+) -> np.ndarray:
+    """ALBERT's sentence-order samples: rows (a_start, a_stop, b_start, b_stop, is_swapped), spans of `tokens`.
+
+    Gathered and cut like `sentence_pairs`, but A and B are always consecutive, and half of the time they change places.
+    A single sentence, for which ALBERT's pipeline takes B from another document and says that it was swapped, gets
+    the next one for its B, or is divided if it is the document's last: a strange topic would give the answer away.
+    """
+    table = _Pairs(split, max_length, overhead, short_probability, true=True).table(seed, epoch)
+    swapped = key(seed, "pair swaps", epoch).random(len(table)) < 0.5
+    table[swapped] = table[swapped][:, [2, 3, 0, 1, 4]]
+    table[:, 4] = swapped
+    return shuffled(table, seed, "pair order", epoch) if shuffle else table
 
 
 class _Pairs:
-    """The pairs of one document at a time, each document with its own generator."""
+    """The pairs of one document at a time, each document with its own generator; `true` ones only, or random ones too."""
 
-    def __init__(self, split: Split, room: int, short_probability: float) -> None:
+    def __init__(
+        self, split: Split, max_length: int, overhead: int, short_probability: float, true: bool
+    ) -> None:
+        self.room, self.short_probability, self.true = max_length - overhead, short_probability, true
+        if self.room < 2:
+            raise EtymonError(
+                f"sentence pairs need room for two tokens: use a length of at least {overhead + 2}"
+            )
         # Sentences lie end to end, so sentences i to j are the one span [bounds[i], bounds[j + 1]).
         self.bounds: list[int] = [*split.sentences.tolist(), len(split.tokens)]
         self.first: list[int] = split.first_sentences.tolist()
-        self.room, self.short_probability = room, short_probability
+
+    def table(self, seed: int, epoch: int) -> np.ndarray:
+        rows = [
+            row
+            for document in range(len(self.first) - 1)
+            for row in self.of(document, key(seed, "pairs", epoch, document))
+        ]
+        return np.array(rows, np.int64).reshape(-1, 5)
 
     def of(self, document: int, rng: np.random.Generator) -> Iterator[tuple[int, int, int, int, bool]]:
-        bounds, room = self.bounds, self.room
-        alone = len(self.first) == 2
-        uniform = _uniforms(rng)
+        bounds, room, alone = self.bounds, self.room, self.true
+        uniform = uniforms(rng)
         target = room
         if next(uniform) < self.short_probability:
             target = 2 + int(next(uniform) * (room - 1))
@@ -172,7 +199,7 @@ class _Pairs:
         )
 
 
-def _uniforms(rng: np.random.Generator) -> Iterator[float]:
+def uniforms(rng: np.random.Generator) -> Iterator[float]:
     """Uniform numbers drawn in blocks: one call of numpy for many samples."""
     size = 16
     while True:
@@ -180,7 +207,8 @@ def _uniforms(rng: np.random.Generator) -> Iterator[float]:
         size = min(2 * size, 1024)
 
 
-def _shuffled(table: np.ndarray, seed: int, what: str, epoch: int) -> np.ndarray:
+def shuffled(table: np.ndarray, seed: int, what: str, epoch: int) -> np.ndarray:
+    """The rows of a plan in the epoch's order; `what` keeps the orders of different plans apart."""
     return table[key(seed, what, epoch).permutation(len(table))]
 
 

@@ -75,10 +75,12 @@ class PreparedText:
     """A token store that `etymon prepare` made: there is no text in it, only tokens."""
 
     folder: Path
+    text: str = ""
+    """What it was made of, if one run makes it for another: that one's settings are then those it was made with."""
 
     @property
     def description(self) -> str:
-        return f"the prepared text in {self.folder}"
+        return self.text or f"the prepared text in {self.folder}"
 
     def documents(self) -> Iterable[Document]:
         raise TypeError("a prepared text holds tokens, not documents")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -70,6 +70,15 @@ class Split:
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS
         )
 
+    @staticmethod
+    def of(tokens: Sequence[int], documents: Sequence[int], sentences: Sequence[int]) -> Split:
+        """A split that lies nowhere on the disk, from ids and the offsets of its documents (all but the end) and sentences."""
+        split = object.__new__(Split)
+        split.tokens, split.sentences = np.asarray(tokens, np.uint32), np.asarray(sentences, np.int64)
+        split.documents = np.append(np.asarray(documents, np.int64), len(tokens))
+        split.bytes = split.words = np.zeros(len(documents), np.int64)
+        return split
+
     def __len__(self) -> int:
         """The number of documents."""
         return len(self.documents) - 1
@@ -88,6 +97,16 @@ class Split:
         first, last = self.first_sentences[index : index + 2]
         bounds = [*self.sentences[first:last].tolist(), int(self.documents[index + 1])]
         return list(pairwise(bounds))
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """How often every id occurs, up to the largest that does."""
+        counts = np.zeros(0, np.int64)
+        for start in range(0, len(self.tokens), 1 << 24):
+            block = np.bincount(self.tokens[start : start + (1 << 24)], minlength=len(counts))
+            block[: len(counts)] += counts
+            counts = block
+        return counts
 
     @property
     def stream_length(self) -> int:

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from etymon.data import word_cache
-from etymon.data.framing import BERT, PLAIN, T5, Framing
+from etymon.data.framing import BERT, PLAIN, ROBERTA, T5, Framing
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
@@ -164,7 +164,7 @@ class Tokenizer:
 
     def _usual_framing(self) -> Framing:
         if "class" in self.roles and "separator" in self.roles:
-            return BERT
+            return ROBERTA if self.roles["class"] == "<s>" else BERT
         return T5 if self.kind == "unigram" and "end" in self.roles else PLAIN
 
     @cached_property

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, models, processors
+from tokenizers import AddedToken, models, normalizers, processors
 
 from etymon.data.framing import T5, Framing
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
@@ -32,6 +32,7 @@ USUAL_TOKENS = {
     "separator": ("[SEP]", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
+ROBERTA_TOKENS = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
 PUBLISHED_SENTINELS = 100  # T5's sentencepiece file does not hold them; its tokenizer classes add them
 
 
@@ -63,6 +64,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, Any]:
     """What tokenizer_config.json says, so that Transformers builds the same tokenizer."""
     config = dict(carried) or _class_config(tokenizer)
+    segments = ["token_type_ids"] if any(tokenizer.framing.pair_segments) else []
+    config.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
     config.update(
         {key: tokenizer.roles.get(role) for role, key in ROLE_KEYS.items() if role in tokenizer.roles}
     )
@@ -71,11 +74,13 @@ def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, An
 
 def _class_config(tokenizer: Tokenizer) -> dict[str, Any]:
     # Transformers 5 rebuilds the pipeline of a named class from the vocabulary and forgets tokenizer.json's.
-    # BERT and GPT-2 come out the same; T5 would lose its normaliser, so unigrams ask for the generic class.
+    # BERT, GPT-2 and RoBERTa come out the same; T5 would lose its normaliser, so unigrams ask for the generic class.
     config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
     normalizer = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
     if tokenizer.kind == "byte-bpe" and set(tokenizer.roles) <= {"pad", "unknown", "begin", "end"}:
         config |= {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False}
+    elif tokenizer.kind == "byte-bpe" and set(tokenizer.roles.values()) == ROBERTA_TOKENS:
+        config |= {"tokenizer_class": "RobertaTokenizerFast", "add_prefix_space": False}
     elif (
         tokenizer.kind == "wordpiece"
         and normalizer.get("type") == "BertNormalizer"
@@ -143,8 +148,9 @@ def _from_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenize
         raise EtymonError(f"{folder}: vocab.json and merges.txt do not fit together: {error}") from error
     backend = byte_bpe_backend(model, prefix_space=bool(config.get("add_prefix_space", False)))
     vocabulary = backend.get_vocab()
-    usual = [token for names in USUAL_TOKENS.values() for token in names if token in vocabulary]
-    backend.add_special_tokens(list(dict.fromkeys(usual)))
+    usual = dict.fromkeys(token for names in USUAL_TOKENS.values() for token in names if token in vocabulary)
+    # RoBERTa's mask stands for the space before it as well.
+    backend.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", special=True) for token in usual])
     return backend
 
 
@@ -169,12 +175,19 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
         raise EtymonError(f"{path} is not a sentencepiece model") from error
     if trainer.get(3, 1) != 1:
         raise EtymonError(f"{path} is not a unigram model; convert it to tokenizer.json with Transformers")
+    # ALBERT lowers its text and strips accents before the model sees it.
+    albert = any(piece == "[CLS]" for piece, _ in pieces)
     backend = metaspace_backend(
         models.Unigram(pieces, unknown, bool(trainer.get(35, 0))),
         characters=normalizer.get(2) or None,
+        lowercase=albert and bool(config.get("do_lower_case", True)),
+        strip_accents=albert and not config.get("keep_accents", False),
         prefix_space=bool(normalizer.get(3, 1)),
         collapse=bool(normalizer.get(4, 1)),
     )
+    if albert:
+        quotes = [normalizers.Replace(mark, '"') for mark in ("``", "''")]
+        backend.normalizer = normalizers.Sequence([*quotes, backend.normalizer])
     named = list(zip(kinds, pieces, strict=True))
     backend.add_special_tokens([piece for kind, (piece, _) in named if kind in (2, 3)])
     backend.add_tokens([AddedToken(piece, normalized=False) for kind, (piece, _) in named if kind == 4])
@@ -224,12 +237,13 @@ def _roles(backend: tokenizers.Tokenizer, declared: Mapping[str, Any]) -> dict[s
         token = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(token, str) and backend.token_to_id(token) is not None:
             roles[role] = token
-    if roles:
-        return roles
-    found = ((role, name) for role, names in USUAL_TOKENS.items() for name in names)
-    for role, name in found:
-        if role not in roles and backend.token_to_id(name) is not None:
-            roles[role] = name
+    if not roles:
+        found = ((role, name) for role, names in USUAL_TOKENS.items() for name in names)
+        for role, name in found:
+            if role not in roles and backend.token_to_id(name) is not None:
+                roles[role] = name
+    if "class" not in roles and {"begin", "end", "mask"} <= set(roles):  # RoBERTa and BART do with those
+        roles |= {"class": roles["begin"], "separator": roles["end"]}
     return roles
 
 

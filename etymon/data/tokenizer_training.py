@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from etymon.data.cutting import pieces
 from etymon.data.framing import Framing
@@ -45,6 +45,7 @@ class _Plan:
     room: int
     leading: list[str]
     unknown: str
+    mask: str
     min_frequency: int
     settings: dict[str, Any]
 
@@ -65,9 +66,10 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn at most `size` tokens, special tokens and sentinels included, from `texts`.
 
-    `specials` maps roles to tokens; they get the first ids in the given order (byte-level BPE and bytes: the
-    last, as in GPT-2). Sentinels are the very last ids, <extra_id_0> the highest. A small corpus may not hold
-    `size` different pieces: the result is then smaller, and its `.size` says so. `normalise` is "nfc", "nfkc" or
+    `specials` maps roles to tokens; they get the first ids in the given order. Bytes and byte-level BPE give them the
+    last, as in GPT-2; but where BPE has a mask, only that is last, as in RoBERTa. Sentinels are the very last ids,
+    <extra_id_0> the highest. A small corpus may not hold `size` different pieces: the result is then smaller, and its
+    `.size` says so. `normalise` is "nfc", "nfkc" or
     "none" (default: NFKC for unigram and bpe, as in sentencepiece, else none). `progress` is called with the
     number of UTF-8 bytes read so far. Bytes learn nothing, so `texts` is then not read.
     """
@@ -90,11 +92,14 @@ def train_tokenizer(
         size - sentinels - len(leading),
         leading,
         specials.get("unknown", ""),
+        specials.get("mask", ""),
         min_frequency,
         {"lowercase": lowercase, "strip_accents": strip_accents, "normalise": form},
     )
     backend = TRAINERS[kind](_counted(texts, progress), plan)
-    backend.add_special_tokens(leading)
+    # In byte-level BPE a space belongs to the token behind it, and so to the mask.
+    spaced = plan.mask if kind == "byte-bpe" else None
+    backend.add_special_tokens([AddedToken(token, lstrip=token == spaced, special=True) for token in leading])
     add_sentinels(backend, sentinels)
     tokenizer = Tokenizer(backend, specials, framing=framing)
     processor = post_processor(tokenizer.framing, tokenizer)
@@ -140,9 +145,11 @@ def _train_byte(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
 def _train_byte_bpe(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
     _require(plan.room >= 256, plan.room, 256, "the 256 bytes")
     learner = cutting_long_runs(byte_bpe_backend(models.BPE()), LONGEST_RUN)
+    first = [token for token in plan.leading if token != plan.mask] if plan.mask else []
     trainer = trainers.BpeTrainer(
-        vocab_size=plan.room,
+        vocab_size=len(first) + plan.room,
         min_frequency=plan.min_frequency,
+        special_tokens=first,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

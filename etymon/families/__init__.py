@@ -11,7 +11,15 @@ from etymon.errors import EtymonError
 if TYPE_CHECKING:
     from etymon.families.family import Family
 
-REGISTRY = {"gpt2": "etymon.families.gpt2", "bert": "etymon.families.bert", "t5": "etymon.families.t5"}
+REGISTRY = {
+    "gpt2": "etymon.families.gpt2",
+    "bert": "etymon.families.bert",
+    "t5": "etymon.families.t5",
+    "roberta": "etymon.families.roberta",
+    "albert": "etymon.families.albert",
+    "distilbert": "etymon.families.distilbert",
+    "electra": "etymon.families.electra",
+}
 """Family name -> module with a `FAMILY`."""
 
 

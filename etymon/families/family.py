@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -12,6 +12,9 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.data.framing import Framing
 from etymon.nn.initialise import Filler
+
+if TYPE_CHECKING:
+    from etymon.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Recipe:
     """Instead of the share, where the number itself was published and carries over to runs of any length."""
     final: float = 0.0
     """Learning rate at the end, as a share of the peak."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the family's own objective, where they differ from that objective's usual ones."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,15 @@ class Family:
     decoder_start: str | None = None
     """The role of the token that a decoder's input begins with, for encoder-decoders."""
     size_recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
+    """For replaced-token detection: family and shape of a generator that can share this shape's embeddings."""
+
+    def fitted(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions begin."""
+        pad = tokenizer.id("pad")
+        return (
+            {"pad": pad} if pad is not None and any(one.name == "pad" for one in fields(self.shape)) else {}
+        )
 
     def recipe_for(self, size: str) -> Recipe:
         return self.size_recipes.get(size, self.recipe)

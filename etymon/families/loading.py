@@ -30,6 +30,8 @@ OWN_TYPE = "etymon-"
 """Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
 BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
 """The last maps of a layer's parts, into which a residual scale can be multiplied."""
+MEMBERS = ("model", "discriminator")
+"""Where a run keeps the model that it trained."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 
 
@@ -128,9 +130,9 @@ def save(
     config = {
         "architectures": [architecture.name] if foreign else [],
         "model_type": family.model_type if foreign else OWN_TYPE + family.model_type,
-        **family.settings.write(shape),
         **model.carried,
         **tokens,
+        **family.settings.write(shape),  # last: the shape knows best what its weights mean
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
     if model.asked & {"classification", "tagging"}:
@@ -149,11 +151,20 @@ def save(
     )
 
 
+def read_shape(name: str | Path) -> tuple[Family, Any]:
+    """Family and shape of the model behind a path, a run's folder or a hub id, without its weights."""
+    folder = model_folder(name)
+    config = read_config(folder)
+    family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
+    where = str(folder / "config.json")
+    return family, strict(family.shape, family.settings.read(config, where, ())[0], where)
+
+
 def model_folder(name: str | Path, *, revision: str | None = None) -> Path:
     """The model's folder behind a path, a run's folder or a hub id."""
     folder = resolve(str(name), revision=revision)
-    inner = folder / "model"
-    return inner if not (folder / "config.json").is_file() and (inner / "config.json").is_file() else folder
+    places = (folder, *(folder / member for member in MEMBERS))
+    return next((place for place in places if (place / "config.json").is_file()), folder)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
@@ -272,7 +283,12 @@ def _card(
     model: Model, shape: Mapping[str, Any], architecture: str | None, history: Sequence[Mapping[str, Any]]
 ) -> str:
     last = dict(history[-1]) if history else {}
-    tokenizer = model.tokenizer
+    tokenizer: dict[str, Any] = {}
+    if model.tokenizer is not None:
+        tokenizer = {"kind": model.tokenizer.kind, "size": model.tokenizer.size}
+        growths = ((entry["grown"], entry["data"]) for entry in history if "grown" in entry)
+        told = [f"from {grown['from']:,} to {grown['to']:,} tokens on {data}" for grown, data in growths]
+        tokenizer |= {"grown": ", then ".join(told)} if told else {}
     return model_card(
         title=f"{model.family.title} by etymon",
         family=model.family.name,
@@ -282,7 +298,7 @@ def _card(
         data=str(last.get("data", "")),
         training=last.get("training", {}),
         metrics=last.get("metrics", {}),
-        tokenizer={} if tokenizer is None else {"kind": tokenizer.kind, "size": tokenizer.size},
+        tokenizer=tokenizer,
         usage='import etymon\n\nmodel = etymon.load("path/to/this/folder")',
         transformers_class=architecture,
     )

@@ -191,7 +191,8 @@ def _unfit(model: Model, tokenizer: Tokenizer) -> Tensor:
 def _candidate(tokenizer: Tokenizer, one: Blanked, number: int, id_: int, probability: float) -> Candidate:
     word = _word(tokenizer, id_)
     words = [word if blank == number else None for blank in range(len(one.spans))]
-    return Candidate(tokenizer.tokens[id_] if word[1] else word[0], probability, one.with_words(words))
+    shown = tokenizer.tokens[id_] if tokenizer.kind == "wordpiece" else word[0]
+    return Candidate(shown, probability, one.with_words(words))
 
 
 def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
@@ -202,7 +203,7 @@ def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
     text = tokenizer.decode([id_]).strip()
     if tokenizer.kind == "wordpiece":
         text = text.removeprefix("##")
-    return text, tokenizer.kind in ("wordpiece", "unigram") and not tokenizer.word_starts[id_]
+    return text, tokenizer.kind in ("wordpiece", "unigram", "byte-bpe") and not tokenizer.word_starts[id_]
 
 
 # --- encoder-decoders with sentinels

@@ -67,6 +67,7 @@ class Block(nn.Module):
     `norm_first` puts the norms before the parts (GPT-2, T5), otherwise they follow the sum (2017, BERT, GPT-1).
     `residual_scale` multiplies what a part adds: x + scale * part(x). Since a norm takes out any common factor, norms
     after the sum with a scale of 1 / alpha are DeepNorm's, which multiplies the other side by alpha.
+    `dropout` falls on what a part adds; on what the feed-forward part adds, `feed_forward_dropout` where it is told.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Block(nn.Module):
         norm_first: bool,
         cross: Attention | None = None,
         dropout: float = 0.0,
+        feed_forward_dropout: float | None = None,
         residual_scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -90,20 +92,23 @@ class Block(nn.Module):
         self.feed_forward = feed_forward
         self.feed_forward_norm = norms[-1]
         self.dropout = Dropout(dropout)
+        self.feed_forward_dropout = Dropout(dropout if feed_forward_dropout is None else feed_forward_dropout)
 
     def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
         if self.norm_first:
-            x_ND = self._sum(x_ND, self.attention(self.attention_norm(x_ND), sight))
+            x_ND = self._sum(x_ND, self.dropout(self.attention(self.attention_norm(x_ND), sight)))
             if self.cross is not None and self.cross_norm is not None:
-                x_ND = self._sum(x_ND, self.cross.across(self.cross_norm(x_ND), sight))
-            return self._sum(x_ND, self.feed_forward(self.feed_forward_norm(x_ND)))
-        x_ND = self.attention_norm(self._sum(x_ND, self.attention(x_ND, sight)))
+                x_ND = self._sum(x_ND, self.dropout(self.cross.across(self.cross_norm(x_ND), sight)))
+            added_ND = self.feed_forward(self.feed_forward_norm(x_ND))
+            return self._sum(x_ND, self.feed_forward_dropout(added_ND))
+        x_ND = self.attention_norm(self._sum(x_ND, self.dropout(self.attention(x_ND, sight))))
         if self.cross is not None and self.cross_norm is not None:
-            x_ND = self.cross_norm(self._sum(x_ND, self.cross.across(x_ND, sight)))
-        return self.feed_forward_norm(self._sum(x_ND, self.feed_forward(x_ND)))
+            x_ND = self.cross_norm(self._sum(x_ND, self.dropout(self.cross.across(x_ND, sight))))
+        added_ND = self.feed_forward(x_ND)
+        return self.feed_forward_norm(self._sum(x_ND, self.feed_forward_dropout(added_ND)))
 
     def _sum(self, x_ND: Tensor, added_ND: Tensor) -> Tensor:
-        return torch.add(x_ND, self.dropout(added_ND), alpha=self.residual_scale)
+        return torch.add(x_ND, added_ND, alpha=self.residual_scale)
 
 
 class Stack(nn.Module):

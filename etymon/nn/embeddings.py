@@ -16,7 +16,8 @@ from etymon.nn.linear import Embedding
 class Embeddings(nn.Module):
     """Word vectors, plus whatever a family adds: positions, segments, a norm, a projection, dropout.
 
-    `position_offset` is where counting starts in the table (RoBERTa and BART: 2).
+    `position_offset` is where counting starts in the table (RoBERTa and BART: 2). With `count_hidden` off, tokens that
+    nobody may see have no position: they all stand on the row before the first (RoBERTa).
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Embeddings(nn.Module):
         *,
         positions: Embedding | None = None,
         position_offset: int = 0,
+        count_hidden: bool = True,
         segments: Embedding | None = None,
         norm: nn.Module | None = None,
         projection: nn.Module | None = None,
@@ -35,6 +37,7 @@ class Embeddings(nn.Module):
         self.words = words
         self.positions = positions
         self.position_offset = position_offset
+        self.count_hidden = count_hidden
         self.segments = segments
         self.norm = norm
         self.projection = projection
@@ -61,8 +64,19 @@ class Embeddings(nn.Module):
                     f"the text has {batch.last_position + 1} tokens, but the model has {room} positions: "
                     "shorten it, or cut it into pieces"
                 )
-            x_ND = x_ND + self.positions(batch.positions + self.position_offset)
+            positions = batch.positions if self.count_hidden else _visible_positions(batch)
+            x_ND = x_ND + self.positions(positions + self.position_offset)
         if self.norm is not None:
             x_ND = self.norm(x_ND)
         x_ND = self.dropout(x_ND)
         return x_ND if self.projection is None else self.projection(x_ND)
+
+
+def _visible_positions(batch: Batch) -> Tensor:
+    """The place of every token among those of its row that are seen, and -1 for the others."""
+    if batch.hidden_keys is None or not batch.counted:
+        return batch.positions
+    seen_N = (~batch.hidden_keys).long()
+    through_N = seen_N.cumsum(0)
+    before_R = (through_N - seen_N)[batch.layout.first]
+    return (through_N - before_R[batch.layout.row]) * seen_N - 1

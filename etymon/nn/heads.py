@@ -38,7 +38,10 @@ class Pooler(nn.Module):
 
 
 class DeepProjection(nn.Module):
-    """Dropout, dense, activation, dropout, linear: the classification head of RoBERTa, ELECTRA, BART and T5."""
+    """Dropout, dense, activation, dropout, linear: the classification head of RoBERTa, ELECTRA, BART and T5.
+
+    DistilBERT's has no dropout before the dense map (`drop_input`).
+    """
 
     def __init__(
         self,
@@ -47,12 +50,24 @@ class DeepProjection(nn.Module):
         *,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.tanh,
+        drop_input: bool = True,
     ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
+        self.input_dropout = Dropout(dropout if drop_input else 0.0)
         self.dense = Linear(dim, dim)
         self.linear = Linear(dim, outputs)
         self.activation = activation
 
     def forward(self, x_nD: Tensor) -> Tensor:
-        return self.linear(self.dropout(self.activation(self.dense(self.dropout(x_nD)))))
+        return self.linear(self.dropout(self.activation(self.dense(self.input_dropout(x_nD)))))
+
+
+class TokenScore(DeepProjection):
+    """Dense, activation and one score a token, `[n]`: above 0 it looks like a replaced one (ELECTRA's discriminator)."""
+
+    def __init__(self, dim: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(dim, 1, activation=activation)
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        return super().forward(x_nD).squeeze(-1)

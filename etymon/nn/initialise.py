@@ -27,6 +27,16 @@ def truncated_normal(deviation: float) -> Filler:
     )
 
 
+def with_zero_row(filler: Filler, row: int) -> Filler:
+    """The same, and then one row of nothing: a padding token's."""
+
+    def fill(tensor: Tensor, generator: torch.Generator) -> None:
+        filler(tensor, generator)
+        tensor[row].zero_()
+
+    return fill
+
+
 def constant(value: float) -> Filler:
     return lambda tensor, generator: tensor.fill_(value)
 

@@ -34,11 +34,12 @@ class Trace(dict[str, StackTrace]):
 
 
 @contextmanager
-def trace(model: nn.Module) -> Iterator[Trace]:
+def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
     """Records hidden states and attention weights of the calls made inside the `with` block.
 
-    Attention then runs its eager formula, proven equal to the fast one. Nothing is detached: gradients flow
-    through what is seen unless the caller turned them off.
+    Attention then runs its eager formula, proven equal to the fast one; with `attention=False` only hidden states are
+    kept, and it stays on the fast path. Nothing is detached: gradients flow through what is seen unless the caller
+    turned them off.
     """
     seen = Trace()
     stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, Stack)]
@@ -49,7 +50,7 @@ def trace(model: nn.Module) -> Iterator[Trace]:
         )
         stack.seen = record.hidden
         watched.append(stack)
-        for layer in stack.layers:
+        for layer in stack.layers if attention else ():
             for part, weights in _attentions(layer, record):
                 part.seen = weights
                 watched.append(part)

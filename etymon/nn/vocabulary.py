@@ -24,26 +24,29 @@ def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
         yield slice(start, min(rows, start + step))
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy of `x W^T + b`. The gradient is formed beside the loss, while a chunk's softmax
-    is at hand, so that nothing of size `[n, V]` is kept and no product is computed twice."""
+Look = Callable[[Tensor, slice], None]
+"""Is shown a chunk's distributions `[C, V]`, while they are at hand."""
+Score = Callable[[Tensor, slice, bool], tuple[Tensor, Tensor | None]]
+"""A chunk's logits (to be overwritten) to their summed loss and, if asked for, its gradient by the logits."""
+
+
+class _LinearLoss(torch.autograd.Function):
+    """The summed loss of the logits `x W^T + b`. The gradient is formed beside the loss, while a chunk's logits
+    are at hand, so that nothing of size `[n, V]` is kept and no product is computed twice."""
 
     @staticmethod
-    def forward(ctx, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_n: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: Score) -> Tensor:  # type: ignore[no-untyped-def]
         want_x, want_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         total = x_nD.new_zeros((), dtype=torch.promote_types(x_nD.dtype, torch.float32))
         gradient_x = torch.empty_like(x_nD) if want_x else None
         gradient_weight = torch.zeros_like(weight_VD) if want_weight else None
         gradient_bias = torch.zeros_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None
         for part in chunks(len(x_nD), len(weight_VD)):
-            x_CD, targets_C1 = x_nD[part], targets_n[part, None]
-            logits_CV = F.linear(x_CD, weight_VD, bias_V)
-            normaliser_C1 = logits_CV.logsumexp(-1, keepdim=True)
-            total += (normaliser_C1 - logits_CV.gather(1, targets_C1)).sum()
-            if gradient_x is None and gradient_weight is None and gradient_bias is None:
+            x_CD = x_nD[part]
+            loss, error_CV = score(F.linear(x_CD, weight_VD, bias_V), part, any(ctx.needs_input_grad))
+            total += loss
+            if error_CV is None:
                 continue
-            error_CV = logits_CV.sub_(normaliser_C1).exp_()  # the softmax, in place
-            error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, -1.0))
             if gradient_x is not None:
                 torch.mm(error_CV, weight_VD, out=gradient_x[part])
             if gradient_weight is not None:
@@ -63,16 +66,69 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*scaled, None)
 
 
-def linear_cross_entropy(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_n: Tensor) -> Tensor:
-    """`-sum log softmax(x W^T + b)[target]` without ever holding all the logits."""
+def linear_loss(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: Score) -> Tensor:
+    """The sum of `score` over the logits `x W^T + b`, without ever holding all of them."""
     if not torch.is_grad_enabled():  # a function is not told: without this it would form gradients for nobody
         x_nD, weight_VD, bias_V = (
             x_nD.detach(),
             weight_VD.detach(),
             None if bias_V is None else bias_V.detach(),
         )
-    loss: Tensor = _LinearCrossEntropy.apply(x_nD, weight_VD, bias_V, targets_n)
+    loss: Tensor = _LinearLoss.apply(x_nD, weight_VD, bias_V, score)
     return loss
+
+
+def cross_entropy(targets_n: Tensor, look: Look | None = None) -> Score:
+    """`-log softmax(logits)[target]`."""
+
+    def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        targets_C1 = targets_n[part, None]
+        normaliser_C1 = logits_CV.logsumexp(-1, keepdim=True)
+        loss = (normaliser_C1 - logits_CV.gather(1, targets_C1)).sum()
+        if not gradient and look is None:
+            return loss, None
+        error_CV = logits_CV.sub_(normaliser_C1).exp_()  # the softmax, in place
+        if look is not None:
+            look(error_CV, part)
+        error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, -1.0))
+        return loss, error_CV if gradient else None
+
+    return score
+
+
+def divergence(teacher: Callable[[slice], Tensor], temperature: float) -> Score:
+    """`T^2 KL(softmax(teacher / T) || softmax(logits / T))`: T^2 keeps the size of the gradient (Hinton et al. 2015)."""
+
+    def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        log_q_CV = logits_CV.div_(temperature).log_softmax(-1)
+        log_p_CV = teacher(part).div(temperature).log_softmax(-1)
+        p_CV = log_p_CV.exp()
+        loss = temperature**2 * (p_CV * log_p_CV.sub_(log_q_CV)).sum()
+        return loss, log_q_CV.exp_().sub_(p_CV).mul_(temperature) if gradient else None
+
+    return score
+
+
+BLOCK = 256
+"""Words whose weights are added up first in drawing one: the sums tell the block, a second look the word in it."""
+
+
+def draw(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
+    """In every row the index at which the running sum of the weights passes `uniform * sum`."""
+    rows, words = weights_CV.shape
+    whole = words // BLOCK
+    sums_CB = weights_CV[:, : whole * BLOCK].view(rows, whole, BLOCK).sum(-1)
+    if words % BLOCK:
+        sums_CB = torch.cat([sums_CB, weights_CV[:, whole * BLOCK :].sum(-1, keepdim=True)], 1)
+    running_CB = sums_CB.cumsum(-1)
+    goal_C1 = uniforms_C[:, None].to(running_CB.dtype) * running_CB[:, -1:]
+    # Rounding may leave the goal at the very end: the last one then.
+    block_C1 = torch.searchsorted(running_CB, goal_C1, right=True).clamp_(max=sums_CB.shape[1] - 1)
+    goal_C1 = goal_C1 - (running_CB - sums_CB).gather(1, block_C1)
+    index_CK = block_C1 * BLOCK + torch.arange(BLOCK, device=weights_CV.device)
+    inside_CK = weights_CV.gather(1, index_CK.clamp(max=words - 1)).masked_fill_(index_CK >= words, 0.0)
+    found_C1 = torch.searchsorted(inside_CK.cumsum(-1), goal_C1, right=True).clamp_(max=BLOCK - 1)
+    return (block_C1 * BLOCK + found_C1)[:, 0].clamp_(max=words - 1)
 
 
 class DenseVocabulary(nn.Module):
@@ -101,7 +157,33 @@ class DenseVocabulary(nn.Module):
 
     def loss(self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor) -> Tensor:
         """The summed negative log-likelihood of the targets."""
-        return linear_cross_entropy(self._features(hidden_ND, at), self.weight, self.bias, targets_n)
+        return self._scored(hidden_ND, at, cross_entropy(targets_n))
+
+    def loss_and_sample(
+        self,
+        hidden_ND: Tensor,
+        at: Tensor | None,
+        targets_n: Tensor,
+        uniforms_n: Tensor,
+        temperature: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and a word drawn at every position by the same logits: no gradient runs through the draw."""
+        drawn_n = torch.empty_like(targets_n)
+
+        def look(p_CV: Tensor, part: slice) -> None:
+            weights_CV = p_CV if temperature == 1.0 else p_CV ** (1 / temperature)
+            drawn_n[part] = draw(weights_CV, uniforms_n[part])
+
+        return self._scored(hidden_ND, at, cross_entropy(targets_n, look)), drawn_n
+
+    def divergence(
+        self, hidden_ND: Tensor, at: Tensor | None, teacher: Callable[[slice], Tensor], temperature: float
+    ) -> Tensor:
+        """The summed `T^2 KL` to the distributions of a teacher, whose logits are asked for chunk by chunk."""
+        return self._scored(hidden_ND, at, divergence(teacher, temperature))
+
+    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+        return linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None) -> Tensor:
         return F.linear(self._features(hidden_ND, at), self.weight, self.bias)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
@@ -17,13 +18,22 @@ if TYPE_CHECKING:
 REGISTRY = {
     "causal": "etymon.objectives.causal:Causal",
     "masked": "etymon.objectives.masked:Masked",
-    "masked-next-sentence": "etymon.objectives.masked:MaskedNextSentence",
+    "masked-next-sentence": "etymon.objectives.sentence_pair:MaskedNextSentence",
+    "masked-sentence-order": "etymon.objectives.sentence_pair:MaskedSentenceOrder",
+    "replaced": "etymon.objectives.replaced:Replaced",
+    "distilled-masked": "etymon.objectives.distillation:DistilledMasked",
+    "distilled-causal": "etymon.objectives.distillation:DistilledCausal",
     "span-corruption": "etymon.objectives.denoising:SpanCorruption",
 }
 
 
 def objective_class(name: str) -> type[Objective]:
-    """The class of that name: what it needs can be asked before there is a tokenizer."""
+    """The class of that name: what it needs can be asked before there is a tokenizer.
+
+    Of a mixture (`masked=0.7,causal=0.3`) it is an object that can be asked and called alike.
+    """
+    if "=" in name or "," in name:
+        return cast("type[Objective]", import_module("etymon.objectives.mixture").Blend(name))
     if name not in REGISTRY:
         raise EtymonError(f"there is no objective {name!r}: {did_you_mean(name, REGISTRY)}")
     module, member = REGISTRY[name].split(":")
@@ -40,16 +50,31 @@ def get_objective(name: str, tokenizer: Tokenizer, length: int, **options: Any) 
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that the objective does not have, or of another type."""
-    known = list(signature(objective_class(name)).parameters.values())[2:]
+    """Refuses options that the objective does not have, or that cannot be. A mixture takes those of each by its name."""
+    kind: Any = objective_class(name)
+    if weights := getattr(kind, "weights", None):
+        for part, own in options.items():
+            if part not in weights or not isinstance(own, Mapping):
+                raise EtymonError(
+                    f"options of the mixture {name!r} are given for each of {', '.join(weights)}, not for {part!r}"
+                )
+            check_options(part, own)
+        return
+    known = list(signature(kind).parameters.values())[2:]
     defaults = {parameter.name: parameter.default for parameter in known}
     for option, value in options.items():
         if option not in defaults:
             raise EtymonError(
                 f"the objective {name!r} has no option {option!r}: {did_you_mean(option, defaults)}"
             )
-        wanted = type(defaults[option])
-        if isinstance(value, bool) != (wanted is bool) or not isinstance(value, (wanted, int)):
+        where, wanted = f"{option} of the objective {name!r}", type(defaults[option])
+        if isinstance(value, bool) != (wanted is bool) or not isinstance(
+            value, (float, int) if wanted is float else wanted
+        ):
+            raise EtymonError(f"{where} is {value!r}, and must be a {wanted.__name__}")
+        if isinstance(value, str) and value not in kind.choices[option]:
+            raise EtymonError(f"{where} cannot be {value!r}: {did_you_mean(value, kind.choices[option])}")
+        if isinstance(value, (int, float)) and not 0 <= value <= (1 if option == "density" else math.inf):
             raise EtymonError(
-                f"{option} of the objective {name!r} is {value!r}, and must be a {wanted.__name__}"
+                f"{where} cannot be {value!r}{': it is a share of 1' if option == 'density' else ''}"
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from etymon.data import plans
 from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
-from etymon.objectives.objective import Prepared, Term, by_length, byte_lengths, needed_id
+from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, byte_lengths, needed_id
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class CausalPrepared(Prepared):
     targets: Tensor
 
 
-class Causal:
+class Causal(Objective):
     """Documents follow one another, an end token between them, and are cut into windows of `length` tokens."""
 
     name = "causal"
@@ -62,7 +61,7 @@ class Causal:
             targets=torch.from_numpy(targets),
         )
 
-    def loss(self, model: Any, prepared: CausalPrepared) -> dict[str, Term]:
-        hidden, _ = model.hidden(prepared.batch)
-        total = model.heads["vocabulary"].loss(hidden, None, prepared.targets)
-        return {"loss": Term(total, prepared.counts["loss"])}
+    def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
+        hidden, _ = unit.model.hidden(prepared.batch)
+        total = unit.model.heads["vocabulary"].loss(hidden, None, prepared.targets)
+        return {"loss": Term(total)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
-from etymon.objectives.objective import Prepared, Term, by_length, needed_id
+from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class DenoisingPrepared(Prepared):
     targets: Tensor
 
 
-class SpanCorruption:
+class SpanCorruption(Objective):
     """`length` is what the encoder reads after corruption: 512 comes from 568 tokens and asks for 114."""
 
     name = "span-corruption"
@@ -40,14 +39,21 @@ class SpanCorruption:
     likelihood = None
 
     def __init__(
-        self, tokenizer: Tokenizer, length: int, density: float = 0.15, mean_span: float = 3.0
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        density: float = 0.15,
+        mean_span: float = 3.0,
+        random_roll: bool = False,
     ) -> None:
-        self.density, self.mean_span = density, mean_span
-        self.raw_length, self.target_length = noise.raw_length_for(length, density, mean_span)
+        self.density, self.mean_span, self.random_roll = density, mean_span, random_roll
+        # A span that is rolled over the end becomes two: one sentinel more on both sides.
+        self.raw_length, target_length = noise.raw_length_for(length - random_roll, density, mean_span)
+        self.target_length = target_length + random_roll
         self.end = needed_id(tokenizer, "end", self.name)
         self.start = needed_id(tokenizer, "pad", self.name)
         self.sentinels = tokenizer.sentinels
-        needed = noise.noise_counts(self.raw_length, density, mean_span)[1]
+        needed = noise.noise_counts(self.raw_length, density, mean_span)[1] + random_roll
         if len(self.sentinels) < needed:
             raise EtymonError(
                 f"inputs of {length} tokens have {needed} corrupted spans, but the tokenizer has "
@@ -60,7 +66,7 @@ class SpanCorruption:
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> DenoisingExample:
         start, stop = row.tolist()
         ids = split.tokens[start:stop].astype(np.int64)
-        mask = noise.random_spans_mask(len(ids), self.density, self.mean_span, rng)
+        mask = noise.random_spans_mask(len(ids), self.density, self.mean_span, rng, self.random_roll)
         shown = noise.replace_spans_with_sentinels(ids, mask, self.sentinels)
         target = noise.span_target_with_sentinels(ids, mask, self.sentinels)
         return DenoisingExample(np.append(shown, self.end), np.append(target, self.end))
@@ -79,7 +85,8 @@ class SpanCorruption:
             targets=torch.from_numpy(targets),
         )
 
-    def loss(self, model: Any, prepared: DenoisingPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: DenoisingPrepared) -> dict[str, Term]:
+        model = unit.model
         hidden, _ = model.decode(prepared.decoder, model.encode(prepared.source))
         total = model.heads["vocabulary"].loss(hidden, None, prepared.targets)
-        return {"spans": Term(total, prepared.counts["spans"])}
+        return {"spans": Term(total)}

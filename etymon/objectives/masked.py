@@ -1,25 +1,27 @@
-"""Masked language modelling, with next-sentence prediction or without (BERT, section 3.1).
+"""Masked language modelling (BERT, section 3.1): some tokens are hidden, and the model says what they were.
 
-15% of the tokens are asked for; of these 80% are shown as the mask, 10% as themselves, 10% as a random token. Masks
-are drawn anew every epoch; `whole_words` hides all pieces of a word or none. With next sentences, pairs are built from documents as the released pipeline does.
+`masking` is one of the published ways to choose and to show them (`objectives.masking.SCHEMES`), `packing` one of the
+ways to cut the text into samples. Masks are drawn anew every epoch; with `copies` there are so many fixed ones of the
+whole text, used in turn, as when BERT's text was masked beforehand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data import noise, plans
+from etymon.data import packing, plans
+from etymon.data.framing import Framed
 from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
-from etymon.objectives.objective import Prepared, Term, by_length, flat_starts, needed_id
+from etymon.objectives.masking import SCHEMES, Masking
+from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, flat_starts, needed_id
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class MaskedExample:
     segments: np.ndarray
     places: np.ndarray
     targets: np.ndarray
-    random_next: int
 
 
 @dataclass
@@ -36,45 +37,75 @@ class MaskedPrepared(Prepared):
     batch: Batch
     at: Tensor
     targets: Tensor
-    random_next: Tensor
 
 
-class Masked:
+class Masked(Objective):
     name = "masked"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"bidirectional"})
-    likelihood = None
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        "masking": SCHEMES,
+        "packing": ("stream", "full-sentences", "doc-sentences", "segments"),
+    }
+    """What options that are names may be."""
 
     def __init__(
-        self, tokenizer: Tokenizer, length: int, density: float = 0.15, whole_words: bool = False
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        masking: str = "bert",
+        density: float = 0.15,
+        packing: str = "stream",
+        copies: int = 0,
     ) -> None:
-        self.length, self.density = length, density
-        self.word_starts = tokenizer.word_starts if whole_words else None
+        self.length, self.packing, self.copies = length, packing, copies
         self.framing = tokenizer.framing
-        self.mask = needed_id(tokenizer, "mask", self.name)
+        needed_id(tokenizer, "mask", self.name)
         self.separator = needed_id(tokenizer, "separator", self.name)
-        self.vocabulary = (0, tokenizer.size)
+        self.masking = Masking.named(masking, tokenizer, density, length)
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
-        room = self.length - self.framing.overhead()
-        return plans.chunks(split, room, seed, epoch, self.separator, shuffle=shuffle)
+        if not self.copies:
+            return self.spans(split, seed, epoch, shuffle)
+        copy = epoch % self.copies
+        rows = self.spans(split, seed, copy, shuffle)
+        # The last column is what the masks of this copy are keyed by: they depend on the row alone.
+        own = int(plans.key(seed, "copy", copy).integers(2**63))
+        rows = np.column_stack((rows, np.full(len(rows), own, np.int64)))
+        return plans.shuffled(rows, seed, "copies", epoch) if shuffle else rows
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
-        start, stop = row.tolist()
-        tokens = split.stream(start, stop, self.separator)
-        return self._masked(self.framing.frame(tokens), rng)
+        if self.copies:
+            *where, own = row.tolist()
+            row, rng = row[:-1], plans.key(own, *where)
+        return self.example_of(split, row, rng)
 
-    def _masked(self, framed: Any, rng: np.random.Generator, random_next: int = 0) -> MaskedExample:
+    def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
+        """The samples of an epoch: spans of the stream, or two spans of the tokens each."""
+        if self.packing == "segments":
+            return packing.segments(split, self.length, self.framing, seed, epoch, shuffle=shuffle)
+        room = self.length - self.framing.overhead()
+        if self.packing == "stream":
+            return plans.chunks(split, room, seed, epoch, self.separator, shuffle=shuffle)
+        across = self.packing == "full-sentences"
+        return packing.whole_sentences(split, room, seed, epoch, across=across, shuffle=shuffle)
+
+    def example_of(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
+        """The example of one row of `spans`."""
+        if self.packing == "segments":
+            return self.example(self.framed(split, *row.tolist()), split, rng)
+        start, stop = row.tolist()
+        return self.example(self.framing.frame(split.stream(start, stop, self.separator)), split, rng)
+
+    def framed(self, split: Split, a_start: int, a_stop: int, b_start: int, b_stop: int) -> Framed:
+        """Two spans of the tokens as one input, the second one behind the first unless it is empty."""
+        second = split.tokens[b_start:b_stop]
+        return self.framing.frame(split.tokens[a_start:a_stop], second if len(second) else None)
+
+    def example(self, framed: Framed, split: Split, rng: np.random.Generator) -> MaskedExample:
         ids = framed.ids.astype(np.int64)
-        candidates = ~framed.special & (ids != self.separator)
-        count = noise.masked_count(len(ids), self.density)
-        if self.word_starts is None:
-            mask = noise.count_mask(candidates, min(count, int(candidates.sum())), rng)
-        else:
-            mask = noise.whole_word_mask(self.word_starts[ids], candidates, count, rng)
-        places, targets = noise.at(ids, mask)
-        shown = noise.mask_eighty_ten_ten(ids, mask, self.mask, self.vocabulary, rng)
-        return MaskedExample(shown, framed.segments, places, targets, random_next)
+        places, shown = self.masking.draw(ids, framed.special | (ids == self.separator), split, rng)
+        return MaskedExample(shown, framed.segments, places, ids[places])
 
     def collate(self, examples: Sequence[MaskedExample]) -> MaskedPrepared:
         examples = by_length(examples)
@@ -84,56 +115,25 @@ class Masked:
             [example.ids for example in examples], segments=[example.segments for example in examples]
         )
         return MaskedPrepared(
-            counts=self._counts(len(at), len(examples)),
+            counts=self._counts(len(at), batch.layout.tokens, len(examples)),
             tokens=batch.layout.tokens,
             bytes=0.0,
             batch=batch,
             at=torch.from_numpy(at),
             targets=torch.from_numpy(np.concatenate([example.targets for example in examples])),
-            random_next=torch.tensor([example.random_next for example in examples]),
         )
 
-    def _counts(self, masked: int, rows: int) -> dict[str, float]:
+    def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {"masked": masked, "masked_accuracy": masked}
 
-    def loss(self, model: Any, prepared: MaskedPrepared) -> dict[str, Term]:
-        hidden, _ = model.hidden(prepared.batch)
-        return self._terms(model, prepared, hidden)
+    def loss(self, unit: Unit, prepared: Any) -> dict[str, Term]:
+        hidden, _ = unit.model.hidden(prepared.batch)
+        return self._terms(unit.model, prepared, hidden)
 
-    def _terms(self, model: Any, prepared: MaskedPrepared, hidden: Tensor) -> dict[str, Term]:
-        head, count = model.heads["vocabulary"], prepared.counts["masked"]
-        terms = {"masked": Term(head.loss(hidden, prepared.at, prepared.targets), count)}
+    def _terms(self, model: Any, prepared: Any, hidden: Tensor) -> dict[str, Term]:
+        head = model.heads["vocabulary"]
+        terms = {"masked": Term(head.loss(hidden, prepared.at, prepared.targets))}
         if not model.training:  # a second look at the logits: only where time is not counted
             right = (head.ranks(hidden, prepared.at, prepared.targets) == 0).sum()
-            terms["masked_accuracy"] = Term(right, count, weight=0.0)
+            terms["masked_accuracy"] = Term(right, 0.0)
         return terms
-
-
-class MaskedNextSentence(Masked):
-    """Pairs of text: does the second follow the first, or come from another document?"""
-
-    name = "masked-next-sentence"
-    heads = frozenset({"vocabulary", "next_sentence"})
-    requires = frozenset({"bidirectional", "segments"})
-
-    def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
-        overhead = self.framing.overhead(pair=True)
-        return plans.sentence_pairs(split, self.length, seed, epoch, overhead=overhead, shuffle=shuffle)
-
-    def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
-        a_start, a_stop, b_start, b_stop, is_random = row.tolist()
-        framed = self.framing.frame(split.tokens[a_start:a_stop], split.tokens[b_start:b_stop])
-        return self._masked(framed, rng, is_random)
-
-    def _counts(self, masked: int, rows: int) -> dict[str, float]:
-        return {**super()._counts(masked, rows), "next_sentence": rows, "next_sentence_accuracy": rows}
-
-    def _terms(self, model: Any, prepared: MaskedPrepared, hidden: Tensor) -> dict[str, Term]:
-        logits = model.read("next_sentence", hidden, prepared.batch)
-        rows = prepared.counts["next_sentence"]
-        right = (logits.argmax(-1) == prepared.random_next).sum()
-        return {
-            **super()._terms(model, prepared, hidden),
-            "next_sentence": Term(F.cross_entropy(logits, prepared.random_next, reduction="sum"), rows),
-            "next_sentence_accuracy": Term(right, rows, weight=0.0),
-        }

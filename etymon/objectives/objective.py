@@ -23,11 +23,14 @@ from etymon.nn.batch import Batch
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the loss with its own denominator. Metrics are terms of weight 0."""
+    """A part of the loss with its own denominator, which the prepared slice knows under the same name.
+
+    Metrics are terms of weight 0; they alone may bring a `count` that is known only after the fact.
+    """
 
     sum: Tensor
-    count: float
     weight: float = 1.0
+    count: Tensor | None = None
 
 
 @dataclass
@@ -49,14 +52,39 @@ class Prepared:
         return replace(self, **moved)
 
 
+class Unit(Protocol):
+    """What an objective scores with: the model that is trained, and whoever it needs beside it."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def companions(self) -> Any:
+        """By name, models that are trained beside it (a generator)."""
+
+    @property
+    def bridges(self) -> Any:
+        """By name, maps between members that are trained as well and of no use afterwards (a projection)."""
+
+    @property
+    def teacher(self) -> Any:
+        """A model that is never trained, if the objective has one."""
+
+
 class Objective(Protocol):
     name: str
     heads: frozenset[str]
     """The heads it needs."""
     requires: frozenset[str]
     """The capabilities it needs of a family."""
-    likelihood: str | None
+    likelihood: str | None = None
     """The term that is the negative log-likelihood of the text, if there is one: bits per byte are then reported."""
+    member: str = "model"
+    """The name of the folder that the trained model is saved in."""
+    taught: bool = False
+    """Whether it needs a teacher."""
+    companions: frozenset[str] = frozenset()
+    """Who is trained beside the model, and saved in a folder of that name."""
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         """One row a sample of the epoch: where its tokens lie, and what the plan has decided about it."""
@@ -67,7 +95,7 @@ class Objective(Protocol):
     def collate(self, examples: Sequence[Any]) -> Prepared:
         """Examples as one slice; rows may be reordered."""
 
-    def loss(self, model: Any, prepared: Any) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: Any) -> dict[str, Term]:
         """The terms of the slice."""
 
 
@@ -79,10 +107,13 @@ def weighted_loss(terms: Mapping[str, Term], counts: Mapping[str, float]) -> Ten
 
 def check_fit(objective: Objective | type[Objective], family: Any) -> None:
     """Refuses a misfit of objective (its class will do) and family before any work."""
-    lacking = objective.requires - family.capabilities
+    lacking = (
+        objective.requires - family.capabilities - ({"pairs"} if _parted(family.framing.pair) else set())
+    )
     if lacking:
+        needed = ", ".join(sorted(lacking)).replace("pairs", "able to tell two texts apart")
         raise EtymonError(
-            f"the objective {objective.name!r} needs a model that is {', '.join(sorted(lacking))}, and {family.title} "
+            f"the objective {objective.name!r} needs a model that is {needed}, and {family.title} "
             f"is not: use its own objective {family.objective!r}, or another family"
         )
     unknown = objective.heads - set(family.heads)
@@ -91,6 +122,11 @@ def check_fit(objective: Objective | type[Objective], family: Any) -> None:
             f"the objective {objective.name!r} needs the head {', '.join(sorted(unknown))}, "
             f"which {family.title} does not have"
         )
+
+
+def _parted(template: Sequence[str | int]) -> bool:
+    """Whether a framing for two texts puts something between them."""
+    return abs(template.index(0) - template.index(1)) > 1
 
 
 def needed_id(tokenizer: Tokenizer, role: str, objective: str) -> int:

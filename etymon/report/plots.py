@@ -56,7 +56,9 @@ def loss_curve(
 
     kept = {name: thinned(points) for name, points in series.items()}
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(5.8, 3.4), layout="constrained")
+        columns = max(1, min(3, 60 // (max(map(len, kept), default=0) + 6)))  # that the legend has room for
+        rows = -(-len(kept) // columns)
+        figure = Figure(figsize=(5.8, 3.4 + 0.2 * max(0, rows - 2)), layout="constrained")
         axes = figure.add_subplot()
         for index, (name, points) in enumerate(kept.items()):
             style = _STYLES[index // len(_SERIES) % len(_STYLES)]
@@ -67,7 +69,7 @@ def loss_curve(
                 xs, ys, color=color, linestyle=style, linewidth=1.8, marker=marker, label=_literal(name)
             )
         _draw_references(axes, {name: y for name, y in (references or {}).items() if math.isfinite(y)})
-        _dress(axes, x_label, y_label, legend=len(kept) > 1)
+        _dress(axes, x_label, y_label, columns if len(kept) > 1 else 0)
         if not any(kept.values()):
             axes.text(0.5, 0.5, "no points yet", transform=axes.transAxes, ha="center", color=_MUTED)
         buffer = io.StringIO()
@@ -107,22 +109,24 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
         )
 
 
-def _dress(axes: Axes, x_label: str, y_label: str, legend: bool) -> None:
+def _dress(axes: Axes, x_label: str, y_label: str, columns: int) -> None:
     axes.set_xlabel(_literal(x_label), color=_MUTED)
     axes.set_ylabel(_literal(y_label), color=_MUTED)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.01)
     axes.tick_params(colors=_MUTED, length=0, pad=6)
+    axes.locator_params(axis="x", integer=True)  # there is no half step, nor half a layer
+    axes.locator_params(axis="x", nbins=6)  # the numbers may be long
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(_GRID)
     axes.patch.set_visible(False)
     axes.figure.patch.set_visible(False)
-    if legend:
+    if columns:
         axes.figure.legend(
-            loc="outside upper left", ncols=3, frameon=False, labelcolor=_INK, handlelength=1.6
+            loc="outside upper left", ncols=columns, frameon=False, labelcolor=_INK, handlelength=1.6
         )
 
 

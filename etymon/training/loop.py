@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,10 @@ from pydantic.dataclasses import dataclass as strict_dataclass
 from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Prepared, weighted_loss
+from etymon.objectives.objective import Prepared, Term, weighted_loss
 from etymon.training.budgets import Budget
 from etymon.training.distributed import World
-from etymon.training.feeding import Course, Feed, Position, Step
+from etymon.training.feeding import Course, Step
 from etymon.training.optimisers import (
     OptimiserChoice,
     build_optimiser,
@@ -34,7 +34,7 @@ from etymon.training.optimisers import (
 from etymon.training.progress import Progress
 from etymon.training.runs import JUDGED, Run, TrainingState
 from etymon.training.schedules import ScheduleChoice
-from etymon.training.speed import matmul_peak, memory, step_operations
+from etymon.training.speed import matmul_peak, memory, operations_a_token
 from etymon.training.unit import TrainingUnit
 
 BYTES, TOKENS = "/bytes", "/tokens"
@@ -61,6 +61,10 @@ class TrainingSettings:
         return self.optimiser.learning_rate * self.schedule.share(step, self.steps)
 
 
+class Diverged(EtymonError):
+    """The loss or its gradient is no number any more."""
+
+
 @dataclass
 class TrainingResult:
     state: TrainingState
@@ -68,6 +72,8 @@ class TrainingResult:
     """The last validation."""
     stopped: bool
     """Ended early because somebody asked (Ctrl-C, SIGTERM)."""
+    signal: int | None = None
+    """What it was asked by, if it was stopped."""
 
 
 Validate = Callable[[int], dict[str, Any]]
@@ -92,7 +98,7 @@ class Trainer:
         run: Run,
         *,
         validate: Validate,
-        save_model: Callable[[Path], None],
+        save_members: Callable[[Path], None],
         progress: Progress,
         milestones: Sequence[Milestone] = (),
         state: TrainingState | None = None,
@@ -100,15 +106,17 @@ class Trainer:
         world: World | None = None,
     ) -> None:
         self.unit, self.course, self.settings, self.run = unit, course, settings, run
-        self.validate, self.save_model, self.progress = validate, save_model, progress
+        self.validate, self.save_members, self.progress = validate, save_members, progress
         self.milestones = list(milestones)
         self.world = world or World()
         self.wrapped: torch.nn.Module = unit
         self.device = next(unit.parameters()).device
         self.state = state or TrainingState()
-        self.optimiser = build_optimiser(unit.model, settings.optimiser)
+        self.optimiser = build_optimiser(unit, settings.optimiser)
         if optimiser_state is not None:
-            restore_optimiser(self.optimiser, unit.model, optimiser_state)
+            bridges = {key[7:]: optimiser_state.pop(key) for key in list(optimiser_state) if key[:7] == "bridge/"}
+            unit.bridges.load_state_dict(bridges)
+            restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
 
     def train(self, title: str) -> TrainingResult:
@@ -123,7 +131,10 @@ class Trainer:
                 self._steps(asked)
             finally:
                 self.progress.close()
-        return TrainingResult(self.state, self.metrics, stopped=self.state.step < self.settings.steps)
+        stopped = self.state.step < self.settings.steps
+        # Without a signal here, another process of this run was asked, and this one ends as if terminated.
+        by = (asked.signal or signal.SIGTERM) if stopped else None
+        return TrainingResult(self.state, self.metrics, stopped, by)
 
     def _steps(self, asked: threading.Event) -> None:
         settings, state = self.settings, self.state
@@ -131,7 +142,7 @@ class Trainer:
         if left <= 0:
             return
         operations, peak = (
-            [self._operations(phase.feed) for phase in self.course.phases],
+            [operations_a_token(self.unit, phase.feed) for phase in self.course.phases],
             matmul_peak(self.device),
         )
         heads = {phase.feed.objective.heads for phase in self.course.phases}
@@ -172,13 +183,6 @@ class Trainer:
         """The number of the phase that has trained last."""
         return self.course.number_after(self.state.step)
 
-    def _operations(self, feed: Feed) -> float:
-        """Operations a token, counted in a slice of a phase; only a unit that is not wrapped can be asked."""
-        self.unit.train()
-        self.unit.objective = feed.objective
-        prepared = feed.slice(feed.addresses(Position())[0][0])
-        return step_operations(self.unit, prepared.to(self.device)) / prepared.tokens
-
     def _pass(self, step: Step, tokens: int) -> dict[str, tuple[float, float]]:
         """Moves the state behind a step; says how much of each unit was and is used up."""
         state, feed = self.state, step.feed
@@ -208,8 +212,9 @@ class Trainer:
         """Writes a checkpoint (the first process does; the others wait)."""
         with self.world.first_alone() as mine:
             if mine:
-                tensors = optimiser_tensors(self.optimiser, self.unit.model)
-                self.run.save(self.state, tensors, self.save_model, self.settings.keep)
+                tensors = optimiser_tensors(self.optimiser, self.unit)
+                tensors |= {f"bridge/{name}": value for name, value in self.unit.bridges.state_dict().items()}
+                self.run.save(self.state, tensors, self.save_members, self.settings.keep)
 
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients start anew."""
@@ -238,6 +243,7 @@ class Trainer:
         }
         counts = world.add(local)
         totals: dict[str, float] = {}
+        late: dict[str, float] = {}
         self.unit.train()
         self.unit.objective = objective
         for place, (number, prepared) in enumerate(step.slices.items()):
@@ -248,13 +254,12 @@ class Trainer:
                 terms = self.wrapped(prepared.to(self.device))
                 # The wrapper takes the mean over the processes; the sum is wanted.
                 (weighted_loss(terms, counts) * world.size).backward()
-            for name, term in terms.items():
-                totals[name] = totals.get(name, 0.0) + float(term.sum.detach())
-        totals = world.add(totals)
-        layers = gradient_norms(self.unit.model) if self._logs_layers() else {}
+            add_terms(terms, totals, late)
+        totals, counts = world.add(totals), counts | world.add(late)
+        layers = gradient_norms(self.unit) if self._logs_layers() else {}
         norm = torch.nn.utils.clip_grad_norm_(self.unit.parameters(), settings.clip or math.inf)
         if not math.isfinite(float(norm)):
-            raise EtymonError(
+            raise Diverged(
                 f"the gradient at step {self.state.step + 1} is not finite: lower the learning rate "
                 f"(it is {settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
             )
@@ -284,7 +289,7 @@ class Trainer:
             return
         judged = self.metrics.get("bits_per_byte", self.metrics.get("bits_per_target"))
         if judged is not None and not math.isfinite(judged):
-            raise EtymonError(
+            raise Diverged(
                 f"the validation loss after step {self.state.step} is not finite: lower the learning rate "
                 f"(it is {self.settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
             )
@@ -318,6 +323,14 @@ def add_counts(slices: Iterable[Prepared]) -> dict[str, float]:
     return counts
 
 
+def add_terms(terms: Mapping[str, Term], totals: dict[str, float], late: dict[str, float]) -> None:
+    """Adds a slice's sums, and the counts that only the slice itself could tell."""
+    for name, term in terms.items():
+        totals[name] = totals.get(name, 0.0) + float(term.sum.detach())
+        if term.count is not None:
+            late[name] = late.get(name, 0.0) + float(term.count)
+
+
 def averages(
     totals: dict[str, float], counts: dict[str, float], likelihood: str | None, count_bytes: float
 ) -> dict[str, float]:
@@ -342,8 +355,7 @@ def evaluate(unit: TrainingUnit, slices: Sequence[Prepared], world: World | None
         prepared = slices[number]
         for name, count in {**prepared.counts, BYTES: prepared.bytes}.items():
             counts[name] = counts.get(name, 0.0) + count
-        for name, term in unit(prepared.to(device)).items():
-            totals[name] = totals.get(name, 0.0) + float(term.sum)
+        add_terms(unit(prepared.to(device)), totals, counts)
     unit.train(was_training)
     counts = world.add(counts)
     return averages(world.add(totals), counts, unit.objective.likelihood, counts[BYTES])
@@ -355,10 +367,15 @@ def seed_device(seed: int, step: int, part: int) -> None:
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+class StopRequest(threading.Event):
+    signal: int | None = None
+    """The first one that asked."""
+
+
 @contextmanager
-def stop_requested() -> Iterator[threading.Event]:
+def stop_requested() -> Iterator[StopRequest]:
     """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once. Only in the main thread."""
-    asked = threading.Event()
+    asked = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
@@ -366,6 +383,7 @@ def stop_requested() -> Iterator[threading.Event]:
     def ask(number: int, frame: Any) -> None:
         if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
+        asked.signal = asked.signal or number
         asked.set()
 
     previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

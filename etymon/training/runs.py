@@ -101,7 +101,7 @@ class Run:
         self,
         state: TrainingState,
         optimiser: dict[str, Tensor],
-        save_model: Callable[[Path], None],
+        save_members: Callable[[Path], None],
         keep: int,
     ) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep` (never the best one)."""
@@ -111,7 +111,7 @@ class Run:
             with _room(self.metrics_file), open(self.metrics_file, "r+b") as file:
                 os.fsync(file.fileno())
         with atomic_folder(target) as aside:
-            save_model(aside / "model")
+            save_members(aside)
             with _room(target):
                 save_file(
                     {name: tensor.contiguous() for name, tensor in optimiser.items()},

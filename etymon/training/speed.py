@@ -11,6 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from etymon.objectives.objective import weighted_loss
+from etymon.training.feeding import Feed, Position
+from etymon.training.unit import TrainingUnit
 
 CPU = torch.device("cpu")
 
@@ -35,6 +37,14 @@ def matmul_peak(device: torch.device = CPU, seconds: float = 0.3) -> float:
     while time.perf_counter() < end:
         best = min(best, product())
     return 2 * size**3 / best
+
+
+def operations_a_token(unit: TrainingUnit, feed: Feed) -> float:
+    """Floating-point operations a token, counted in a slice; only a unit that is not wrapped can be asked."""
+    unit.train()
+    unit.objective = feed.objective
+    prepared = feed.slice(feed.addresses(Position())[0][0])
+    return step_operations(unit, prepared.to(next(unit.parameters()).device)) / prepared.tokens
 
 
 def step_operations(unit: torch.nn.Module, prepared: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -10,16 +11,30 @@ from etymon.objectives.objective import Objective, Term
 
 
 class TrainingUnit(nn.Module):
-    """A model and its objective; `forward` gives the terms of a slice.
+    """A model, whoever trains beside it, and the objective; `forward` gives the terms of a slice.
 
     Wrappers for many devices see every parameter through this one `forward`. Calling other methods of a wrapped
     module would leave gradients unsynchronised without a word.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        companions: Mapping[str, nn.Module] | None = None,
+        bridges: Mapping[str, nn.Module] | None = None,
+        teacher: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
+        self.companions = nn.ModuleDict(dict(companions or {}))
+        self.bridges = nn.ModuleDict(dict(bridges or {}))
         self.objective = objective
+        self._teacher = (teacher,)  # in a tuple, so that it is no part of the unit: neither trained nor wrapped
+
+    @property
+    def teacher(self) -> Any:
+        return self._teacher[0]
 
     def forward(self, prepared: Any) -> dict[str, Term]:
-        return self.objective.loss(self.model, prepared)
+        return self.objective.loss(self, prepared)

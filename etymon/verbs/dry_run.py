@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,9 +12,8 @@ from etymon.data.document import Document
 from etymon.data.sources import PreparedText, TextFiles, TextSource, text_source
 from etymon.data.store import TokenStore
 from etymon.data.tokenizer import Tokenizer
-from etymon.families.loading import save
 from etymon.families.model import Model
-from etymon.training.budgets import Pace, pace_of, parse_budget
+from etymon.training.budgets import pace_of, parse_budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Phase, Position, validation_slices
 from etymon.training.loop import Trainer, TrainingSettings, evaluate
@@ -25,6 +24,7 @@ from etymon.training.speed import memory
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.pretraining import USUAL_BUDGET, Pretraining
 from etymon.verbs.run_judge import PhasePlan
+from etymon.verbs.run_members import save_members
 from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunText
 
@@ -101,11 +101,14 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
             texts.append(RehearsedText(*arguments, **named))  # type: ignore[arg-type]
             return texts[-1]
 
-        model, phases = run.prepare(world, None, remembered)
+        unit, phases = run.prepare(world, None, remembered)
+        model: Model = unit.model  # type: ignore[assignment]
         share = texts[0].beginning.share() if texts[0].beginning is not None else 1.0
-        unit = TrainingUnit(model.to(world.device), phases[0].objective)
-        pace = pace_of([(phase.share, phase.feed) for phase in phases])
-        pace = Pace(pace.tokens, pace.epochs * share, pace.words)
+        asked = run.file.budget or USUAL_BUDGET
+        budget = parse_budget(asked)
+        counted = unit if budget.unit == "flops" else None
+        pace = pace_of([(phase.share, phase.feed) for phase in phases], counted)
+        pace = replace(pace, epochs=pace.epochs * share)
         settings = training_settings(
             run.recipe, run.file, steps=1, rows=phases[0].rows, validations=VALIDATIONS
         )
@@ -117,9 +120,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         )
         if slices:
             evaluate(unit, slices)
-        save(model, Path(place) / "model")
-        asked = run.file.budget or USUAL_BUDGET
-        budget = parse_budget(asked)
+        save_members(unit, run.member, Path(place), history=[])
         steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)
         run.course(phases, steps, world)  # refuses phases that would get no step
     settings = training_settings(
@@ -158,7 +159,7 @@ def _step_time(
     course = Course([Phase(0, phase.feed)])
     trainer = Trainer(
         unit, course, settings, Run(run.folder), progress=run.progress, world=world,
-        validate=lambda step: {}, save_model=lambda folder: None,
+        validate=lambda step: {}, save_members=lambda folder: None,
     )  # fmt: skip
     for step in course.steps(0, Position(), 2):
         begin = time.perf_counter()

@@ -6,9 +6,12 @@ Legend: N tokens, R rows, D width.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +21,17 @@ if TYPE_CHECKING:
     from etymon.nn.batch import Batch
 
 Pooling = Literal["mean", "cls", "max"]
+Write = Callable[[Sequence[str], "np.ndarray"], None]
+BLOCK = 10_000
+"""Texts that are sorted by length and written together: what a file of any size needs in memory."""
+
+
+class Written(NamedTuple):
+    """Vectors that went into a file."""
+
+    path: Path
+    texts: int
+    width: int
 
 
 def embed(
@@ -28,68 +42,101 @@ def embed(
     pooling: Annotated[
         Pooling, "how token vectors become one: their mean, their maximum, or the class token's"
     ] = "mean",
+    layer: Annotated[
+        int | None, "of these states: 0 goes into the first layer, -1 is the last (last)"
+    ] = None,
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     normalise: Annotated[bool, "scale every vector to length 1"] = False,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    out: Annotated[
+        Path | None, "write a .npy, .parquet or .jsonl file instead of printing JSON lines"
+    ] = None,
     on_note: Callable[[str], None] | None = None,
-) -> np.ndarray:
+) -> np.ndarray | Written:
     """Turn texts into vectors.
 
-    The last hidden states of an encoder (of T5, its encoder's), special tokens included, pooled to one vector a text:
-    float32 `[texts, width]`. A text beyond the model's positions is cut there, and a note says so.
+    The hidden states of an encoder or a decoder (of T5, its encoder's), special tokens included, pooled to one vector a
+    text: float32 `[texts, width]`. A text beyond the model's positions is cut there, and a note says so. With `out`, vectors
+    are written as they come, in the memory of 10,000, and what comes back says how many; .parquet and .jsonl hold the text too.
     """
     import numpy as np
     import torch
 
     from etymon.errors import EtymonError
+    from etymon.evaluation.representations import Reader
     from etymon.generation.decoding import evaluating
-    from etymon.nn.batch import Batch
-    from etymon.verbs.opening import opened, texts_of
+    from etymon.verbs.opening import opened
 
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
-    asked = texts_of(texts, file)
-    loaded = opened(model, device)
-    tokenizer = loaded.tokenizer
-    assert tokenizer is not None
-    framing = tokenizer.framing
-    if pooling == "cls" and "class" not in framing.single:
-        raise EtymonError(f"{loaded.family.title} has no class token to pool by: use mean or max")
-    encoded = tokenizer.encode_batch(asked)
-    if loaded.positions is not None:
-        room = loaded.positions - framing.overhead()
-        cut = sum(len(ids) > room for ids in encoded)
-        if cut:
-            encoded = [ids[:room] for ids in encoded]
-            _say(on_note, f"{cut} of {len(asked)} texts were cut at the model's {loaded.positions} tokens")
-    # A framing puts the same tokens around every text: no need to build each one by itself.
-    place, ids_of = framing.single.index(0), dict(framing.role_ids)
-    before, after = (
-        np.array([ids_of[str(role)] for role in part], np.int32)
-        for part in (framing.single[:place], framing.single[place + 1 :])
-    )
-    class_last = "class" in framing.single and framing.single.index("class") > place
-    order = np.argsort([len(ids) for ids in encoded], kind="stable")
-    vectors: np.ndarray | None = None
-    with torch.inference_mode(), evaluating(loaded):
-        for first in range(0, len(order), batch_size):
-            chosen = order[first : first + batch_size]
-            rows = [np.concatenate((before, encoded[number], after)) for number in chosen]
-            if not all(map(len, rows)):
-                raise EtymonError("an empty text has no tokens to make a vector of: leave it out")
-            batch = Batch.of(rows, device=loaded.device)
-            pooled_RD = _pool(_hidden(loaded, batch), batch, pooling, class_last)
-            if normalise:
-                pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
-            if vectors is None:
-                vectors = np.empty((len(asked), pooled_RD.shape[1]), np.float32)
-            vectors[chosen] = pooled_RD.float().cpu().numpy()
-    assert vectors is not None
-    return vectors
+    if out is not None and Path(out).suffix not in WRITERS:
+        raise EtymonError(f"cannot write {out}: its name must end in {', '.join(WRITERS)}")
+    asked = _texts(texts, file)
+    block = list(islice(asked, BLOCK))
+    if not block:
+        raise EtymonError("there is no text: give some, or - to read lines from standard input")
+    reader = Reader(opened(model, device))
+    if pooling == "cls":
+        reader.need_class("mean or max")
+
+    def vectors_of(block: Sequence[str]) -> np.ndarray:
+        vectors: np.ndarray | None = None
+        with torch.inference_mode(), evaluating(reader.model):
+            for chosen, batch in reader.batches(reader.encode(block), batch_size):
+                hidden_ND = reader.last(batch) if layer in (None, -1) else _layer(reader.every(batch), layer)
+                pooled_RD = _pool(hidden_ND, batch, pooling, reader.class_last)
+                if normalise:
+                    pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
+                if vectors is None:
+                    vectors = np.empty((len(block), pooled_RD.shape[1]), np.float32)
+                vectors[chosen] = pooled_RD.float().cpu().numpy()
+        assert vectors is not None
+        return vectors
+
+    kept: list[np.ndarray] = []
+    count = width = 0
+    with _writing(out, kept.append) as write:
+        while block:
+            vectors = vectors_of(block)
+            write(block, vectors)
+            count, width = count + len(block), vectors.shape[1]
+            block = list(islice(asked, BLOCK))
+    if reader.cut:
+        note = f"{reader.cut} of {count} texts were cut at the model's {reader.model.positions} tokens"
+        _say(on_note, note)
+    return np.concatenate(kept) if out is None else Written(Path(out), count, width)
 
 
-def _hidden(model: Model, batch: Batch) -> Tensor:
-    return model.encode(batch).hidden_MD if model.encoder_decoder else model.hidden(batch)[0]
+def _texts(texts: Iterable[str] | str, file: Path | None) -> Iterator[str]:
+    """Texts as they come, those of a file and of standard input a line at a time."""
+    given = [texts] if isinstance(texts, str) else texts
+    if isinstance(given, Sequence) and len(given) == 1 and given[0] == "-":
+        yield from _lines("standard input", lambda: nullcontext(sys.stdin))
+    else:
+        yield from given
+    if file is not None:
+        yield from _lines(str(file), partial(open, file, encoding="utf-8-sig"))
+
+
+def _lines(name: str, source: Callable[[], AbstractContextManager[Iterable[str]]]) -> Iterator[str]:
+    from etymon.errors import EtymonError
+
+    try:
+        with source() as lines:
+            yield from (line.rstrip("\n") for line in lines if line.strip())
+    except OSError as error:
+        raise EtymonError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EtymonError(f"{name} is not UTF-8 text: convert it first") from error
+
+
+def _layer(layers: Sequence[Tensor], layer: int | None) -> Tensor:
+    from etymon.errors import EtymonError
+
+    assert layer is not None
+    if not -len(layers) <= layer < len(layers):
+        raise EtymonError(f"there is no layer {layer}: this model has 0 (the input) to {len(layers) - 1}")
+    return layers[layer]
 
 
 def _pool(hidden_ND: Tensor, batch: Batch, pooling: Pooling, class_last: bool) -> Tensor:
@@ -110,6 +157,81 @@ def _pool(hidden_ND: Tensor, batch: Batch, pooling: Pooling, class_last: bool) -
     return sums_RD / lengths_R[:, None]
 
 
+# ------------------------------------------------------------ files
+
+
+@contextmanager
+def _writing(out: Path | None, keep: Callable[[np.ndarray], None]) -> Iterator[Write]:
+    """Where blocks go: into a file that appears when it is whole, or to the caller."""
+    if out is None:
+        yield lambda texts, vectors: keep(vectors)
+        return
+    from etymon.files import atomic_write
+
+    with atomic_write(out, "wb") as file, WRITERS[Path(out).suffix](file) as write:
+        yield write
+
+
+@contextmanager
+def _npy(file: IO[bytes]) -> Iterator[Write]:
+    """The header is written again at the end: numpy leaves room in it for any number of rows."""
+    from numpy.lib import format as npy
+
+    shape = [0, 0]
+
+    def header() -> None:
+        file.seek(0)
+        described = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
+        npy.write_array_header_1_0(file, described)
+
+    def write(texts: Sequence[str], vectors: np.ndarray) -> None:
+        if not shape[0]:
+            shape[1] = vectors.shape[1]
+            header()
+        shape[0] += len(vectors)
+        file.write(vectors.astype("<f4", copy=False).tobytes())
+
+    yield write
+    header()
+
+
+@contextmanager
+def _jsonl(file: IO[bytes]) -> Iterator[Write]:
+    from json import dumps
+
+    def write(texts: Sequence[str], vectors: np.ndarray) -> None:
+        for text, vector in zip(texts, vectors, strict=True):
+            numbers = ", ".join(map("%.9g".__mod__, vector.tolist()))  # nine digits: float32 and back
+            file.write(f'{{"text": {dumps(text, ensure_ascii=False)}, "vector": [{numbers}]}}\n'.encode())
+
+    yield write
+
+
+@contextmanager
+def _parquet(file: IO[bytes]) -> Iterator[Write]:
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    opened: list[Any] = []
+
+    def write(texts: Sequence[str], vectors: np.ndarray) -> None:
+        flat = pyarrow.array(vectors.reshape(-1))
+        column = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+        block = pyarrow.record_batch([pyarrow.array(texts, pyarrow.string()), column], ["text", "vector"])
+        if not opened:
+            opened.append(ParquetWriter(file, block.schema, use_dictionary=False))  # no two are the same
+        opened[0].write_batch(block)
+
+    try:
+        yield write
+    finally:
+        for writer in opened:
+            writer.close()
+
+
+WRITERS = {".npy": _npy, ".parquet": _parquet, ".jsonl": _jsonl}
+
+
 def _say(on_note: Callable[[str], None] | None, note: str) -> None:
     if on_note is not None:
         on_note(note)
@@ -123,20 +245,11 @@ def on_note(note: str) -> None:
     print(f"etymon: note: {note}", file=sys.stderr)
 
 
-def present(
-    result: np.ndarray,
-    out: Annotated[Path | None, "write the vectors to this .npy file instead of printing JSON lines"] = None,
-) -> None:
+def present(result: np.ndarray | Written) -> None:
     import json
 
-    import numpy as np
-
-    from etymon.files import atomic_write
-
-    if out is None:
-        for vector in result:
-            print(json.dumps([round(float(value), 6) for value in vector]))
-    else:
-        with atomic_write(out, "wb") as file:
-            np.save(file, result)
-        print(f"{len(result):,} vectors of {result.shape[1]} numbers in {out}", file=sys.stderr)
+    if isinstance(result, Written):
+        print(f"{result.texts:,} vectors of {result.width} numbers in {result.path}", file=sys.stderr)
+        return
+    for vector in result:
+        print(json.dumps([round(float(value), 6) for value in vector]))

@@ -23,7 +23,7 @@ def fill(
 ) -> list[Filling]:
     """Fill the blanks of a text.
 
-    An encoder (BERT) gives every blank its likeliest tokens; T5 writes a span into each by beam search.
+    An encoder (BERT and its relatives) gives every blank its likeliest tokens; T5 writes a span into each by beam search.
     The last line is the text with all blanks filled.
     """
     from etymon.generation.blanks import fill_texts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,6 +30,13 @@ class Pretrained:
     """Of a dry run: what would be done, by name."""
     quiet: bool = False
     """Of several processes, only the first presents its result."""
+    signal: int | None = None
+    """What it was stopped by."""
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: as a shell has it for a process that a signal ended, 130 for Ctrl-C and 143 for SIGTERM."""
+        return 128 + self.signal if self.stopped and self.signal else 0
 
 
 def pretrain(
@@ -42,7 +49,7 @@ def pretrain(
     size: Annotated[str | None, "a published or pocket size of the family (pocket)"] = None,
     out: Annotated[str | Path | None, "the run's folder (runs/FAMILY-SIZE)"] = None,
     budget: Annotated[
-        str | None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords (10m)"
+        str | None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops (10m)"
     ] = None,
     steps: Annotated[int | None, "optimiser steps to take, instead of a budget"] = None,
     batch: Annotated[int | None, "samples a step (about 2,048 tokens unless told)"] = None,
@@ -55,7 +62,9 @@ def pretrain(
     tokenizer: Annotated[
         str | Path | None, "folder of a tokenizer to use (one is trained on the text)"
     ] = None,
-    vocabulary: Annotated[int | None, "size of the tokenizer to train (the size's own)"] = None,
+    vocabulary: Annotated[
+        int | None, "size of the tokenizer to train (the size's own); with --from, to grow to"
+    ] = None,
     documents: Annotated[
         Literal["file", "blank", "line"] | None, "what ends a document in a text file (file)"
     ] = None,
@@ -66,14 +75,14 @@ def pretrain(
     ] = None,
     validation: Annotated[float | None, "share of the text held out to judge by (0.05)"] = None,
     optimiser: Annotated[
-        Literal["adamw", "adam-bert", "adafactor", "muon"] | None, "the optimiser (the family's own)"
+        Literal["adamw", "adam-bert", "adafactor", "lamb", "muon"] | None, "the optimiser (the family's own)"
     ] = None,
     learning_rate: Annotated[float | None, "peak rate (the size's own)"] = None,
     weight_decay: Annotated[float | None, "decoupled weight decay (the family's own)"] = None,
     layer_decay: Annotated[float | None, "factor by which lower layers learn more slowly"] = None,
     schedule: Annotated[str | None, "constant, linear, cosine, inverse-square-root or wsd"] = None,
     warmup: Annotated[float | None, "share of the steps in which the rate rises"] = None,
-    clip: Annotated[float | None, "largest norm of the gradient"] = None,
+    clip: Annotated[float | None, "largest norm of the gradient, 0 for no limit (the family's own)"] = None,
     validate_every: Annotated[int | None, "steps between validations (about ten a run)"] = None,
     save_every: Annotated[int | None, "steps between checkpoints (with every validation)"] = None,
     save_at: Annotated[Sequence[str] | None, "keep the model at these amounts: 1Mwords,2Mwords"] = None,
@@ -94,10 +103,7 @@ def pretrain(
     Ctrl-C finishes the step and saves; `--resume` goes on from there as if nothing had happened. Under `torchrun` the
     same command trains on several processes.
     """
-    from etymon.data.sources import text_source
     from etymon.errors import EtymonError
-    from etymon.verbs.pretraining import Pretraining
-    from etymon.verbs.run_file import assemble
 
     if isinstance(data, str | Path):
         data = [data]
@@ -121,9 +127,31 @@ def pretrain(
         "tensorboard": tensorboard or None, "start": None if from_ is None else str(from_),
         "tokenizer": None if tokenizer is None else str(tokenizer),
     }  # fmt: skip
+    return started(
+        given, source, out=out, config=config, set=set, resume=resume, dry_run=dry_run,
+        progress=progress, device=device, workers=workers,
+    )  # fmt: skip
+
+
+def started(
+    given: Mapping[str, Any],
+    source: TextSource | None = None,
+    *,
+    out: str | Path | None,
+    config: Path | None,
+    set: Sequence[str] | None,
+    resume: bool,
+    dry_run: bool,
+    **options: Any,
+) -> Pretrained:
+    """A run as it was asked for, from the beginning or from where it was stopped."""
+    from etymon.data.sources import text_source
+    from etymon.errors import EtymonError
+    from etymon.verbs.pretraining import Pretraining
+    from etymon.verbs.run_file import assemble
+
     file = assemble(given, config, tuple(set or ()))
     target = Path(out or Path("runs") / f"{file.family}-{file.size}")
-    options: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
     if resume:

@@ -10,14 +10,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from etymon.checkpoints.folder import ensure_replaceable, read_config
-from etymon.config import load_yaml, strict
+from etymon.checkpoints.folder import ensure_replaceable
+from etymon.config import load_yaml
 from etymon.data.sources import TextSource
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
-from etymon.families import family_of, get_family
+from etymon.families import get_family
 from etymon.families.family import Family, Recipe
-from etymon.families.loading import OWN_TYPE, build, load, model_folder, save, shape_of
+from etymon.families.loading import build, load, read_shape, save, shape_of
 from etymon.families.model import Model
 from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.objective import check_fit
@@ -33,8 +33,10 @@ from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.run_file import PhaseFile, RunFile, differing, plain
 from etymon.verbs.run_folder import claimed, require_free
 from etymon.verbs.run_judge import Judge, PhasePlan
+from etymon.verbs.run_members import assembled, begun, member_of, opened_teacher, save_members
 from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_settings import VALIDATIONS, steps_within, training_settings
+from etymon.verbs.run_start import grown, start_tokenizer
 from etymon.verbs.run_text import RunText
 
 TOKENS_A_STEP = 2048
@@ -61,11 +63,14 @@ class Pretraining:
         self.family: Family = get_family(file.family)
         self.recipe: Recipe = self.family.recipe_for(file.size)
         shape = shape_of(self.family, file.size, **file.shape)
+        if file.teacher is not None:
+            self.recipe = self._recipe(shape)[1]
         if file.start is not None and not resuming:
             shape = self._start_shape(file.start)
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         self.positions: int | None = getattr(shape, "positions", None)
         self.phase_files = file.phases or (PhaseFile(1.0),)
+        self.member = member_of([objective_class(self._objective_name(phase)) for phase in self.phase_files])
         for phase in self.phase_files:
             check_fit(objective_class(self._objective_name(phase)), self.family)
             check_options(self._objective_name(phase), self._options(phase))
@@ -79,11 +84,13 @@ class Pretraining:
             raise EtymonError(f"workers cannot be fewer than 0, and {workers} were asked for")
         if not resuming:
             require_free(folder)
-        ensure_replaceable(folder / "model")
+        ensure_replaceable(folder / self.member)
         self.progress: Progress = make_progress(progress)
         self.samples: list[tuple[int, str]] = []
         self.past: list[dict[str, Any]] = []
         """How the model was trained before this run."""
+        self.grown: dict[str, int] | None = None
+        """What its vocabulary grew `from` and `to` in this run."""
 
     @staticmethod
     def resumed(folder: Path, asked: RunFile, source: TextSource | None, **options: Any) -> Pretraining:
@@ -113,7 +120,7 @@ class Pretraining:
         with self._joined() as world:
             model, plan = rehearse(self, World(device=world.device))
             return Pretrained(
-                folder, folder / "model", None, model, {}, 0, False, plan=plan, quiet=not world.first
+                folder, folder / self.member, None, model, {}, 0, False, plan=plan, quiet=not world.first
             )
 
     @contextmanager
@@ -136,9 +143,9 @@ class Pretraining:
         checkpoint = run.latest(self.progress.note) if self.resuming else None
         if self.resuming and checkpoint is None:
             self.progress.note("there is no whole checkpoint yet: starting from step 0")
-        model, phases = self.prepare(world, checkpoint)
+        unit, phases = self.prepare(world, checkpoint)
+        model: Model = unit.model  # type: ignore[assignment]
         state, optimiser_state = (TrainingState(), None) if checkpoint is None else read_state(checkpoint)
-        unit = TrainingUnit(model.to(world.device), phases[0].objective)
 
         def on_sample(step: int, text: str) -> None:
             self.samples.append((step, text))
@@ -157,12 +164,14 @@ class Pretraining:
                 unit, course, settings, run,
                 validate=lambda step: judge.validate(step, course.number_after(step), last=step >= settings.steps),
                 # To go on exactly, nothing may be folded into the weights.
-                save_model=lambda folder: save(model, folder, history=history(), fold=False),
+                save_members=lambda folder: save_members(
+                    unit, self.member, folder, history=history(), fold=False
+                ),
                 progress=self.progress, state=state, optimiser_state=optimiser_state, world=world,
                 milestones=[Milestone(parse_budget(amount), keeper(amount)) for amount in self.file.save_at],
             )  # fmt: skip
 
-        settings = self.file.training or self.settings(trainer, phases, world)
+        settings = self.file.training or self.settings(trainer, unit, phases, world)
         course = self.course(phases, settings.steps, world)
         self._tell_of_milestones(phases, settings)
         with world.first_alone() as mine:
@@ -183,29 +192,29 @@ class Pretraining:
         report = self.folder / "report.html"
         with world.first_alone() as mine:
             if mine:
-                save(model, self.folder / "model")
+                save_members(unit, self.member, self.folder, history=model.history)
                 write_run_report(
                     report, model, phases[0].store, run, self.samples, yardstick=not result.stopped
                 )
         return Pretrained(
-            self.folder, self.folder / "model", report, model, result.metrics, result.state.step, result.stopped,
+            self.folder, self.folder / self.member, report, model, result.metrics, result.state.step, result.stopped,
             f"etymon pretrain {self.family.name} --out {shlex.quote(str(self.folder))} --resume", self.samples,
-            quiet=not world.first,
+            quiet=not world.first, signal=result.signal,
         )  # fmt: skip
 
     # --- the stages
 
     def prepare(
         self, world: World, checkpoint: Path | None, text_of: Callable[..., RunText] = RunText
-    ) -> tuple[Model, list[PhasePlan]]:
-        """Text and model; the first process makes what has to be made, the others find it."""
-        heads = frozenset().union(
-            *(objective_class(self._objective_name(phase)).heads for phase in self.phase_files)
-        )
+    ) -> tuple[TrainingUnit, list[PhasePlan]]:
+        """Text and members; the first process makes what has to be made, the others find it."""
+        objectives = [objective_class(self._objective_name(phase)) for phase in self.phase_files]
+        heads = frozenset().union(*(objective.heads for objective in objectives))
+        teacher = opened_teacher(self.file, self.family, objectives, world.device)
         model = None
         if checkpoint is not None:
-            model = load(checkpoint / "model")
-            self.past = model.history[:-1]
+            model = load(checkpoint / self.member)
+            self.past, self.grown = model.history[:-1], model.history[-1].get("grown")
         elif self.file.start is not None:
             model = load(self.file.start, heads=heads, seed=self.file.seed)
             self.past = model.history
@@ -217,17 +226,25 @@ class Pretraining:
             self.folder, self.file, self.family, self.source if world.first else None, self.progress,
             vocabulary=self.vocabulary, resuming=self.resuming or not world.first,
         )  # fmt: skip
-        given = None if model is None or checkpoint is not None else self._start_tokenizer(model)
+        given = None if model is None or checkpoint is not None else start_tokenizer(self.file, model)
+        if teacher is not None:
+            given = teacher.tokenizer
         made = None
         with world.first_alone() as mine:
             if mine:
                 made = self._text(text, given)
         tokenizer, phases = made or self._text(text, given)
         if model is None:
-            shape = {**self.file.shape, "vocabulary": tokenizer.size}
+            words = tokenizer.size if teacher is None else teacher.shape.vocabulary
+            shape = {**self.file.shape, **self.family.fitted(tokenizer), "vocabulary": words}
             model = build(self.family, self.file.size, heads=heads, seed=self.file.seed, shape=shape)
+            if teacher is not None:
+                begun(model, teacher, self.file, self.progress.note)
+        else:
+            model, self.grown = grown(model, tokenizer) or (model, self.grown)
         model.tokenizer = tokenizer
-        return model, phases
+        unit = assembled(model, [phase.objective for phase in phases], self.file, checkpoint, teacher)
+        return unit.to(world.device), phases
 
     def _text(self, text: RunText, given: Tokenizer | None) -> tuple[Tokenizer, list[PhasePlan]]:
         tokenizer = text.tokenizer(given)
@@ -255,7 +272,9 @@ class Pretraining:
                 )
         return Course(plans, rank=world.rank, ranks=world.size, workers=self.workers)
 
-    def settings(self, trainer: Train, phases: list[PhasePlan], world: World) -> TrainingSettings:
+    def settings(
+        self, trainer: Train, unit: TrainingUnit, phases: list[PhasePlan], world: World
+    ) -> TrainingSettings:
         """The family's recipe for as many steps as were asked for, or as fit into the budget by measurement."""
         file, rows, validations = self.file, phases[0].rows, VALIDATIONS
         budget = parse_budget(file.budget or USUAL_BUDGET)
@@ -279,7 +298,8 @@ class Pretraining:
                 f"{each * 1000:.0f} ms a step, so {file.budget or USUAL_BUDGET} is enough for {steps:,}"
             )
         else:
-            steps = pace_of([(phase.share, phase.feed) for phase in phases]).steps(budget)
+            counted = unit if budget.unit == "flops" else None
+            steps = pace_of([(phase.share, phase.feed) for phase in phases], counted).steps(budget)
         return training_settings(self.recipe, file, steps=steps, rows=rows, validations=validations)
 
     def resolved(self, settings: TrainingSettings, phases: list[PhasePlan]) -> RunFile:
@@ -310,10 +330,15 @@ class Pretraining:
         return phase.objective or self.file.objective or self.family.objective
 
     def _options(self, phase: PhaseFile) -> dict[str, Any]:
-        """A phase with another objective does not take the options of the run's."""
+        """The recipe's for the family's own objective, and what was asked for otherwise.
+
+        A phase with another objective does not take the options of the run's.
+        """
+        own = self._objective_name(phase) == self.family.objective
+        usual = dict(self.recipe.options) if own else {}
         if phase.options is not None or phase.objective is not None:
-            return phase.options or {}
-        return self.file.options
+            return usual | (phase.options or {})
+        return usual | self.file.options
 
     def _length(self, phase: PhaseFile) -> int:
         return phase.length or self.file.length or min(self.positions or 256, 256)
@@ -328,36 +353,20 @@ class Pretraining:
 
     def _start_shape(self, start: str) -> Any:
         """The shape of the model to go on from, whose size then chooses the recipe as well."""
-        folder = model_folder(start)
-        config = read_config(folder)
-        family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
+        family, shape = read_shape(start)
         if family is not self.family:
             raise EtymonError(f"{start} is {family.title}, not {self.family.title}")
-        where = str(folder / "config.json")
-        shape: Any = strict(family.shape, family.settings.read(config, where, ())[0], where)
-        like = (size for size in family.sizes if _same_but_vocabulary(shape_of(family, size), shape))
-        # What has no known size is trained by the published recipe, not by that of a pocket size.
-        size = next(like, None)
-        self.recipe = family.recipe if size is None else family.recipe_for(size)
+        size, self.recipe = self._recipe(shape)
         self.file = replace(self.file, size=size or self.file.size)
         return shape
 
-    def _start_tokenizer(self, started: Model) -> Tokenizer:
-        asked = None if self.file.tokenizer is None else Tokenizer.load(self.file.tokenizer)
-        given, shape = asked or started.tokenizer, started.shape
-        if given is None:
-            raise EtymonError(f"{self.file.start} has no tokenizer: give its own with --tokenizer")
-        if started.tokenizer is not None and started.tokenizer.fingerprint != given.fingerprint:
-            raise EtymonError(
-                f"{self.file.start} has a tokenizer of its own, and {self.file.tokenizer} is another: "
-                "leave --tokenizer out"
-            )
-        if given.size > shape.vocabulary:
-            raise EtymonError(
-                f"the tokenizer {self.file.tokenizer} has {given.size:,} tokens, and {self.file.start} only "
-                f"{shape.vocabulary:,} word vectors: it is not its own"
-            )
-        return given
+    def _recipe(self, shape: Any) -> tuple[str | None, Recipe]:
+        """The size that a shape is of, if it has one, and how it is trained."""
+        family = self.family
+        like = (size for size in family.sizes if _same_but_vocabulary(shape_of(family, size), shape))
+        # What has no known size is trained by the published recipe, not by that of a pocket size.
+        size = next(like, None)
+        return size, family.recipe if size is None else family.recipe_for(size)
 
     def _tell_of_milestones(self, phases: list[PhasePlan], settings: TrainingSettings) -> None:
         pace = pace_of([(phase.share, phase.feed) for phase in phases])
@@ -374,6 +383,7 @@ class Pretraining:
                 "objective": ", then ".join(dict.fromkeys(map(self._objective_name, self.phase_files))),
                 "data": self.file.text if self.source is None else self.source.description,
                 **({"started_from": self.file.start} if self.file.start else {}),
+                **({"grown": self.grown} if self.grown else {}),
                 "seen": {"steps": state.step, "tokens": state.tokens, "words": round(state.words)},
                 "training": plain(asdict(settings)),
                 "metrics": metrics,

@@ -53,21 +53,30 @@ class RunFile:
     vocabulary: int | None = None
     objective: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the objective, e.g. `whole_words`."""
+    """Of the objective, e.g. `masking`; of a mixture, those of each by its name."""
+    teacher: str | None = None
+    """Folder or hub id of the model to learn from (distillation)."""
+    teacher_layers: tuple[int, ...] | None = None
+    """The teacher's layers that the student begins with; evenly spread ones unless told, none at all if empty."""
+    generator: dict[str, Any] = field(default_factory=dict)
+    """Fields of the generator's shape that differ from what the model's size gives (replaced-token detection)."""
     length: int | None = None
     batch: int | None = None
     slices: int = 1
     phases: tuple[PhaseFile, ...] = ()
     budget: str | None = None
-    """A time (10m), or 5000steps, 20Mtokens, 3epochs, 100Mwords."""
-    optimiser: Literal["adamw", "adam-bert", "adafactor", "muon"] | None = None
+    """A time (10m), or 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops."""
+    optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon"] | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     layer_decay: float | None = None
+    frozen: tuple[str, ...] = ()
+    """Patterns of parameters' names that are not trained."""
     schedule: str | None = None
     warmup: float | None = None
     """Share of the steps."""
     clip: float | None = None
+    """Largest norm of the gradient; 0 for no limit."""
     validate_every: int | None = None
     save_every: int | None = None
     save_at: tuple[str, ...] = ()
@@ -98,10 +107,10 @@ class RunFile:
                 raise EtymonError(f"a batch of {batch} samples cannot be cut into {self.slices} equal slices")
         if self.warmup is not None and not 0 <= self.warmup <= 1:
             raise EtymonError(f"warmup is a share of the steps, from 0 to 1, not {self.warmup:g}")
-        if self.clip is not None and not self.clip > 0:
-            raise EtymonError(f"clip is the largest norm of the gradient, above 0, not {self.clip:g}")
-        if self.start is not None and (self.shape or self.vocabulary is not None):
-            raise EtymonError("a model to go on from has its shape and vocabulary: leave those out")
+        if self.clip is not None and not self.clip >= 0:
+            raise EtymonError(f"clip is the largest norm of the gradient, or 0 for none, not {self.clip:g}")
+        if self.start is not None and self.shape:
+            raise EtymonError("a model to go on from has its shape: leave that out")
         if self.tokenizer is not None and self.vocabulary is not None:
             raise EtymonError("give a tokenizer or the size of a vocabulary to train, not both")
         for phase in self.phases:
@@ -112,8 +121,8 @@ class RunFile:
         total = sum(phase.share for phase in self.phases)
         if self.phases and (abs(total - 1) > 1e-6 or min(phase.share for phase in self.phases) <= 0):
             raise EtymonError(f"the shares of the phases must be above 0 and add up to 1, not {total:g}")
-        if any(parse_budget(amount).unit == "seconds" for amount in self.save_at):
-            raise EtymonError("save-at takes amounts such as 1Mwords or 500steps, not times")
+        if any(parse_budget(amount).unit in ("seconds", "flops") for amount in self.save_at):
+            raise EtymonError("save-at takes amounts such as 1Mwords or 500steps, not times or operations")
         return self
 
     def write(self, path: Path) -> None:

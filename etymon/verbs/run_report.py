@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from etymon.training.runs import JUDGED, Run
 
 XZ_LIMIT = 32 << 20
 """Bytes of text up to which xz is run as a yardstick: beyond, it would take longer than it is worth."""
+_MEASURED: dict[str, float] = {}
+"""By what a store holds: the runs of a sweep share one."""
 
 
 def sample_text(model: Model, seed: int, tokens: int = 60) -> str | None:
@@ -38,12 +41,15 @@ def xz_bits_per_byte(store: TokenStore, tokenizer: Tokenizer) -> float | None:
     total = int(store.train.bytes.sum() + store.validation.bytes.sum())
     if tokenizer.byte_lengths is None or total > XZ_LIMIT or not len(store.validation):
         return None
+    if (key := json.dumps(store.description, sort_keys=True)) in _MEASURED:
+        return _MEASURED[key]
     training, validation = _text(store.train, tokenizer), _text(store.validation, tokenizer)
     strongest = 9 | lzma.PRESET_EXTREME
     extra = len(lzma.compress(training + validation, preset=strongest)) - len(
         lzma.compress(training, preset=strongest)
     )
-    return 8 * extra / len(validation)
+    _MEASURED[key] = 8 * extra / len(validation)
+    return _MEASURED[key]
 
 
 def _text(split: Split, tokenizer: Tokenizer) -> bytes:

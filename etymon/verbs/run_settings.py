@@ -36,13 +36,14 @@ def training_settings(
             weight_decay=chosen(file.weight_decay, recipe.weight_decay),
             undecayed=tuple(recipe.undecayed),
             layer_decay=file.layer_decay,
+            frozen=file.frozen,
         ),
         schedule=ScheduleChoice(
             name=chosen(file.schedule, recipe.schedule),
             warmup=warmup,
             final=recipe.final,
         ),
-        clip=chosen(file.clip, recipe.clip),
+        clip=chosen(file.clip, recipe.clip) or None,
         seed=file.seed,
         validate_every=every,
         # A checkpoint with every validation, so that the best one is there to be kept.

@@ -11,6 +11,7 @@ from etymon.data.sampling import Sample
 from etymon.data.sources import PreparedText, TextSource, text_source
 from etymon.data.store import TokenStore, ensure_store, link_store
 from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer_growing import extends, grow_tokenizer
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
@@ -53,41 +54,57 @@ class RunText:
         own = self.folder / "tokenizer"
         if self.resuming:
             tokenizer = Tokenizer.load(own)
-        elif given is not None or self.file.tokenizer is not None or isinstance(self.source, PreparedText):
-            tokenizer = given or Tokenizer.load(self.file.tokenizer or self._prepared_tokenizer())
+        elif (found := self._found(given)) is not None:
+            tokenizer = found
             (own / "origin.json").unlink(missing_ok=True)
             tokenizer.save(own)  # the run keeps its own: the given one may be gone when it goes on
         else:
-            tokenizer = self._trained(own)
+            tokenizer = self._learnt(own, given)
         tokenizer.framing = self.family.framing
         return tokenizer
 
-    def _prepared_tokenizer(self) -> Path:
-        assert isinstance(self.source, PreparedText)
-        if self.file.vocabulary is not None:
-            raise EtymonError(
-                f"{self.source.folder} was prepared with its tokenizer: leave out the vocabulary"
-            )
-        return self.source.folder / "tokenizer"
+    def _found(self, given: Tokenizer | None) -> Tokenizer | None:
+        """A tokenizer that is there already; None if one has to be learnt from the text."""
+        if self.file.tokenizer is not None:
+            given = given or Tokenizer.load(self.file.tokenizer)
+        if isinstance(self.source, PreparedText):
+            if self.file.vocabulary is not None and not self.source.text:
+                raise EtymonError(
+                    f"{self.source.folder} was prepared with its tokenizer: leave out the vocabulary"
+                )
+            stored = Tokenizer.load(self.source.folder / "tokenizer")
+            return stored if given is None or extends(stored, given) else given
+        return None if self.file.start is not None and self.file.vocabulary is not None else given
 
-    def _trained(self, own: Path) -> Tokenizer:
-        """The tokenizer that this text gives; one that an earlier attempt left is used if it came about alike."""
+    def _learnt(self, own: Path, old: Tokenizer | None) -> Tokenizer:
+        """What this text gives: a new tokenizer, or more tokens for an old one. What an earlier attempt left is used
+        if it came about alike."""
         choice, size = self.family.tokenizer, self.vocabulary
-        origin = {"text": self._fingerprint, "size": size, **plain(asdict(choice))}
+        how = plain(asdict(choice)) if old is None else {"grown_from": old.fingerprint}
+        origin = {"text": self._fingerprint, "size": size, **how}
         if (own / "origin.json").is_file() and read_json(own / "origin.json") == origin:
             return Tokenizer.load(own)
-        self.progress.note(f"training a tokenizer of {size:,} tokens on the text")
+        self.progress.note(
+            f"{'training' if old is None else 'growing'} a tokenizer of {size:,} tokens on the text"
+        )
         with Sample(hold_out=False) as sample:
-            tokenizer = train_tokenizer(
-                choice.kind,
-                sample.add(self._text.documents()).learning(),
-                size,
-                lowercase=choice.lowercase,
-                strip_accents=choice.strip_accents,
-                specials=choice.specials,
-                sentinels=choice.sentinels,
-                framing=self.family.framing,
+            sample.add(self._text.documents())
+            tokenizer = (
+                train_tokenizer(
+                    choice.kind,
+                    sample.learning(),
+                    size,
+                    lowercase=choice.lowercase,
+                    strip_accents=choice.strip_accents,
+                    specials=choice.specials,
+                    sentinels=choice.sentinels,
+                    framing=self.family.framing,
+                )
+                if old is None
+                else grow_tokenizer(old, sample.learning, size)
             )
+        if old is not None:
+            self.progress.note(f"the tokenizer has grown from {old.size:,} to {tokenizer.size:,} tokens")
         (own / "origin.json").unlink(missing_ok=True)
         tokenizer.save(own)
         write_json(own / "origin.json", origin)

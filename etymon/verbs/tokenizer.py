@@ -51,6 +51,9 @@ def tokenizer(
         "Unicode form of the text (nfkc for unigram and bpe, else none)",
     ] = None,
     limit: Annotated[str, "text to learn from at most, spread evenly over all of it"] = "200MB",
+    from_: Annotated[
+        str | Path | None, "folder or hub id of a tokenizer or model: add tokens to it, up to --size"
+    ] = None,
     show: Annotated[str | Path | None, "report on the tokenizer in this folder instead"] = None,
     documents: Annotated[Literal["file", "blank", "line"], "what ends a document in a text file"] = "file",
     column: Annotated[str, "the field of records that holds the text"] = "text",
@@ -67,17 +70,18 @@ def tokenizer(
     """Learn a tokenizer from text, and report how it fits text that it has not seen.
 
     The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
-    recipe does (bert is uncased).
+    recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
     """
     from etymon.data.sampling import Sample
     from etymon.data.tokenizer import Tokenizer
+    from etymon.data.tokenizer_growing import grow_tokenizer
     from etymon.data.tokenizer_report import measure_tokenizer
     from etymon.errors import EtymonError
     from etymon.verbs.reading import parse_size, text_files
 
     given = [data] if isinstance(data, str | Path) else list(data)
     if show is not None:
-        if any((kind, size, out, family, lowercase, strip_accents, normalise)):
+        if any((kind, size, out, family, from_, lowercase, strip_accents, normalise)):
             raise EtymonError("--show reports on a tokenizer as it is: leave out what says how to train one")
         source = text_files(given, documents, column, errors, max_document, format)
         found = Tokenizer.load(show)
@@ -89,18 +93,25 @@ def tokenizer(
             )
     if out is None:
         raise EtymonError("say where the tokenizer goes: --out FOLDER")
-    choice = _choice(kind, family, lowercase, strip_accents, normalise)
     if size is not None and size < 1:
         raise EtymonError(f"size must be at least 1, not {size}")
+    if from_ is not None and any((kind, family, lowercase, strip_accents, normalise)):
+        raise EtymonError(f"{from_} has its own kind and ways: leave out what says how to train a new one")
+    old = None if from_ is None else _old(from_, size)
+    choice = {} if old else _choice(kind, family, lowercase, strip_accents, normalise)
     _check_free(Path(out))
-    if choice["kind"] == "byte" and not given:
+    if choice.get("kind") == "byte" and not given:
         made = _train(iter(()), size, choice)
         made.save(out)
         return Tokenized(Path(out), made, None, "")
     source = text_files(given, documents, column, errors, max_document, format)
     with Sample(parse_size(limit)) as sample:
         _read(sample, source, progress)
-        made = _train(sample.learning(), size, choice)
+        made = (
+            grow_tokenizer(old, sample.learning, size or 0)
+            if old
+            else _train(sample.learning(), size, choice)
+        )
         made.save(out)
         held_out = next(sample.held_out(), None) is not None
         report = measure_tokenizer(made, sample.held_out() if held_out else sample.learning())
@@ -155,6 +166,22 @@ def _train(texts: Iterator[str], size: int | None, choice: dict[str, Any]) -> To
     wanted = size or (256 + specials if choice["kind"] == "byte" else DEFAULT_SIZE)
     arguments = {name: value for name, value in choice.items() if name != "kind"}
     return train_tokenizer(choice["kind"], texts, wanted, **arguments)
+
+
+def _old(name: str | Path, size: int | None) -> Tokenizer:
+    """The tokenizer behind a folder of its own, a model's, a run's or a hub id."""
+    from etymon.checkpoints.hub import resolve
+    from etymon.data.tokenizer import Tokenizer
+    from etymon.data.tokenizer_growing import require_room
+    from etymon.errors import EtymonError
+
+    folder = resolve(str(name))
+    own = folder / "tokenizer"
+    old = Tokenizer.load(own if own.is_dir() else folder)
+    if size is None:
+        raise EtymonError(f"{name} has {old.size:,} tokens: say how many it should have with --size")
+    require_room(old, size)
+    return old
 
 
 def _check_free(folder: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.data.framing import BERT, FRAMINGS, PLAIN, T5, Framing
+from etymon.data.framing import BERT, DISTILBERT, FRAMINGS, PLAIN, ROBERTA, T5, Framing
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 
@@ -35,13 +35,6 @@ def test_overhead_is_what_framing_adds() -> None:
 
 
 def test_other_families_are_other_values() -> None:
-    roberta = Framing(
-        "roberta",
-        ("class", 0, "separator"),
-        ("class", 0, "separator", "separator", 1, "separator"),
-        (0,) * 3,
-        (0,) * 6,
-    )
     xlnet = Framing(
         "xlnet",
         (0, "separator", "class"),
@@ -49,7 +42,11 @@ def test_other_families_are_other_values() -> None:
         (0, 0, 2),
         (0, 0, 1, 1, 2),
     )
-    assert roberta.resolve(IDS.get).frame([5], [6]).ids.tolist() == [101, 5, 102, 102, 6, 102]
+    roberta = ROBERTA.resolve(IDS.get).frame([5], [6])
+    assert roberta.ids.tolist() == [101, 5, 102, 102, 6, 102]
+    assert not roberta.segments.any()
+    distilbert, bert = (each.resolve(IDS.get).frame([5], [6]) for each in (DISTILBERT, BERT))
+    assert distilbert.ids.tolist() == bert.ids.tolist() and not distilbert.segments.any()
     assert xlnet.resolve(IDS.get).frame([5], [6]).segments.tolist() == [0, 0, 1, 1, 2]
 
 

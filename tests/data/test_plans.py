@@ -89,6 +89,7 @@ def test_chunks_tile_the_text(split: Split, separator: int | None) -> None:
         lambda split, seed, epoch: plans.stream_windows(split, 64, seed, epoch),
         lambda split, seed, epoch: plans.chunks(split, 64, seed, epoch),
         lambda split, seed, epoch: plans.sentence_pairs(split, 64, seed, epoch),
+        lambda split, seed, epoch: plans.ordered_pairs(split, 64, seed, epoch),
     ],
 )
 def test_plans_depend_on_seed_and_epoch_alone(split: Split, plan: object) -> None:
@@ -98,11 +99,12 @@ def test_plans_depend_on_seed_and_epoch_alone(split: Split, plan: object) -> Non
     assert not np.array_equal(first, plan(split, 2, 2))  # type: ignore[operator]
 
 
-def test_too_short() -> None:
+def test_too_short(split: Split) -> None:
     with pytest.raises(EtymonError, match="at least 2 tokens"):
-        plans.stream_windows(None, 1, 0, 0)  # type: ignore[arg-type]
-    with pytest.raises(EtymonError, match="a length of at least 5"):
-        plans.sentence_pairs(None, 4, 0, 0)  # type: ignore[arg-type]
+        plans.stream_windows(split, 1, 0, 0)
+    for pairs in (plans.sentence_pairs, plans.ordered_pairs):
+        with pytest.raises(EtymonError, match="a length of at least 5"):
+            pairs(split, 4, 0, 0)
 
 
 # ---------------------------------------------------------------- sentence pairs
@@ -197,3 +199,41 @@ def test_empty_validation(trained: dict[str, Tokenizer], tmp_path: Path) -> None
     assert plans.stream_windows(empty, 8, 0, 0).shape == (0, 2)
     assert plans.chunks(empty, 8, 0, 0).shape == (0, 2)
     assert plans.sentence_pairs(empty, 8, 0, 0).shape == (0, 5)
+    assert plans.ordered_pairs(empty, 8, 0, 0).shape == (0, 5)
+
+
+# ---------------------------------------------------------------- sentence order
+
+
+def test_ordered_pairs_are_consecutive_and_half_of_them_swapped(split: Split) -> None:
+    table = np.concatenate([plans.ordered_pairs(split, 64, 0, epoch) for epoch in range(6)])
+    a_start, a_stop, b_start, b_stop, swapped = table.T
+    assert (a_stop > a_start).all() and (b_stop > b_start).all()
+    assert ((a_stop - a_start) + (b_stop - b_start) <= 61).all()
+    assert np.array_equal(
+        owner(split, np.minimum(a_start, b_start)), owner(split, np.maximum(a_stop, b_stop) - 1)
+    )
+    gap = np.where(swapped, a_start - b_stop, b_start - a_stop)
+    # Tokens between them were cut off to make both fit: then they fill the sample.
+    assert (gap >= 0).all() and (((a_stop - a_start) + (b_stop - b_start))[gap > 0] == 61).all()
+    assert len(table) > 2000 and abs(swapped.mean() - 0.5) < 0.04
+    # Neither length nor place gives the answer away.
+    ahead = np.where(swapped, b_stop - b_start, a_stop - a_start)
+    assert abs(ahead[swapped == 1].mean() - ahead[swapped == 0].mean()) < 1.5
+
+
+def test_every_sentence_is_in_some_ordered_pair(split: Split) -> None:
+    table = plans.ordered_pairs(split, 10_000, 0, 0, short_probability=0, shuffle=False)
+    spans = np.sort(table[:, :4].reshape(-1, 2)[:, 0])
+    assert len(table) == len(split), "all of a document goes into one pair"
+    assert (
+        np.isin(spans, split.sentences).sum() >= 2 * len(table) - (np.diff(split.first_sentences) == 1).sum()
+    )
+    covered = np.sort(table[:, :4].reshape(-1, 2), axis=0)
+    assert (covered[1:, 0] == covered[:-1, 1]).all() and covered[-1, 1] == len(split.tokens)
+
+
+def test_a_single_sentence_is_divided() -> None:
+    alone = Split.of(range(30), [0, 10, 11], [0, 10, 11])  # one of ten tokens, one of one, one of nineteen
+    table = np.sort(plans.ordered_pairs(alone, 64, 0, 0, shuffle=False)[:, :4].reshape(-1, 2), axis=0)
+    assert table.tolist() == [[0, 5], [5, 10], [11, 20], [20, 30]], "one token cannot be two texts"

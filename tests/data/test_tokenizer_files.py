@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from etymon.data.framing import BERT, ROBERTA
+from etymon.data.text import Document
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
 from etymon.errors import EtymonError
 
+from .conftest import train
 from .test_tokenizer import SAMPLES
 
 MODEL_TYPES = {"byte-bpe": "gpt2", "wordpiece": "bert", "unigram": "t5"}
@@ -106,6 +109,106 @@ def test_gpt2_merges_file(trained: dict[str, Tokenizer], tmp_path: Path) -> None
     (tmp_path / "merges.txt").write_text("#version: 0.2\nzz qq\n")
     with pytest.raises(EtymonError, match="do not fit together"):
         Tokenizer.load(tmp_path)
+
+
+ROBERTA_ROLES = {
+    "begin": "<s>", "class": "<s>", "pad": "<pad>", "end": "</s>", "separator": "</s>", "unknown": "<unk>", "mask": "<mask>",
+}  # fmt: skip
+ALBERT_ROLES = {"pad": "<pad>", "unknown": "<unk>", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"}
+
+
+@pytest.fixture(scope="module")
+def roberta(documents: list[Document]) -> Tokenizer:
+    return train("byte-bpe", documents, specials=ROBERTA_ROLES, framing=ROBERTA)
+
+
+def assert_transformers_agrees(tokenizer: Tokenizer, theirs: Any) -> None:
+    mask = tokenizer.roles["mask"]
+    texts = [*SAMPLES, f"The {mask} crossed{mask} the  {mask}.", mask, " ".join(tokenizer.roles.values())]
+    for text in texts:
+        assert theirs(text)["input_ids"] == tokenizer.framing.frame(tokenizer.encode(text)).ids.tolist()
+    framed = tokenizer.framing.frame(*tokenizer.encode_batch(["The river", "my winter"]))
+    pair = theirs("The river", "my winter", return_token_type_ids=True)
+    assert pair["input_ids"] == framed.ids.tolist()
+    assert pair["token_type_ids"] == framed.segments.tolist()
+    for role, token in tokenizer.roles.items():
+        assert getattr(theirs, ROLE_KEYS[role]) == token
+
+
+@pytest.mark.parametrize("name", ["AutoTokenizer", "RobertaTokenizerFast", "PreTrainedTokenizerFast"])
+def test_transformers_opens_roberta_s(roberta: Tokenizer, tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert roberta.tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert roberta.tokens[-1] == "<mask>"
+    assert [roberta.tokens[number] for number in roberta.encode("river <mask> x")[-3:]] == [
+        "<mask>",
+        "Ġ",
+        "x",
+    ]
+    roberta.save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    assert_transformers_agrees(roberta, getattr(transformers, name).from_pretrained(tmp_path))
+    assert Tokenizer.load(tmp_path).framing == roberta.framing
+
+
+@pytest.mark.parametrize("name", ["AutoTokenizer", "AlbertTokenizer", "PreTrainedTokenizerFast"])
+def test_transformers_opens_albert_s(documents: list[Document], tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    albert = train(
+        "unigram",
+        documents,
+        300,
+        specials=ALBERT_ROLES,
+        sentinels=0,
+        framing=BERT,
+        lowercase=True,
+        strip_accents=True,
+    )
+    assert albert.tokens[:5] == list(ALBERT_ROLES.values())
+    assert albert.decode(albert.encode("The CAFÉ")) == "the cafe"
+    albert.save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "albert"}')
+    assert_transformers_agrees(albert, getattr(transformers, name).from_pretrained(tmp_path))
+    assert Tokenizer.load(tmp_path).fingerprint == albert.fingerprint
+
+
+def test_roberta_s_published_files(roberta: Tokenizer, tmp_path: Path) -> None:
+    """They do not say which token has which role, and <s> and </s> have two."""
+    description = json.loads(roberta.backend.to_str())
+    description["post_processor"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    whole = Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    model = description["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps({**model["vocab"], "<mask>": roberta.size - 1}))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    for loaded in (whole, Tokenizer.load(tmp_path)):
+        assert loaded.roles == roberta.roles
+        assert loaded.framing == roberta.framing
+        assert same_ids(loaded, roberta)
+        assert loaded.encode("The <mask> sat").tolist() == roberta.encode("The <mask> sat").tolist()
+
+
+def test_albert_s_sentencepiece(tmp_path: Path) -> None:
+    """Case, accents and quotes are settled before sentencepiece sees the text."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    from .conftest import story
+
+    text = "\n".join(story(number, 9).lower().replace("é", "e") for number in range(60))
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spiece"), model_type="unigram", vocab_size=200,
+        pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        minloglevel=2, hard_vocab_limit=False, num_threads=1,
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    ours = Tokenizer.load(tmp_path)
+    assert ours.tokens[:5] == list(ALBERT_ROLES.values())
+    assert ours.roles == ALBERT_ROLES and ours.framing.name == "bert" and ours.sentinels == []
+    assert ours.encode("``The CAFÉ'' river").tolist() == theirs.encode('"the cafe" river')
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false, "keep_accents": true}')
+    assert Tokenizer.load(tmp_path).encode("The CAFÉ").tolist() == theirs.encode("The CAFÉ")
 
 
 @pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model"])

@@ -21,7 +21,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"vocabulary": 31, "positions": 12, "dim": 16, "layers": 2, "heads": 2, "inner_dim": 20},
     "t5": {"vocabulary": 31, "dim": 16, "head_dim": 5, "inner_dim": 20, "layers": 2, "heads": 2},
 }
-PRETRAINED = {"gpt2": {"vocabulary"}, "bert": {"vocabulary", "next_sentence"}, "t5": {"vocabulary"}}
+SHAPES |= dict.fromkeys(("roberta", "distilbert"), SHAPES["bert"])
+SHAPES |= {name: {**SHAPES["bert"], "embedding_dim": 12} for name in ("albert", "electra")}
+PRETRAINED = {
+    "gpt2": {"vocabulary"},
+    "bert": {"vocabulary", "next_sentence"},
+    "t5": {"vocabulary"},
+    "roberta": {"vocabulary"},
+    "albert": {"vocabulary", "sentence_order"},
+    "distilbert": {"vocabulary"},
+    "electra": {"replaced"},
+}
 
 
 def tiny(family: str, heads: set[str], labels: tuple[str, ...] = ("no", "yes"), **changes: Any) -> Model:

@@ -12,9 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from etymon.families import REGISTRY
+
 VOCABULARY, LENGTH, LENGTHS = 61, 9, (9, 5, 7)
 LABELS = 3
 PAD, END = 0, 1
+"""Unless a configuration tells another padding: the end is then the id behind it."""
 GPT2 = {
     "vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 44,
     "bos_token_id": 2, "eos_token_id": END, "pad_token_id": PAD,
@@ -22,6 +25,19 @@ GPT2 = {
 BERT = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 44, "max_position_embeddings": 16, "pad_token_id": PAD,
+}  # fmt: skip
+ROBERTA = {
+    **BERT,
+    "max_position_embeddings": 18,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+}
+ALBERT = {**BERT, "embedding_size": 20}
+ELECTRA = {**BERT, "embedding_size": 20}
+DISTILBERT = {
+    "vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 44, "max_position_embeddings": 16,
+    "pad_token_id": PAD,
 }  # fmt: skip
 T5 = {
     "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 6, "d_ff": 44, "num_layers": 2, "num_decoder_layers": 3,
@@ -48,7 +64,13 @@ class Reference:
 
     @property
     def family(self) -> str:
-        return next(family for family in ("gpt2", "bert", "t5") if self.name.lower().startswith(family))
+        return next(family for family in REGISTRY if self.name.lower().startswith(family))
+
+    @property
+    def spare_bias(self) -> str | None:
+        """Of the two biases of an untied head, the one that Transformers 5 stores and does not use."""
+        names = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "albert": "predictions.bias"}
+        return names.get(self.family) if self.variant == "-untied" else None
 
     def write(self, folder: Path) -> Any:
         """Saves a random model as Transformers does, and gives it as Transformers opens it."""
@@ -82,10 +104,14 @@ class Reference:
         ids = torch.randint(3, VOCABULARY, (3 * self.choices, LENGTH), generator=generator)
         lengths = (torch.tensor(LENGTHS) if padded else torch.full((3,), LENGTH)).repeat(self.choices)
         mask = torch.arange(LENGTH) < lengths[:, None]
-        ids[torch.arange(len(ids)), lengths - 1] = END
-        ids = ids.masked_fill(~mask, PAD)
+        pad = self.config["pad_token_id"]
+        ids[torch.arange(len(ids)), lengths - 1] = pad + END
+        ids = ids.masked_fill(~mask, pad)
         arguments = {"input_ids": ids, **({"attention_mask": mask.long()} if padded else {})}
         arguments |= self.inputs(generator, ids)
+        labels = arguments.get("labels")
+        if labels is not None and labels.numel() == ids.numel():
+            arguments["labels"] = labels.masked_fill(~mask.view(labels.shape), -100)
         if self.choices > 1:
             for name in ("input_ids", "attention_mask", "token_type_ids"):
                 if name in arguments:
@@ -104,9 +130,7 @@ def untie(folder: Path) -> None:
 
 
 def _words(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
-    return {
-        "labels": ids.masked_fill((ids == PAD) | (torch.rand(ids.shape, generator=generator) < 0.2), -100)
-    }
+    return {"labels": ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.2, -100)}
 
 
 def _segments(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
@@ -122,8 +146,11 @@ def _pairs(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _tags(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
-    labels = torch.randint(0, LABELS, ids.shape, generator=generator)
-    return {"labels": labels.masked_fill(ids == PAD, -100)}
+    return {"labels": torch.randint(0, LABELS, ids.shape, generator=generator)}
+
+
+def _replaced(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {"labels": torch.randint(0, 2, ids.shape, generator=generator)}
 
 
 def _spans(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
@@ -164,7 +191,65 @@ def _next(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
     return {"next_sentence_label": torch.tensor([1, 0, 1])}
 
 
+def _order(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {"sentence_order_label": torch.tensor([0, 1, 1])}
+
+
 LABELLED = {"num_labels": LABELS}
+UNTIED = {"tie_word_embeddings": False}
+
+
+def _tasks(name: str, config: dict[str, Any], extra: Callable[..., dict[str, Tensor]]) -> list[Reference]:
+    """The classes for tasks, which BERT and its relatives all have."""
+    return [
+        Reference(f"{name}ForSequenceClassification", {**config, **LABELLED}, frozenset({"classification"}), _both(_classes, extra)),
+        Reference(f"{name}ForMultipleChoice", config, frozenset({"choice"}), _both(_pairs, extra), choices=2),
+        Reference(f"{name}ForTokenClassification", {**config, **LABELLED}, frozenset({"tagging"}), _both(_tags, extra)),
+        Reference(f"{name}ForQuestionAnswering", config, frozenset({"span"}), _both(_spans, extra)),
+    ]  # fmt: skip
+
+
+def _model(name: str, config: dict[str, Any], extra: Callable[..., dict[str, Tensor]]) -> list[Reference]:
+    """The bare model, with its pooler and without."""
+    return [
+        Reference(f"{name}Model", config, frozenset({"pooler"}), extra),
+        Reference(f"{name}Model", config, frozenset(), extra, "-unpooled", {"add_pooling_layer": False}),
+    ]
+
+
+def _words_of(
+    name: str, config: dict[str, Any], extra: Callable[..., dict[str, Tensor]], variant: str = ""
+) -> Reference:
+    return Reference(f"{name}ForMaskedLM", config, frozenset({"vocabulary"}), _both(_words, extra), variant)
+
+
+ORDERED = frozenset({"vocabulary", "sentence_order"})
+GROUPED = {**ALBERT, "num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}
+RELATIVES = [
+    _words_of("Roberta", ROBERTA, _none),
+    _words_of("Roberta", {**ROBERTA, **UNTIED}, _none, "-untied"),
+    _words_of("Roberta", {**ROBERTA, "pad_token_id": 3, "max_position_embeddings": 20}, _none, "-padded-by-3"),
+    _words_of("Roberta", {**ROBERTA, "type_vocab_size": 2, "hidden_act": "relu"}, _segments, "-segments"),
+    *_tasks("Roberta", ROBERTA, _none),
+    *_model("Roberta", ROBERTA, _none),
+    Reference("AlbertForPreTraining", ALBERT, ORDERED, _both(_words, _segments, _order)),
+    Reference("AlbertForPreTraining", GROUPED, ORDERED, _both(_words, _segments, _order), "-grouped"),
+    _words_of("Albert", ALBERT, _segments),
+    _words_of("Albert", {**ALBERT, **UNTIED}, _segments, "-untied"),
+    _words_of("Albert", {**ALBERT, "embedding_size": 32}, _segments, "-as-wide"),
+    *_tasks("Albert", ALBERT, _segments),
+    *_model("Albert", ALBERT, _segments),
+    _words_of("DistilBert", DISTILBERT, _none),
+    _words_of("DistilBert", {**DISTILBERT, **UNTIED}, _none, "-untied"),
+    *_tasks("DistilBert", DISTILBERT, _none),
+    Reference("DistilBertModel", DISTILBERT, frozenset(), _none),
+    Reference("ElectraForPreTraining", ELECTRA, frozenset({"replaced"}), _both(_replaced, _segments)),
+    Reference("ElectraForPreTraining", {**ELECTRA, "embedding_size": 32, "hidden_act": "relu"}, frozenset({"replaced"}), _both(_replaced, _segments), "-as-wide"),
+    _words_of("Electra", {**ELECTRA, "hidden_act": "relu"}, _segments),
+    _words_of("Electra", {**ELECTRA, **UNTIED}, _segments, "-untied"),
+    *_tasks("Electra", ELECTRA, _segments),
+    Reference("ElectraModel", ELECTRA, frozenset(), _segments),
+]  # fmt: skip
 V11 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 REFERENCES = [
     Reference("GPT2LMHeadModel", GPT2, frozenset({"vocabulary"}), _words),
@@ -191,4 +276,5 @@ REFERENCES = [
     Reference("T5ForQuestionAnswering", T5, frozenset({"span"}), _spans),
     Reference("T5EncoderModel", T5, frozenset({"encoder"}), _none),
     Reference("T5Model", T5, frozenset(), _decoded),
+    *RELATIVES,
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ ONE_OF_THEIRS = {
     "gpt2": "transformer.h.1.attn.c_attn.weight",
     "bert": "bert.encoder.layer.1.attention.self.key.bias",
     "t5": "decoder.block.1.layer.1.EncDecAttention.v.weight",
+    "roberta": "roberta.encoder.layer.1.output.LayerNorm.bias",
+    "albert": "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn_output.weight",
+    "distilbert": "distilbert.transformer.layer.1.sa_layer_norm.weight",
+    "electra": "electra.encoder.layer.1.intermediate.dense.bias",
 }
 
 
@@ -32,7 +37,7 @@ class TestRefusals:
         assert "unexpected:" not in line
 
     def test_unexpected(self, saved: Callable[..., Path], family: str, name: str) -> None:
-        stranger = name.replace("1", "7", 1)
+        stranger = re.sub(r"\.\d\.", ".7.", name, count=1)
         line = refusal(saved(family, lambda weights: weights.update({stranger: weights[name].clone()})))
         assert f"unexpected: {stranger}" in line
 
@@ -63,6 +68,9 @@ TIED_COPIES = {
     "gpt2": ("lm_head.weight", "transformer.wte.weight"),
     "bert": ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     "t5": ("decoder.embed_tokens.weight", "shared.weight"),
+    "roberta": ("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+    "albert": ("predictions.decoder.weight", "albert.embeddings.word_embeddings.weight"),
+    "distilbert": ("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
 }
 
 
@@ -100,7 +108,13 @@ def test_old_names_of_norms(saved: Callable[..., Path]) -> None:
     assert_same(etymon.load(saved("bert", change)), tiny("bert", PRETRAINED["bert"]))
 
 
-@pytest.mark.parametrize(("family", "prefix"), [("gpt2", "transformer."), ("bert", "bert.")])
+PREFIXES = {
+    "gpt2": "transformer.",
+    **{name: f"{name}." for name in ("bert", "roberta", "albert", "distilbert", "electra")},
+}
+
+
+@pytest.mark.parametrize(("family", "prefix"), PREFIXES.items())
 def test_names_without_the_prefix_of_the_body(saved: Callable[..., Path], family: str, prefix: str) -> None:
     folder = saved(
         family, lambda weights: {name.removeprefix(prefix): value for name, value in weights.items()}
@@ -111,6 +125,9 @@ def test_names_without_the_prefix_of_the_body(saved: Callable[..., Path], family
 STRAYS = {
     "gpt2": {"transformer.h.0.attn.bias": (1, 1, 12, 12), "transformer.h.1.attn.masked_bias": ()},
     "bert": {"bert.embeddings.position_ids": (1, 12)},
+    "roberta": {"roberta.embeddings.position_ids": (1, 14)},
+    "albert": {"albert.embeddings.position_ids": (1, 12)},
+    "electra": {"electra.embeddings.position_ids": (1, 12)},
     "t5": {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (32, 2)},
 }
 
@@ -205,6 +222,11 @@ def test_unknown_keys_of_the_configuration(saved: Callable[..., Path], family: s
         ("t5", "feed_forward_proj", "mish"),
         ("t5", "model_type", "unheard-of"),
         ("bert", "architectures", ["BertForSomethingElse"]),
+        ("roberta", "max_position_embeddings", "14"),
+        ("roberta", "pad_token_id", "<pad>"),
+        ("albert", "num_hidden_groups", 3),
+        ("distilbert", "sinusoidal_pos_embds", True),
+        ("electra", "summary_type", "last"),
     ],
 )
 def test_configurations_that_are_another_model(

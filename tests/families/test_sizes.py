@@ -33,6 +33,20 @@ def on_meta(family: str, size: str, heads: set[str] | None = None) -> Model:
         ("bert", "base", {"vocabulary", "next_sentence"}, 110_106_428),
         ("bert", "base-cased", {"pooler"}, 108_310_272),
         ("bert", "large", {"pooler"}, 335_141_888),
+        ("roberta", "base", None, 124_697_433),
+        ("roberta", "large", None, 355_412_057),
+        ("albert", "base", {"pooler"}, 11_683_584),
+        ("albert", "large", {"pooler"}, 17_683_968),
+        ("albert", "xlarge", {"pooler"}, 58_724_864),
+        ("albert", "xxlarge", {"pooler"}, 222_595_584),
+        ("distilbert", "base", set(), 66_362_880),
+        ("distilbert", "base", {"vocabulary"}, 66_985_530),
+        ("electra", "small", None, 13_549_057),
+        ("electra", "base", None, 109_483_009),
+        ("electra", "large", None, 335_142_913),
+        ("electra", "small-generator", {"vocabulary"}, 4_620_026),
+        ("electra", "base-generator", {"vocabulary"}, 33_740_602),
+        ("electra", "large-generator", {"vocabulary"}, 51_295_290),
         ("t5", "small", None, 60_506_624),
         ("t5", "base", None, 222_903_552),
         ("t5", "large", None, 737_668_096),
@@ -53,6 +67,10 @@ def test_published_parameter_counts(family: str, size: str, heads: set[str] | No
 LABELS = {
     "gpt2": {"small": 124, "medium": 355, "large": 774, "xl": 1558},
     "bert": {"base": 110, "large": 340},
+    "roberta": {"base": 125, "large": 355},
+    "albert": {"base": 12, "large": 18, "xlarge": 60},  # the paper's 235 for xxlarge are 223
+    "distilbert": {"base": 66},
+    "electra": {"small": 14, "base": 110, "large": 335},
     "t5": {
         "small": 60, "base": 220, "large": 770, "3b": 2800, "11b": 11000,
         "v1.1-small": 77, "v1.1-base": 250, "v1.1-large": 800, "v1.1-xl": 3000, "v1.1-xxl": 11000,
@@ -111,6 +129,8 @@ TINY: dict[str, dict[str, Any]] = {
     "bert": {"vocabulary": 500, "positions": 64, "dim": 64, "layers": 2, "heads": 4, "inner_dim": 96},
     "t5": {"vocabulary": 500, "dim": 64, "head_dim": 12, "inner_dim": 96, "layers": 2, "heads": 4},
 }
+TINY |= dict.fromkeys(("roberta", "distilbert"), TINY["bert"])
+TINY |= {name: {**TINY["bert"], "embedding_dim": 48} for name in ("albert", "electra")}
 
 
 def tiny(family: str, heads: set[str] | None = None, seed: int = 0, **changes: Any) -> Model:
@@ -142,6 +162,13 @@ DEVIATIONS = [
     ("bert", "body.stack.layers.0.attention.output.weight", 0.02 * 0.8796),
     ("bert", "heads.vocabulary.transform.dense.weight", 0.02 * 0.8796),
     ("bert", "heads.pooler.dense.weight", 0.02 * 0.8796),
+    ("roberta", "body.stack.layers.0.attention.output.weight", 0.02),
+    ("roberta", "heads.vocabulary.transform.dense.weight", 0.02),
+    ("distilbert", "body.embeddings.words.weight", 0.02),
+    ("albert", "body.embeddings.projection.weight", 0.02 * 0.8796),
+    ("albert", "heads.vocabulary.transform.dense.weight", 0.02 * 0.8796),
+    ("electra", "body.embeddings.words.weight", 0.02 * 0.8796),
+    ("electra", "heads.replaced.dense.weight", 0.02 * 0.8796),
     ("t5", "body.words.weight", 1.0),
     ("t5", "heads.vocabulary.weight", 1.0),
     ("t5", "body.encoder.stack.layers.0.attention.query.weight", (64 * 12) ** -0.5),
@@ -166,7 +193,7 @@ def test_deviations_are_the_family_s(family: str, name: str, deviation: float) -
     assert abs(float(values.mean())) < 4 * deviation / values.numel() ** 0.5
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert"])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "roberta", "albert", "distilbert", "electra"])
 def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
     for name, parameter in tiny(family, heads=set(get_family(family).heads)).named_parameters():
         if name.endswith("bias"):

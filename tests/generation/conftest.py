@@ -23,6 +23,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"dim": 24, "layers": 2, "heads": 3, "inner_dim": 40, "positions": 48},
     "t5": {"dim": 24, "layers": 2, "heads": 3, "head_dim": 8, "inner_dim": 40},
 }
+SHAPES |= dict.fromkeys(("roberta", "distilbert"), SHAPES["bert"])
+SHAPES |= {name: {**SHAPES["bert"], "embedding_dim": 16} for name in ("albert", "electra")}
 SPARE = 9
 """Word vectors beyond the tokenizer's ids, as in published T5 folders."""
 
@@ -32,7 +34,7 @@ def tiny_tokenizer(family: str) -> Tokenizer:
     return train_tokenizer(
         choice.kind,
         TEXTS,
-        330 if family == "gpt2" else 150,
+        330 if choice.kind == "byte-bpe" else 150,
         lowercase=choice.lowercase,
         strip_accents=choice.strip_accents,
         specials=choice.specials,

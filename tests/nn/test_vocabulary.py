@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from etymon.nn import vocabulary
 from etymon.nn.linear import Linear
-from etymon.nn.vocabulary import DenseVocabulary, Transform, chunks, linear_cross_entropy
+from etymon.nn.vocabulary import DenseVocabulary, Transform, chunks, cross_entropy, draw, linear_loss
 
 ROWS, WIDTH, WORDS = 7, 5, 11
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    return linear_loss(x, weight, bias, cross_entropy(targets))
 
 
 def numbers(bias: bool, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -147,3 +151,53 @@ def test_no_gradient_is_formed_for_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "zeros_like", lambda *_: pytest.fail("a gradient was allocated"))
     with torch.no_grad():
         assert torch.equal(linear_cross_entropy(x, weight, None, targets), wanted.detach())
+
+
+@pytest.mark.parametrize("words", [3, 255, 256, 257, 1000])
+def test_draws_follow_the_running_sum(words: int) -> None:
+    generator = torch.Generator().manual_seed(words)
+    weights = torch.rand(500, words, generator=generator, dtype=torch.float64)
+    weights[:, words // 2] = 0.0  # what has no weight is never drawn
+    uniforms = torch.rand(500, generator=generator, dtype=torch.float64)
+    drawn = draw(weights, uniforms)
+    running = weights.cumsum(-1)
+    goal = uniforms * running[:, -1]
+    rows = torch.arange(500)
+    assert (running[rows, drawn] >= goal - 1e-9).all()
+    assert (running[rows, drawn] - weights[rows, drawn] <= goal + 1e-9).all()
+    assert (drawn != words // 2).all()
+    assert (draw(weights, torch.ones(500)) < words).all() and (draw(weights, torch.zeros(500)) == 0).all()
+
+
+def test_draws_have_the_softmax_as_their_distribution() -> None:
+    generator = torch.Generator().manual_seed(1)
+    head = DenseVocabulary(torch.randn(600, 8, generator=generator))
+    hidden = torch.randn(1, 8, generator=generator).expand(20_000, 8)
+    uniforms = torch.rand(20_000, generator=generator)
+    targets = torch.zeros(20_000, dtype=torch.long)
+    for temperature in (1.0, 0.5):
+        loss, drawn = head.loss_and_sample(hidden, None, targets, uniforms, temperature)
+        assert torch.equal(loss, head.loss(hidden, None, targets))
+        shares = torch.bincount(drawn, minlength=600) / len(drawn)
+        wanted = (head.logits(hidden[:1])[0] / temperature).softmax(-1)
+        assert (shares - wanted).abs().max() < 4 * (wanted.max() / len(drawn)).sqrt()
+
+
+def test_divergence_and_its_gradient_are_those_of_the_plain_formula() -> None:
+    generator = torch.Generator().manual_seed(2)
+    head, teacher = (DenseVocabulary(torch.randn(50, 6, generator=generator).double(), bias=True) for _ in range(2))
+    head, teacher = head.double(), teacher.double()
+    hidden = torch.randn(9, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    taught = torch.randn(9, 6, generator=generator, dtype=torch.float64)
+    at = torch.tensor([0, 3, 3, 8])
+    wanted = 4.0 * F.kl_div(
+        (head.logits(hidden, at) / 2).log_softmax(-1),
+        (teacher.logits(taught, at).detach() / 2).softmax(-1),
+        reduction="sum",
+    )
+    inputs = [hidden, *head.parameters()]
+    gradients = torch.autograd.grad(wanted, inputs)
+    got = head.divergence(hidden, at, lambda part: teacher.logits(taught, at[part]).detach(), 2.0)
+    torch.testing.assert_close(got, wanted)
+    for one, other in zip(torch.autograd.grad(got, inputs), gradients, strict=True):
+        torch.testing.assert_close(one, other)

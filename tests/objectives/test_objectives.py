@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,14 @@ from torch import Tensor
 
 from etymon.data import noise
 from etymon.data.plans import key
-from etymon.data.store import Split, TokenStore, build_store
-from etymon.data.text import Document
-from etymon.data.tokenizer_training import train_tokenizer
+from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.nn.batch import Batch
-from etymon.objectives import get_objective, objective_class
+from etymon.objectives import check_options, get_objective, objective_class
+from etymon.objectives.denoising import SpanCorruption
 from etymon.objectives.objective import Term, check_fit, weighted_loss
+from etymon.training.unit import TrainingUnit
 from tests import tiny
 
 
@@ -152,9 +151,9 @@ def test_pairs_invert_to_their_two_texts(splits: dict[str, Split]) -> None:
         original = noise.reconstruct_at(example.ids, example.places, example.targets)
         assert original.tolist() == [first, *a, separator, *b, separator]
         assert example.segments.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        assert example.random_next == row[4]
+        assert example.label == row[4]
         assert row[4] or row[2] >= row[1], "a true pair goes on behind its first text"
-        labels.add(example.random_next)
+        labels.add(example.label)
     assert labels == {0, 1}
 
 
@@ -174,6 +173,23 @@ def test_spans_invert_to_the_text(splits: dict[str, Split]) -> None:
             example.ids[:-1], example.targets[:-1], tiny.tokenizer("t5").sentinels
         )
         assert original.tolist() == case.split.tokens[slice(*row)].tolist()
+
+
+def test_rolled_spans_lie_anywhere_and_still_fit(splits: dict[str, Split]) -> None:
+    """One span of a short text is its end, unless it is rolled."""
+    tokenizer, split = tiny.tokenizer("t5"), splits["t5"]
+    ends = {}
+    for roll in (False, True):
+        objective = SpanCorruption(tokenizer, 12, random_roll=roll)
+        row, ends[roll] = np.array([3, 3 + objective.raw_length]), set()
+        for seed in range(200):
+            example = objective.prepare(split, row, key(seed))
+            assert len(example.ids) <= 12 and len(example.targets) <= objective.target_length
+            original = noise.reconstruct_spans(example.ids[:-1], example.targets[:-1], tokenizer.sentinels)
+            assert original.tolist() == split.tokens[slice(*row)].tolist()
+            ends[roll].add(int(example.ids[-2]) in tokenizer.sentinels)
+    assert ends == {False: {True}, True: {True, False}}
+    assert SpanCorruption(tokenizer, 512, random_roll=True).raw_length < 568
 
 
 def test_decoder_reads_the_target_shifted_right(splits: dict[str, Split]) -> None:
@@ -220,7 +236,7 @@ def plainly(case: Case, model: Any, examples: list[Any]) -> dict[str, tuple[Tens
     losses = {first: (total, int((targets != -100).sum()))}
     if case.objective.name == "masked-next-sentence":
         pooled = torch.tanh(model.heads["pooler"].dense(hidden.view(*ids.shape, -1)[:, 0]))
-        labels = torch.tensor([example.random_next for example in examples])
+        labels = torch.tensor([example.label for example in examples])
         logits = model.heads["next_sentence"].linear(pooled)
         losses["next_sentence"] = (F.cross_entropy(logits, labels, reduction="sum"), len(examples))
     return losses
@@ -238,11 +254,11 @@ def test_loss_and_gradients_equal_the_plain_computation(case: Case) -> None:
     model.zero_grad()
 
     prepared = case.objective.collate(examples)
-    terms = case.objective.loss(model, prepared)
+    terms = TrainingUnit(model, case.objective)(prepared)
     weighted_loss(terms, prepared.counts).backward()
     assert {name for name, term in terms.items() if term.weight} == set(expected)
     for name, (total, count) in expected.items():
-        assert prepared.counts[name] == terms[name].count == count
+        assert prepared.counts[name] == count
         torch.testing.assert_close(terms[name].sum, total, rtol=1e-5, atol=1e-5)
     assert set(terms) <= set(prepared.counts)
     for name, parameter in model.named_parameters():
@@ -255,22 +271,22 @@ def test_accuracies_count_right_answers(splits: dict[str, Split]) -> None:
     examples = case.examples(12)
     prepared = case.objective.collate(examples)
     with torch.no_grad():
-        terms = case.objective.loss(model, prepared)
+        terms = TrainingUnit(model, case.objective)(prepared)
         hidden, _ = model.hidden(prepared.batch)
         predicted = model.heads["vocabulary"].logits(hidden, prepared.at).argmax(-1)
         followed = model.read("next_sentence", hidden, prepared.batch).argmax(-1)
     assert terms["masked_accuracy"].sum == (predicted == prepared.targets).sum()
-    assert terms["next_sentence_accuracy"].sum == (followed == prepared.random_next).sum()
+    assert terms["next_sentence_accuracy"].sum == (followed == prepared.labels).sum()
     assert terms["masked_accuracy"].weight == terms["next_sentence_accuracy"].weight == 0
-    assert "masked_accuracy" not in case.objective.loss(model.train(), prepared)
+    assert "masked_accuracy" not in TrainingUnit(model, case.objective).train()(prepared)
 
 
 def test_every_term_has_its_own_denominator() -> None:
     one, two = torch.tensor(6.0, requires_grad=True), torch.tensor(10.0, requires_grad=True)
     terms = {
-        "one": Term(one, 3),
-        "two": Term(two, 5, weight=2.0),
-        "seen": Term(torch.tensor(4), 8, weight=0.0),
+        "one": Term(one),
+        "two": Term(two, 2.0),
+        "seen": Term(torch.tensor(4), 0.0),
     }
     loss = weighted_loss(terms, {"one": 12, "two": 40, "seen": 8, "unused": 1})
     assert loss.item() == 6 / 12 + 2 * 10 / 40
@@ -306,33 +322,25 @@ def test_unknown_objective_and_unfit_tokenizer() -> None:
         get_objective("span-corruption", tiny.tokenizer("t5"), 1920)
 
 
-def test_whole_words_are_hidden_whole(tmp_path: Path) -> None:
-    choice = get_family("bert").tokenizer
-    tokenizer = train_tokenizer(  # so few tokens that most words are of several pieces
-        choice.kind, tiny.texts(), 90, specials=choice.specials, framing=get_family("bert").framing
-    )
-    build_store([Document(text) for text in tiny.texts()], tokenizer, tmp_path / "store")
-    objective = get_objective("masked", tokenizer, 24, whole_words=True)
-    plain = get_objective("masked", tokenizer, 24)
-    split, torn = TokenStore.open(tmp_path / "store").train, 0
-    for number, row in enumerate(objective.plan(split, 0, 0)[:200]):
-        framed = plain.framing.frame(split.stream(*row.tolist(), plain.separator))
-        original, text = framed.ids, ~framed.special & (framed.ids != plain.separator)
-        asked = np.zeros(len(original), bool)
-        asked[objective.prepare(split, row, key(0, "sample", number)).places] = True
-        again = np.zeros(len(original), bool)
-        again[plain.prepare(split, row, key(0, "sample", number)).places] = True
-        going_on = (text & ~tokenizer.word_starts[original])[1:] & text[:-1]  # pieces that go on with a word
-        assert not (going_on & (asked[1:] != asked[:-1])).any()
-        assert asked.sum() <= noise.masked_count(len(original))
-        torn += int((going_on & (again[1:] != again[:-1])).sum())
-    assert torn, "the text has words of several pieces, which single tokens would tear"
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"whole_word": True}, "did you mean 'whole_words'"), ({"whole_words": 1}, "must be a bool"), ({"density": "high"}, "must be a float")],
-)  # fmt: skip
+    [
+        ({"maskin": "bert"}, "no option 'maskin': did you mean 'masking'"),
+        ({"masking": "n-gram"}, "masking of the objective 'masked' cannot be 'n-gram': did you mean 'ngram'"),
+        ({"masking": 3}, "must be a str"),
+        ({"packing": "full-sentence"}, "did you mean 'full-sentences'"),
+        ({"density": "high"}, "must be a float"),
+        ({"density": 15}, "a share of 1"),
+        ({"copies": True}, "must be a int"),
+        ({"copies": -1}, "copies of the objective 'masked' cannot be -1"),
+    ],
+)
 def test_options_are_checked(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(EtymonError, match=reason):
+        check_options("masked", options)
+    with pytest.raises(EtymonError, match=reason):
         get_objective("masked", tiny.tokenizer("bert"), 24, **options)
+
+
+def test_options_may_be_whole_numbers_for_numbers() -> None:
+    check_options("masked", {"density": 1, "masking": "rare", "packing": "segments", "copies": 3})

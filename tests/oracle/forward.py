@@ -39,8 +39,11 @@ def run(model: Model, arguments: Arguments) -> Reading:
 
 
 def _run_stack(model: Model, arguments: Arguments) -> Reading:
+    embeddings, positions = model.body.embeddings, arguments.take("position_ids")
     text = Text(
-        *(arguments.take(name) for name in ("input_ids", "attention_mask", "token_type_ids", "position_ids"))
+        *(arguments.take(name) for name in ("input_ids", "attention_mask", "token_type_ids")),
+        None if positions is None else positions - embeddings.position_offset,
+        count_hidden=embeddings.count_hidden,
     )
     embedded = _looked_up(model, text)
     hidden_ND, _ = model.hidden(text.rectangle, embedded=embedded)
@@ -56,7 +59,7 @@ def _run_stack(model: Model, arguments: Arguments) -> Reading:
     return reading
 
 
-PAD_ROW_FROZEN = {"bert"}
+PAD_ROW_FROZEN = {"bert", "roberta", "albert", "distilbert", "electra"}
 """Families whose reference keeps the pad token's row of the word table out of the gradient. Ragged rows have no pads,
 so it is a matter of rectangles only: of losses that are taken over padding as well, such as that of spans."""
 

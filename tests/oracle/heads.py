@@ -32,14 +32,19 @@ def _vocabulary(model: Model, hidden_ND: Tensor, text: Text, arguments: Argument
     return outputs
 
 
-def _pretraining(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
-    words = _vocabulary(model, hidden_ND, text, arguments)
-    pairs = model.read("next_sentence", hidden_ND, text.rectangle)
-    outputs = {"prediction_logits": words["logits"], "seq_relationship_logits": pairs}
-    label = arguments.take("next_sentence_label")
-    if label is not None and "loss" in words:
-        outputs["loss"] = words["loss"] + F.cross_entropy(pairs, label.reshape(-1))
-    return outputs
+def _pretraining(head: str, field: str, label_name: str) -> Reader:
+    """Words and pairs of texts: BERT's next sentences, ALBERT's order of sentences."""
+
+    def read(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
+        words = _vocabulary(model, hidden_ND, text, arguments)
+        pairs = model.read(head, hidden_ND, text.rectangle)
+        outputs = {"prediction_logits": words["logits"], field: pairs}
+        label = arguments.take(label_name)
+        if label is not None and "loss" in words:
+            outputs["loss"] = words["loss"] + F.cross_entropy(pairs, label.reshape(-1))
+        return outputs
+
+    return read
 
 
 def _next_sentence(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
@@ -69,6 +74,15 @@ def _double(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -
         scores = outputs["mc_logits"]
         outputs["mc_loss"] = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
     return outputs
+
+
+def _replaced(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
+    scores = text.shaped(model.read("replaced", hidden_ND, text.rectangle))
+    labels = arguments.take("labels")
+    if labels is None:
+        return {"logits": scores}
+    loss = F.binary_cross_entropy_with_logits(scores[text.real], labels[text.real].to(scores.dtype))
+    return {"logits": scores, "loss": loss}
 
 
 def _tagging(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
@@ -121,7 +135,13 @@ def _nothing(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) 
 Reader = Callable[[Model, Tensor, Text, Arguments], dict[str, Tensor]]
 READERS: dict[frozenset[str], Reader] = {
     frozenset({"vocabulary"}): _vocabulary,
-    frozenset({"vocabulary", "next_sentence"}): _pretraining,
+    frozenset({"vocabulary", "next_sentence"}): _pretraining(
+        "next_sentence", "seq_relationship_logits", "next_sentence_label"
+    ),
+    frozenset({"vocabulary", "sentence_order"}): _pretraining(
+        "sentence_order", "sop_logits", "sentence_order_label"
+    ),
+    frozenset({"replaced"}): _replaced,
     frozenset({"vocabulary", "choice"}): _double,
     frozenset({"next_sentence"}): _next_sentence,
     frozenset({"classification"}): _classification,

@@ -38,12 +38,14 @@ class Text:
         mask: Tensor | None,
         segments: Tensor | None = None,
         positions: Tensor | None = None,
+        count_hidden: bool = True,
     ) -> None:
         self.leading = ids.shape[:-1]
         self.ids, self.mask, self.segments = (as_rows(column) for column in (ids, mask, segments))
         self.positions = None if positions is None else as_rows(positions).expand(self.ids.shape)
         whole = torch.ones_like(self.ids) if self.mask is None else self.mask
         self.real = whole.bool()
+        self.count_hidden = count_hidden
 
     @property
     def rectangle(self) -> Batch:
@@ -54,7 +56,8 @@ class Text:
         def rows(column: Tensor) -> list[list[int]]:
             return [row[real].tolist() for row, real in zip(column, self.real, strict=True)]
 
-        places = torch.arange(self.ids.shape[1]).expand(self.ids.shape)
+        counted = torch.ones_like(self.ids) if self.count_hidden else self.real.long()
+        places = counted.cumsum(1) - 1
         positions = rows(places if self.positions is None else self.positions)
         segments = None if self.segments is None else rows(self.segments)
         starts = [row[0] if row else 0 for row in positions]

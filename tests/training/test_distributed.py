@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from etymon.training.loop import Trainer
 from etymon.training.runs import Run
 from tests.training.processes import stop_at
-from tests.verbs.small_runs import FAMILIES, metrics, pretrain, resume, with_test_sizes
+from tests.verbs.small_runs import FAMILIES, metrics, pretrain, resume, weight_files, with_test_sizes
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="PyTorch has no distributed package"
@@ -90,9 +90,12 @@ def close(one: Any, two: Any) -> bool:
 
 
 def same_run(one: Path, two: Path) -> bool:
-    weights = [load_file(folder / "model" / "model.safetensors") for folder in (one, two)]
+    files = weight_files(one)
+    assert files and files == weight_files(two)
     return close(metrics(one), metrics(two)) and all(
-        torch.allclose(weights[0][name], weights[1][name], rtol=1e-5, atol=1e-6) for name in weights[0]
+        torch.allclose(weight, load_file(two / file)[name], rtol=1e-5, atol=1e-6)
+        for file in files
+        for name, weight in load_file(one / file).items()
     )
 
 

@@ -42,7 +42,7 @@ def model_of(family: str) -> Model:
     return Model(known, shape, {"vocabulary"}).initialise()
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam-bert", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "adam-bert", "adafactor", "lamb", "muon"])
 @pytest.mark.parametrize("family", BELOW)
 def test_every_section_has_its_share_crossed_with_decay(family: str, name: str) -> None:
     model = model_of(family)

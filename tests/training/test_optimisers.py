@@ -102,6 +102,21 @@ def adafactor(p: Tensor, g: Tensor, state: dict[str, Any], t: int, rate: float) 
     return p - rate * max(float((p**2).mean() ** 0.5), 1e-3) * u
 
 
+def lamb(name: str) -> Update:
+    """Biases are neither decayed nor adapted."""
+
+    def update(p: Tensor, g: Tensor, state: dict[str, Any], t: int, rate: float) -> Tensor:
+        m = state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * g
+        v = state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * g**2
+        u = m / (v**0.5 + 1e-6)
+        if name.endswith("bias"):
+            return p - rate * u
+        u = u + 0.1 * p
+        return p - rate * (p**2).sum() ** 0.5 / (u**2).sum() ** 0.5 * u
+
+    return update
+
+
 def muon(p: Tensor, g: Tensor, state: dict[str, Any], t: int, rate: float) -> Tensor:
     m = state["m"] = 0.95 * state.get("m", 0.0) + 0.05 * g
     return p - rate * 0.2 * max(p.shape) ** 0.5 * orthogonal(0.05 * g + 0.95 * m)
@@ -117,6 +132,7 @@ def decay(name: str) -> float:
         (OptimiserChoice("adamw", weight_decay=0.1, epsilon=1e-6), lambda name: adam(True), decay),
         (OptimiserChoice("adam-bert", weight_decay=0.1, epsilon=1e-6), lambda name: adam(False), decay),
         (OptimiserChoice("adafactor", weight_decay=0.0), lambda name: adafactor, lambda name: 0.0),
+        (OptimiserChoice("lamb", weight_decay=0.1, epsilon=1e-6), lamb, lambda name: 0.0),
         (
             OptimiserChoice("muon", weight_decay=0.1, epsilon=1e-6, matrix_share=1.0),
             lambda name: muon if name.startswith("layers") and "weight" in name else adam(True),
@@ -176,6 +192,21 @@ def test_adafactor_leaves_unseen_rows_alone() -> None:
     optimiser.step()
     changed = (words.weight != before).any(1).nonzero().flatten().tolist()
     assert changed == [3, 5] and bool(torch.isfinite(words.weight).all())
+
+
+def test_lamb_takes_steps_as_they_are_where_there_is_nothing_to_compare() -> None:
+    parts = {"zero": torch.zeros(4, 3), "still": torch.full((4, 3), 2.0), "bias": torch.ones(3)}
+    module = nn.ParameterDict(parts | {"large": torch.full((4, 3), 2.0)})
+    choice = OptimiserChoice("lamb", weight_decay=0.0, betas=(0.9, 0.99))
+    optimiser = build_optimiser(module, choice)
+    for name, parameter in module.items():
+        parameter.grad = torch.full_like(parameter, 0.0 if name == "still" else 5.0)
+    set_rate(optimiser, 0.01)
+    optimiser.step()
+    # Without bias correction the first update is (1 - beta1) / sqrt(1 - beta2) = 1 in every number.
+    reached = {"zero": -0.01, "still": 2.0, "bias": 0.99, "large": 2.0 * 0.99}
+    for name, parameter in module.items():
+        torch.testing.assert_close(parameter.data, torch.full_like(parameter, reached[name]), msg=name)
 
 
 def test_muon_is_pytorch_s_with_iterations_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:

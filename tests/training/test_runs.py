@@ -14,12 +14,12 @@ from etymon.training.runs import Run, TrainingState, read_state
 def save(run: Run, step: int, keep: int = 2, best: int | None = None) -> Path:
     state = TrainingState(step, Position(1, 7), 99, 7.5, 0.25, seconds=1.5, best=0.1 + 0.2, best_step=best)
 
-    def save_model(folder: Path) -> None:
-        folder.mkdir()
-        (folder / "weights").write_bytes(bytes(range(200)))
+    def save_members(folder: Path) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "weights").write_bytes(bytes(range(200)))
 
     return run.save(
-        state, {"exp_avg/a.b": torch.arange(4.0)[::2], "step/a.b": torch.tensor(3.0)}, save_model, keep
+        state, {"exp_avg/a.b": torch.arange(4.0)[::2], "step/a.b": torch.tensor(3.0)}, save_members, keep
     )
 
 

@@ -17,7 +17,8 @@ from etymon.families import REGISTRY
 from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 
-FAMILIES = ["gpt2", "bert", "t5"]
+FAMILIES = ["gpt2", "bert", "t5", "electra"]
+"""A decoder, an encoder, an encoder-decoder, and two models that train together."""
 CLOCK = {"tokens_per_second", "utilisation", "memory", "seconds"}
 """What may differ between two equal runs."""
 
@@ -50,6 +51,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
         json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     return [{name: value for name, value in record.items() if name not in CLOCK} for record in records]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Where the models of a run are, by place in its folder."""
+    return sorted(path.relative_to(folder) for path in folder.glob("*/model.safetensors"))
 
 
 def crash() -> None:

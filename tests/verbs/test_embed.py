@@ -90,9 +90,60 @@ def test_command_line_writes_what_python_returns(folder, run, tmp_path):
     np.testing.assert_allclose([json.loads(line) for line in printed.splitlines()], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+def test_every_layer(folder, family):
+    model = etymon.load(folder(family))
+    ids = model.tokenizer.framing.frame(model.tokenizer.encode(TEXTS[2])).ids
+    with torch.no_grad(), etymon.trace(model) as seen:
+        model.encode(Batch.of([ids])) if family == "t5" else model.hidden(Batch.of([ids]))
+    assert len(seen.hidden) == 3
+    for layer, hidden in enumerate(seen.hidden):
+        found = etymon.embed(model, TEXTS, layer=layer)[2]
+        np.testing.assert_allclose(found, hidden.mean(0), atol=1e-5)
+        np.testing.assert_array_equal(found, etymon.embed(model, TEXTS, layer=layer - 3)[2])
+    np.testing.assert_array_equal(etymon.embed(model, TEXTS), etymon.embed(model, TEXTS, layer=2))
+    with pytest.raises(EtymonError, match=r"no layer 3: this model has 0 \(the input\) to 2"):
+        etymon.embed(model, TEXTS, layer=3)
+
+
+def test_every_kind_of_file_in_blocks(folder, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("etymon.verbs.embed.BLOCK", 2)  # five texts: three blocks, the last one short
+    expected = etymon.embed(folder("bert"), TEXTS, batch_size=1)
+    lines = tmp_path / "texts.txt"
+    lines.write_text("\n\n".join(TEXTS) + "\n", encoding="utf-8")
+    for name in ("v.npy", "v.parquet", "v.jsonl"):
+        code, printed, told = run("embed", folder("bert"), "--file", lines, "--out", tmp_path / name)
+        assert (code, printed) == (0, "")
+        assert told == f"5 vectors of 24 numbers in {tmp_path / name}\n"
+    found = np.load(tmp_path / "v.npy")
+    assert (found.dtype, found.shape) == (np.float32, (5, 24))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    records = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["text"] for record in records] == TEXTS
+    np.testing.assert_array_equal(np.array([record["vector"] for record in records], np.float32), found)
+    table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "v.parquet")
+    kind = table.schema.field("vector").type
+    assert (kind.list_size, str(kind.value_type)) == (24, "float")
+    assert table["text"].to_pylist() == TEXTS
+    np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), found)
+
+
+def test_a_failed_file_is_not_written(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("etymon.verbs.embed.BLOCK", 1)
+    for name in ("v.npy", "v.parquet", "v.jsonl"):
+        with pytest.raises(EtymonError, match="empty text"):
+            etymon.embed(folder("gpt2"), ["The cat", ""], out=tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(EtymonError, match=r"must end in \.npy, \.parquet, \.jsonl"):
+        etymon.embed(folder("gpt2"), ["The cat"], out=tmp_path / "v.csv")
+
+
 def test_refusals(folder):
-    with pytest.raises(EtymonError, match="no class token"):
-        etymon.embed(folder("t5"), TEXTS, pooling="cls")
+    for family in ("t5", "gpt2"):
+        with pytest.raises(EtymonError, match="no class token to pool by: use mean or max"):
+            etymon.embed(folder(family), TEXTS, pooling="cls")
+    with pytest.raises(EtymonError, match=r"cannot read nowhere\.txt: No such file"):
+        etymon.embed(folder("bert"), file=Path("nowhere.txt"))
     with pytest.raises(EtymonError, match="batch_size is 0"):
         etymon.embed(folder("bert"), TEXTS, batch_size=0)
     with pytest.raises(EtymonError, match="there is no text"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.training.optimisers.adafactor import Adafactor
 from etymon.training.optimisers.adam import BertAdam
-from etymon.training.optimisers.groups import freeze, gradient_norms, parameter_groups, section
+from etymon.training.optimisers.groups import freeze, gradient_norms, named, parameter_groups, section
+from etymon.training.optimisers.lamb import Lamb
 from etymon.training.optimisers.muon import Muon
 
 __all__ = [
@@ -29,7 +31,7 @@ __all__ = [
     "set_rate",
 ]
 
-OPTIMISERS = ("adamw", "adam-bert", "adafactor", "muon")
+OPTIMISERS = ("adamw", "adam-bert", "adafactor", "lamb", "muon")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -41,7 +43,8 @@ class OptimiserChoice:
 
     name: str = "adamw"
     """`adamw`; `adam-bert`, without bias correction; `adafactor`, whose rates are relative to the parameters and which
-    has neither `betas` nor `epsilon`; or `muon`, with AdamW for all but the matrices inside layers."""
+    has neither `betas` nor `epsilon`; `lamb`, whose steps are in proportion to every tensor's norm; or `muon`, with
+    AdamW for all but the matrices inside layers."""
     learning_rate: float = 1e-3
     """The peak, which the schedule scales at every step."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -80,7 +83,15 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
         layer_decay=choice.layer_decay,
     )
     if choice.name == "muon":
-        groups = [part for group in groups for part in _matrices_apart(group, choice.matrix_share)]
+        groups = [part for group in groups for part in _apart(group, "matrices", _is_inner_matrix)]
+        for group in groups:
+            group["rate_share"] *= choice.matrix_share if group["matrices"] else 1.0
+    if choice.name == "lamb":  # what is not decayed is not adapted either, not even where nothing is decayed
+
+        def adapted(name: str, parameter: Tensor) -> bool:
+            return not any(fnmatchcase(name, pattern) for pattern in choice.undecayed)
+
+        groups = [part for group in groups for part in _apart(group, "adapted", adapted)]
     rate, betas, epsilon = choice.learning_rate, choice.betas, choice.epsilon
     optimiser: torch.optim.Optimizer
     if choice.name == "adamw":
@@ -89,6 +100,8 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
         optimiser = BertAdam(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
     elif choice.name == "adafactor":
         optimiser = Adafactor(groups, learning_rate=rate)
+    elif choice.name == "lamb":
+        optimiser = Lamb(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
     else:
         optimiser = Muon(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
     set_rate(optimiser, rate)
@@ -105,7 +118,7 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer, module: nn.Module) -> di
     """The optimiser's state as tensors named `<quantity>/<parameter>`."""
     return {
         f"{quantity}/{name}": value
-        for name, parameter in module.named_parameters()
+        for name, parameter in named(module).items()
         for quantity, value in optimiser.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
@@ -116,7 +129,7 @@ def restore_optimiser(
 ) -> None:
     """Puts back what `optimiser_tensors` gave."""
     held = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
-    parameters = {name: value for name, value in module.named_parameters() if id(value) in held}
+    parameters = {name: value for name, value in named(module).items() if id(value) in held}
     for key, value in tensors.items():
         quantity, name = key.split("/", 1)
         if name not in parameters:
@@ -128,19 +141,16 @@ def restore_optimiser(
         optimiser.state[parameters[name]][quantity] = value.to(parameters[name].device).clone()
 
 
-def _matrices_apart(group: dict[str, Any], share: float) -> list[dict[str, Any]]:
-    """A group's matrices inside layers, for Muon, and what else it holds."""
+def _is_inner_matrix(name: str, parameter: Tensor) -> bool:
+    return "layers." in section(name) and parameter.dim() == 2
+
+
+def _apart(group: dict[str, Any], mark: str, test: Callable[[str, Tensor], bool]) -> list[dict[str, Any]]:
+    """A group in two, those parameters that pass the test and the others, as the mark says."""
     named = list(zip(group["names"], group["params"], strict=True))
     parts = []
-    for matrices in (True, False):
-        chosen = [
-            pair for pair in named if ("layers." in section(pair[0]) and pair[1].dim() == 2) == matrices
-        ]
-        if chosen:
-            names, parameters = zip(*chosen, strict=True)
-            rate_share = group["rate_share"] * (share if matrices else 1.0)
-            parts.append({
-                **group, "params": list(parameters), "names": list(names), "rate_share": rate_share,
-                "matrices": matrices,
-            })  # fmt: skip
+    for passed in (True, False):
+        if chosen := [pair for pair in named if test(*pair) == passed]:
+            names, parameters = (list(each) for each in zip(*chosen, strict=True))
+            parts.append({**group, "params": parameters, "names": names, mark: passed})
     return parts

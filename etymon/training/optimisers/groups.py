@@ -16,6 +16,8 @@ WRAPPERS = {"model", "body", "stack"}
 """Parts of a name that only say where the module hangs."""
 BOTTOM = {"embeddings", "words", "position_bias"}
 LAYER = re.compile(r"(.*)layers\.(\d+)")
+MEMBER = re.compile(r"^(model|companions|bridges)\.")
+"""What a training unit puts before the names of its members."""
 
 
 def section(name: str) -> str:
@@ -55,14 +57,19 @@ def rate_shares(names: Iterable[str], decay: float) -> dict[str, float]:
     return {name: decay**below for name, below in below_top.items()}
 
 
+def named(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A model's parameters by their names; a unit's alike, those of companions behind the companion's name."""
+    return {MEMBER.sub("", name): parameter for name, parameter in module.named_parameters()}
+
+
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     """Takes the parameters whose names match out of training: they get no gradient any more."""
-    named = list(module.named_parameters())
+    parameters = named(module)
     for pattern in patterns:
-        found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
+        found = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
         if not found:
             raise EtymonError(
-                f"no parameter matches the frozen pattern {pattern!r}: they are named like {named[0][0]!r}"
+                f"no parameter matches the frozen pattern {pattern!r}: they are named like {next(iter(parameters))!r}"
             )
         for parameter in found:
             parameter.requires_grad_(False)
@@ -75,13 +82,13 @@ def parameter_groups(
 
     `names` beside `params` says which they are.
     """
-    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    if not named:
+    trained = {name: parameter for name, parameter in named(module).items() if parameter.requires_grad}
+    if not trained:
         raise EtymonError("nothing is left to train: freeze less")
     # Of all parameters: freezing the upper layers does not change how deep the lower ones lie.
-    shares = rate_shares((name for name, _ in module.named_parameters()), layer_decay or 1.0)
+    shares = rate_shares(named(module), layer_decay or 1.0)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for name, parameter in named.items():
+    for name, parameter in trained.items():
         decay = 0.0 if any(fnmatchcase(name, pattern) for pattern in undecayed) else weight_decay
         blank: dict[str, Any] = {
             "params": [], "names": [], "weight_decay": decay, "rate_share": shares[name],
@@ -101,7 +108,7 @@ def gradient_norms(module: nn.Module) -> dict[str, float]:
     grads: list[Tensor] = []
     places: list[int] = []
     sections: dict[str, int] = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in named(module).items():
         if parameter.grad is not None:
             grads.append(parameter.grad)
             places.append(sections.setdefault(section(name), len(sections)))

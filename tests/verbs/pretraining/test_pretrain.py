@@ -87,14 +87,14 @@ def loss_of_transformers(family: str, folder: Path, prepared: Any) -> float:
         arguments |= {
             "labels": rectangle(labels, batch, -100),
             "token_type_ids": rectangle(batch.segments, batch, 0),
-            "next_sentence_label": prepared.random_next,
+            "next_sentence_label": prepared.labels,
         }
     else:
         arguments["labels"] = rectangle(prepared.targets, prepared.decoder, -100)
     return float(model(ids, **arguments).loss)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
 def test_transformers_opens_the_folder_and_agrees(family: str, straight: Callable[[str], Pretrained]) -> None:
     transformers = pytest.importorskip("transformers")
     result = straight(family)

@@ -53,7 +53,7 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"schedule": "cosin"}, "no schedule 'cosin': did you mean 'cosine'"),
         ("gpt2", {"optimiser": "adam"}, "optimiser is \"adam\""),
         ("gpt2", {"warmup": 30.0}, "warmup is a share of the steps"),
-        ("gpt2", {"clip": 0.0}, "clip is the largest norm"),
+        ("gpt2", {"clip": -1.0}, "clip is the largest norm"),
         ("gpt2", {"layer_decay": 2.0}, "layer_decay is above 0 and at most 1"),
         ("gpt2", {"workers": -1}, "workers cannot be fewer than 0"),
         ("gpt2", {"device": "gpu"}, "there is no device 'gpu'"),

@@ -12,18 +12,21 @@ from typing import Any
 import pytest
 
 import etymon
+from etymon import cli
 from etymon.data.sources import Texts
 from etymon.errors import EtymonError
 from etymon.training.runs import Run
 from etymon.verbs.pretrain import Pretrained
 from tests import tiny
-from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume
+from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume, weight_files
 
 
 def same_weights(one: Path, two: Path) -> bool:
+    files = weight_files(one)
+    assert files and files == weight_files(two)
     return all(
         (one / name).read_bytes() == (two / name).read_bytes()
-        for name in ("model/model.safetensors", "checkpoints/step-00000012/optimiser.safetensors")
+        for name in (*files, "checkpoints/step-00000012/optimiser.safetensors")
     )
 
 
@@ -65,6 +68,23 @@ def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(
     # A finished run has nothing to go on with, and loses nothing either.
     again = resume("gpt2", stopped.folder)
     assert again.metrics == expected.metrics and metrics(again.folder) == metrics(expected.folder)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_says_so_by_its_exit_code(
+    number: int, code: int, tmp_path: Path, at_step: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(tiny.texts()), encoding="utf-8")
+    words = ["pretrain", "gpt2", "--size", "test", "--out", str(tmp_path / "run"), "--progress", "silent"]
+    at_step(2, lambda: os.kill(os.getpid(), number))
+    for more, expected in (
+        (["--data", str(tmp_path / "text.txt"), "--steps", "3", "--length", "32"], code),
+        (["--resume"], 0),
+    ):
+        with pytest.raises(SystemExit) as left:
+            cli.main([*words, *more])
+        assert left.value.code == expected
+        assert ("stopped at step 2 and saved" in capsys.readouterr().out) == (expected > 0)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate"])

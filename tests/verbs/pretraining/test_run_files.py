@@ -75,7 +75,7 @@ def test_options_beat_the_file_and_overrides_beat_both(written: Callable[[str], 
         ("phases: [{share: 1.5}, {share: -0.5}]", [], "must be above 0"),
         ("phases: [{share: 1, batch: 3}]\nslices: 2", [], "a batch of 3 samples cannot be cut into 2 equal slices"),
         ("phases: [{share: 1, length: 0}]", [], "a phase's length must be at least 1, not 0"),
-        ("start: somewhere\nshape: {layers: 1}", [], "has its shape and vocabulary: leave those out"),
+        ("start: somewhere\nshape: {layers: 1}", [], "has its shape: leave that out"),
         ("tokenizer: here\nvocabulary: 300", [], "give a tokenizer or the size of a vocabulary"),
     ],
 )  # fmt: skip
@@ -135,6 +135,23 @@ def test_what_was_left_open_is_filled_in(tmp_path: Path) -> None:
     assert resume("bert", run.folder, set=[phases]).steps == 2
     with pytest.raises(EtymonError, match="began with length of phase 1 16, not 17: it goes on as it began"):
         resume("bert", run.folder, set=[phases.replace("16", "17")])
+
+
+def test_parameters_may_be_frozen_and_the_gradient_left_as_it_is(
+    straight: Callable[[str], Pretrained], tmp_path: Path
+) -> None:
+    frozen = pretrain(
+        "gpt2", tmp_path / "run", from_=straight("gpt2").folder, size=None, clip=0.0, steps=2,
+        set=["frozen=[body.embeddings.*, '*.layers.0.*']"],
+    )  # fmt: skip
+    begun = load_yaml(frozen.folder / "run.yaml", RunFile)
+    assert begun.training is not None and begun.training.clip is None
+    assert begun.training.optimiser.frozen == ("body.embeddings.*", "*.layers.0.*")
+    before = dict(straight("gpt2").model.named_parameters())
+    same = {name for name, value in frozen.model.named_parameters() if value.equal(before[name])}
+    assert same == {name for name in before if name.startswith("body.embeddings.") or ".layers.0." in name}
+    with pytest.raises(EtymonError, match="no parameter matches the frozen pattern 'body.embedings"):
+        pretrain("gpt2", tmp_path / "other", set=["frozen=[body.embedings.*]"])
 
 
 # ------------------------------------------------------------ what the page says

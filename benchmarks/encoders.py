@@ -1,0 +1,158 @@
+"""Which pretraining buys what, at equal counted operations: `make bench-encoders`.
+
+Pocket encoders on the same novels (or the demonstration's text where the shared data are absent), the same tokenizer,
+three seeds an arm, every arm trained for the same number of floating-point operations, which are counted and not timed:
+the runs may share the machine. Then every model is judged by linear probes on its frozen states: SST-2 and SentEval's
+probing tasks. Runs are kept in ETYMON_BENCH_RUNS and go on where they were stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import etymon
+from benchmarks.harness import RESULTS, machine, shared_data
+
+OPERATIONS = os.environ.get("ETYMON_BENCH_FLOPS", "24Tflops")
+"""About five minutes of two quiet cores."""
+SEEDS = range(int(os.environ.get("ETYMON_BENCH_SEEDS", "3")))
+RUNS = Path(os.environ.get("ETYMON_BENCH_RUNS", "runs/bench-encoders"))
+ARMS: dict[str, dict[str, Any]] = {
+    "bert": {"family": "bert", "objective": "masked"},
+    "electra": {"family": "electra"},
+    "bert-static": {"family": "bert", "objective": "masked", "set": ["options.copies=1"]},
+    "student": {"family": "distilbert", "objective": "masked"},
+    "student-distilled": {"family": "distilbert", "teacher": "bert", "set": ["options.masking=bert"]},
+}
+PAIRS = [
+    ("electra", "bert"),
+    ("bert", "bert-static"),
+    ("student-distilled", "student"),
+    ("student-distilled", "bert"),
+]
+
+
+def text() -> tuple[list[str], str]:
+    data = shared_data()
+    if data is not None:
+        return [str(data / "eltec-novels")], "file"
+    from etymon.data.prose import stdlib_documents
+
+    RUNS.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"text": document.text}) + "\n" for document in stdlib_documents()]
+    (RUNS / "prose.jsonl").write_text("".join(lines), encoding="utf-8")
+    return [str(RUNS / "prose.jsonl")], "file"
+
+
+def prepare() -> Path:
+    """One tokenizer and one store for all arms."""
+    store = RUNS / "store"
+    paths, documents = text()
+    if not (RUNS / "tokenizer" / "tokenizer.json").is_file():
+        etymon.tokenizer(data=paths, family="bert", size=8192, out=RUNS / "tokenizer", documents=documents)
+    etymon.prepare(data=paths, tokenizer=RUNS / "tokenizer", out=store, documents=documents, validation=0.01)
+    return store
+
+
+def train(arm: str, seed: int, store: Path) -> Path:
+    """The run of an arm: begun, gone on with, or found done."""
+    choice, out = dict(ARMS[arm]), RUNS / f"{arm}-{seed}"
+    if (out / "done").is_file():
+        return out
+    common = {
+        "data": [str(store)], "out": out, "budget": OPERATIONS, "length": 128, "batch": 16, "seed": seed,
+        "progress": "plain", "resume": (out / "run.yaml").is_file(),
+    }  # fmt: skip
+    rarely = ["validate_every=1000000", "save_every=200", *choice.pop("set", [])]
+    begin = time.perf_counter()
+    if "teacher" in choice:
+        teacher = train(choice["teacher"], seed, store)
+        etymon.distill(teacher, family=choice["family"], layers=2, set=rarely, **common)
+    else:
+        etymon.pretrain(choice.pop("family"), size="pocket", set=rarely, **choice, **common)
+    print(f"{arm}-{seed}: {time.perf_counter() - begin:.0f} s", flush=True)
+    (out / "done").touch()
+    return out
+
+
+def score(arm: str, seed: int) -> dict[str, float]:
+    """Test accuracies of the best layers, by validation; kept with the run."""
+    kept = RUNS / f"{arm}-{seed}" / "probes.json"
+    if not kept.is_file():
+        data = shared_data()
+        if data is None:
+            raise SystemExit(
+                "probes need SST-2 and SentEval's tasks: set ETYMON_SHARED to the folder of corpora"
+            )
+        tasks = [data / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
+        probes = etymon.probe(
+            RUNS / f"{arm}-{seed}", data=[*tasks, data / "senteval-probing"], text="sentence", twin=False
+        )
+        kept.write_text(
+            json.dumps({task.task: task.best.accuracy for task in probes.tasks}), encoding="utf-8"
+        )
+    found: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+    return found
+
+
+def sentences_a_second(arm: str) -> float:
+    """How fast an arm's model embeds SST-2's development sentences."""
+    data = shared_data()
+    assert data is not None
+    lines = (data / "glue" / "SST-2" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    texts, model = [line.split("\t")[0] for line in lines], etymon.load(RUNS / f"{arm}-0")
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        etymon.embed(model, texts)
+        times.append(time.perf_counter() - begin)
+    return len(texts) / statistics.median(times[1:])
+
+
+def judge() -> None:
+    """A table of all arms and the differences of interest, each over the same seeds."""
+    scores = {arm: [score(arm, seed) for seed in SEEDS] for arm in ARMS}
+    tasks = sorted(scores["bert"][0])
+    means = {arm: [statistics.mean(one.values()) for one in each] for arm, each in scores.items()}
+    models = {arm: etymon.load(RUNS / f"{arm}-0") for arm in ARMS}
+    for arm, each in scores.items():
+        parts = " ".join(f"{name} {100 * statistics.mean(one[name] for one in each):.1f}" for name in tasks)
+        spread = statistics.stdev(means[arm]) if len(means[arm]) > 1 else 0.0
+        print(f"{arm:<18} mean {100 * statistics.mean(means[arm]):.1f} +- {100 * spread:.1f}  {parts}")
+    differences = {}
+    for one, other in PAIRS:
+        each = [100 * (a - b) for a, b in zip(means[one], means[other], strict=True)]
+        differences[f"{one} - {other}"] = each
+        print(
+            f"{one} - {other}: {statistics.mean(each):+.1f} points ({', '.join(f'{d:+.1f}' for d in each)})"
+        )
+    size = {arm: model.parameter_count() for arm, model in models.items()}
+    speed = {arm: round(sentences_a_second(arm)) for arm in ("bert", "student-distilled")}
+    record = {
+        "operations": OPERATIONS, "scores": scores, "means": means, "differences": differences,
+        "parameters": size, "sentences_a_second": speed, "machine": machine(),
+    }  # fmt: skip
+    (RESULTS / "encoders.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    store = prepare()
+    chosen = [name for name in sys.argv[1:] if name in ARMS] or list(ARMS)
+    for seed in SEEDS:
+        for arm in chosen:
+            train(arm, seed, store)
+    if "--train-only" not in sys.argv:
+        judge()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a trained model knows: frozen representations, and probes of them."""

@@ -1,0 +1,297 @@
+"""Files of probing tasks, one reader a format."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from etymon.config import did_you_mean
+from etymon.data.sentences import sentence_starts
+from etymon.errors import EtymonError
+from etymon.evaluation.probe_data import SPLITS, Example, Item, Sentence, Split, Task, give_splits, limit
+from etymon.evaluation.pseudo_words import pseudo_word_task
+
+Format = Literal["senteval", "table", "tags", "conllu", "raw"]
+
+SPLIT_NAMES: dict[str, Split] = {
+    name: split
+    for split, names in zip(
+        SPLITS, ("tr train training", "va val valid validation dev development", "te test testing")
+    )
+    for name in names.split()
+}
+FORMATS: dict[str, Format | None] = {
+    ".conllu": "conllu", ".conll": "tags", ".bio": "tags", ".iob": "tags", ".tags": "tags",
+    ".csv": "table", ".tsv": None, ".txt": None,
+}  # fmt: skip
+"""By suffix; None where the first lines have to tell."""
+CONLLU = "id form lemma upos xpos feats head deprel deps misc".split()
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+FIRST_WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W_{IDEOGRAPHS}]+")
+RAW_CHARACTERS = 1 << 25
+"""Of raw text that pseudo-words are made from: more of it would not make them better."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names in the header of a table; `label` may also name a column of CoNLL-U."""
+
+    text: str = "text"
+    label: str = "label"
+    split: str = "split"
+
+
+def read_tasks(
+    paths: Sequence[str | Path],
+    columns: Columns,
+    *,
+    format: Format | None = None,
+    examples: int = 5000,
+    pseudo_words: int = 10,
+    seed: int = 0,
+) -> list[Task]:
+    """The tasks in files and folders. Files that differ only in `train`, `dev`, `test` are one task.
+
+    `examples` is the most that are used for training; validation and test have half as many each at most. What is
+    used, and the split where none is given, is a function of the texts alone.
+    """
+    if format is not None and format not in get_args(Format):
+        raise EtymonError(f"there is no format {format!r}: {did_you_mean(format, get_args(Format))}")
+    if examples < 8 or pseudo_words < 1:
+        raise EtymonError("a probe needs at least 8 examples, and pseudo-words at least one pair")
+    tasks: list[Task] = []
+    for name, files in _grouped(paths, format).items():
+        kind = format or _kind(files[0][0], columns)
+        sentences: list[Sentence] = []
+        for path, split in files:
+            found = list(READERS[kind](path, columns))
+            if not found:
+                raise EtymonError(f"{path} is empty: there is nothing to probe")
+            for sentence in found:
+                sentence.split = sentence.split or (split or "train" if len(files) > 1 else None)
+            sentences += found
+        notes = give_splits(sentences, name)
+        if kind == "raw":
+            task = pseudo_word_task(name, sentences, pseudo_words, examples, seed)
+        else:
+            notes += limit(sentences, examples, name)
+            level: Literal["sentence", "token"] = "token" if kind in ("tags", "conllu") else "sentence"
+            task = Task(name, level, [
+                Example(sentence.text, item.label, item.type, sentence.split, item.span)
+                for sentence in sentences if sentence.split
+                for item in sentence.items
+            ])  # fmt: skip
+        task.notes[:0] = notes
+        task.check()
+        tasks.append(task)
+    return tasks
+
+
+# ------------------------------------------------------------ files
+
+
+def _grouped(
+    paths: Sequence[str | Path], format: Format | None
+) -> dict[str, list[tuple[Path, Split | None]]]:
+    """Task name -> its files, each with the split that its name says."""
+    files: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(
+                file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in FORMATS
+            )
+            if not inside:
+                raise EtymonError(f"no tasks in the folder {path}: it needs {', '.join(FORMATS)} files")
+            files.update(dict.fromkeys(inside))
+        elif not path.is_file():
+            raise EtymonError(f"no such file or folder: {path}")
+        elif format is None and path.suffix.lower() not in FORMATS:
+            raise EtymonError(
+                f"cannot tell what {path} is: name it with --format {'|'.join(get_args(Format))}"
+            )
+        else:
+            files[path] = None
+    if not files:
+        raise EtymonError("there is nothing to probe: give --data with files or folders of tasks")
+    groups: dict[tuple[Path, str], list[tuple[Path, Split | None]]] = {}
+    for path in files:
+        words = re.split(r"[-_.]", path.stem)
+        told = next(
+            (SPLIT_NAMES[word.lower()] for word in reversed(words) if word.lower() in SPLIT_NAMES), None
+        )
+        rest = re.sub(rf"(^|[-_.])({'|'.join(SPLIT_NAMES)})(?=$|[-_.])", "", path.stem, flags=re.IGNORECASE)
+        groups.setdefault((path.parent, rest.strip("-_.")), []).append((path, told))
+    named: dict[str, list[tuple[Path, Split | None]]] = {}
+    for (folder, rest), group in groups.items():
+        name = rest or folder.resolve().name
+        if name in named:
+            name = f"{folder.name}/{name}"
+        if len(group) > 1 and len({told for _, told in group}) < len(group):
+            raise EtymonError(
+                f"{', '.join(str(path) for path, _ in group)} look like one task twice: rename one"
+            )
+        named[name] = group
+    return named
+
+
+def _kind(path: Path, columns: Columns) -> Format:
+    known = FORMATS[path.suffix.lower()]
+    if known is not None:
+        return known
+    with _opened(path) as lines:
+        head = [line.rstrip("\n") for _, line in zip(range(1000), lines)]
+    if not head:
+        raise EtymonError(f"{path} is empty: there is nothing to probe")
+    first = head[0].split("\t")
+    if len(first) == 3 and first[0] in ("tr", "va", "te"):
+        return "senteval"
+    blank = any(not line.strip() for line in head[1:])
+    if path.suffix.lower() == ".tsv":
+        return "table" if columns.text in first or not blank else "tags"
+    pairs = [line.split("\t") for line in head if line.strip()]
+    return "tags" if all(len(pair) > 1 and " " not in pair[0] for pair in pairs) else "raw"
+
+
+@contextmanager
+def _opened(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
+    try:
+        with open(path, encoding="utf-8-sig", newline=newline) as file:
+            yield file
+    except OSError as error:
+        raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise EtymonError(f"{path} is not UTF-8 text: convert it first") from error
+
+
+# ------------------------------------------------------------ readers, one a format
+
+
+def _read_senteval(path: Path, columns: Columns) -> Iterator[Sentence]:
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                parts = line.rstrip("\n").split("\t", 2)
+                if len(parts) < 3:
+                    raise EtymonError(
+                        f"{path}, line {number}: expected split, label and text, with tabs between"
+                    )
+                yield _labelled(f"{path}, line {number}", parts[2], parts[1], parts[0])
+
+
+def _read_table(path: Path, columns: Columns) -> Iterator[Sentence]:
+    tabs = path.suffix.lower() == ".tsv"
+    with _opened(path, newline="") as lines:
+        # Tab-separated values know no quotes, as everywhere in etymon.
+        csv.field_size_limit(1 << 30)
+        style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+        rows = csv.DictReader(lines, **style)
+        try:
+            header = rows.fieldnames or []
+            for name, option in ((columns.text, "--text"), (columns.label, "--label")):
+                if header and name not in header:
+                    raise EtymonError(
+                        f"{path}: no column {name!r}; columns there: {', '.join(map(repr, header))}; "
+                        f"name the right one with {option}"
+                    )
+            for number, row in enumerate(rows, 2):
+                place = f"{path}, row {number}"
+                yield _labelled(place, row[columns.text], row[columns.label], row.get(columns.split))
+        except csv.Error as error:
+            raise EtymonError(f"{path} is not a table ({error})") from error
+
+
+def _labelled(place: str, text: str | None, label: str | None, split: str | None) -> Sentence:
+    """A sentence-level example. Its type is its first word: one that comes back in other sentences."""
+    text, label = (text or "").strip(), (label or "").strip()
+    if not text or not label:
+        raise EtymonError(f"{place} has no {'label' if text else 'text'}: mend it, or leave it out")
+    if split is not None and split.strip().lower() not in SPLIT_NAMES:
+        raise EtymonError(f"{place} is in no split ({split!r}): write train, validation or test")
+    word = FIRST_WORD.search(text)
+    known = None if split is None else SPLIT_NAMES[split.strip().lower()]
+    return Sentence(text, [Item(label, (word[0] if word else text[0]).casefold())], known)
+
+
+def _read_tags(path: Path, columns: Columns) -> Iterator[Sentence]:
+    for block in _blocks(path):
+        words = []
+        for number, line in block:
+            parts = line.split("\t") if "\t" in line else line.split()
+            if len(parts) < 2 or not parts[0] or not parts[-1]:
+                raise EtymonError(f"{path}, line {number}: expected a token and its tag")
+            words.append((parts[0], parts[-1], True))
+        if words[0][0] != "-DOCSTART-":
+            yield _tagged(words)
+
+
+def _read_conllu(path: Path, columns: Columns) -> Iterator[Sentence]:
+    """Words as they stood in the text: what was written together is put together again."""
+    column = CONLLU.index(columns.label) if columns.label in CONLLU else CONLLU.index("upos")
+    for block in _blocks(path):
+        words: list[tuple[str, str, bool]] = []
+        glued: dict[int, bool] = {}  # within a range (don't = do + n't): no space but behind the last
+        for number, line in block:
+            if line.startswith("#"):
+                continue
+            parts = line.split("\t")
+            if len(parts) != len(CONLLU):
+                raise EtymonError(
+                    f"{path}, line {number}: {len(parts)} columns instead of CoNLL-U's {len(CONLLU)}"
+                )
+            space = "SpaceAfter=No" not in parts[9]
+            if "-" in parts[0]:
+                first, last = map(int, parts[0].split("-"))
+                forms = [other.split("\t")[:2] for _, other in block if not other.startswith("#")]
+                inside = [form for index, form in forms if index.isdigit() and first <= int(index) <= last]
+                if "".join(inside) == parts[1]:
+                    glued |= dict.fromkeys(range(first, last), False) | {last: space}
+            elif "." not in parts[0]:
+                words.append((parts[1], parts[column], glued.get(int(parts[0]), space)))
+        if words:
+            yield _tagged(words)
+
+
+def _tagged(words: Sequence[tuple[str, str, bool]]) -> Sentence:
+    """Tokens with their tags (`_` for none) and whether a space follows. A token's type is its form."""
+    text, items = "", []
+    for form, tag, space in words:
+        if tag != "_":
+            items.append(Item(tag, form.casefold(), (len(text), len(text) + len(form))))
+        text += form + " " * space
+    return Sentence(text.rstrip(), items)
+
+
+def _blocks(path: Path) -> Iterator[list[tuple[int, str]]]:
+    """Numbered lines, a list for all up to a blank one."""
+    block: list[tuple[int, str]] = []
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                block.append((number, line.rstrip("\n")))
+            elif block:
+                yield block
+                block = []
+    if block:
+        yield block
+
+
+def _read_raw(path: Path, columns: Columns) -> Iterator[Sentence]:
+    with _opened(path) as file:
+        text = file.read(RAW_CHARACTERS)
+    starts = sentence_starts(text).tolist()
+    for start, stop in zip(starts, [*starts[1:], len(text)]):
+        yield Sentence(" ".join(text[start:stop].split()), [])
+
+
+READERS: dict[Format, Callable[[Path, Columns], Iterator[Sentence]]] = {
+    "senteval": _read_senteval,
+    "table": _read_table,
+    "tags": _read_tags,
+    "conllu": _read_conllu,
+    "raw": _read_raw,
+}

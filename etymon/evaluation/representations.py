@@ -1,0 +1,172 @@
+"""Frozen representations: texts through a model, every layer's states, pooled to one vector a text or a word.
+
+Legend: N tokens, U units (texts or words), L layers with the input of the first as number 0, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from etymon.errors import EtymonError
+from etymon.families.model import Model
+from etymon.generation.decoding import evaluating
+from etymon.nn.batch import Batch
+from etymon.nn.trace import trace
+
+POOLINGS = ("mean", "cls", "last")
+"""Of all tokens of a text, special ones included; the class token; the last token."""
+Pieces = Literal["first", "mean"]
+Place = str | tuple[int, int]
+"""What is read of a text: one of `POOLINGS`, or the word at the characters [start, stop)."""
+
+
+class Reader:
+    """Texts as a model reads them: framed, cut to its positions, in batches of similar length."""
+
+    def __init__(self, model: Model) -> None:
+        assert model.tokenizer is not None
+        self.model, self.tokenizer = model, model.tokenizer
+        framing = self.tokenizer.framing
+        # A framing puts the same tokens around every text: no need to build each one by itself.
+        place, ids_of = framing.single.index(0), dict(framing.role_ids)
+        self.before, self.after = (
+            np.array([ids_of[str(role)] for role in part], np.int32)
+            for part in (framing.single[:place], framing.single[place + 1 :])
+        )
+        self.has_class = "class" in framing.single
+        self.class_last = self.has_class and framing.single.index("class") > place
+        self.room = None if model.positions is None else model.positions - framing.overhead()
+        self.cut = 0
+        """How many texts were too long so far."""
+
+    def need_class(self, others: str) -> None:
+        if not self.has_class:
+            raise EtymonError(f"{self.model.family.title} has no class token to pool by: use {others}")
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of texts, without the framing."""
+        return [self.within(ids) for ids in self.tokenizer.encode_batch(texts)]
+
+    def within(self, ids: np.ndarray) -> np.ndarray:
+        """The ids that fit into the model's positions."""
+        if self.room is None or len(ids) <= self.room:
+            return ids
+        self.cut += 1
+        return ids[: self.room]
+
+    def batches(self, encoded: Sequence[np.ndarray], size: int) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Texts by number and as a batch, the short ones first."""
+        order = np.argsort([len(ids) for ids in encoded], kind="stable")
+        for first in range(0, len(order), size):
+            chosen = order[first : first + size]
+            rows = [np.concatenate((self.before, encoded[number], self.after)) for number in chosen]
+            if not all(map(len, rows)):
+                raise EtymonError("an empty text has no tokens to make a vector of: leave it out")
+            yield chosen, Batch.of(rows, device=self.model.device)
+
+    def last(self, batch: Batch) -> Tensor:
+        """The last layer's states `[N, D]`; of an encoder and a decoder, the encoder's."""
+        return (
+            self.model.encode(batch).hidden_MD if self.model.encoder_decoder else self.model.hidden(batch)[0]
+        )
+
+    def every(self, batch: Batch) -> list[Tensor]:
+        """Every layer's states, the input of the first layer before them."""
+        with trace(self.model, attention=False) as seen:
+            last = self.last(batch)
+        return next((stack.hidden for stack in seen.values() if stack.hidden), [last])
+
+
+@dataclass(frozen=True)
+class Representations:
+    """`states[layer, unit]` float32; units that have no token within the model's positions are not `found`."""
+
+    states: np.ndarray
+    found: np.ndarray
+    cut: int
+
+
+def represent(
+    model: Model,
+    units: Sequence[tuple[str, Place]],
+    *,
+    pieces: Pieces = "first",
+    batch_size: int = 32,
+    on_batch: Callable[[int, int], None] = lambda done, total: None,
+) -> Representations:
+    """Every layer's vectors of units (text, place); each distinct text goes through the model once."""
+    reader = Reader(model)
+    if any(place == "cls" for _, place in units):
+        reader.need_class("mean or last")
+    wanted: dict[str, list[int]] = {}
+    for number, (text, _) in enumerate(units):
+        wanted.setdefault(text, []).append(number)
+    encoded: list[np.ndarray] = []
+    ranges = np.zeros((len(units), 2), np.int64)  # of tokens within the framed row
+    for text, numbers in wanted.items():
+        ids, starts, stops = reader.tokenizer.offsets(text)
+        encoded.append(reader.within(ids))
+        for number in numbers:
+            ranges[number] = _tokens(reader, len(encoded[-1]), starts, stops, units[number][1], pieces)
+    found = ranges[:, 0] < ranges[:, 1]
+    numbers_of = [np.array(numbers)[found[numbers]] for numbers in wanted.values()]
+    states: np.ndarray | None = None
+    done = 0
+    with torch.inference_mode(), evaluating(model):
+        for chosen, batch in reader.batches(encoded, batch_size):
+            layers = reader.every(batch)
+            if states is None:
+                states = _room(len(layers), len(units), layers[0].shape[1])
+            into = np.concatenate([numbers_of[text] for text in chosen])
+            begins = np.repeat(batch.layout.host_starts, [len(numbers_of[text]) for text in chosen])
+            if len(into):
+                for layer, x_ND in enumerate(layers):
+                    states[layer, into] = _means(x_ND, ranges[into] + begins[:, None]).float().cpu().numpy()
+            done += len(chosen)
+            on_batch(done, len(encoded))
+    assert states is not None
+    return Representations(states, found, reader.cut)
+
+
+def _tokens(
+    reader: Reader, length: int, starts: np.ndarray, stops: np.ndarray, place: Place, pieces: Pieces
+) -> tuple[int, int]:
+    """The tokens of the framed row whose mean a unit is."""
+    row = len(reader.before) + length + len(reader.after)
+    if isinstance(place, str):
+        if place == "mean":
+            return 0, row
+        return (row - 1, row) if place == "last" or reader.class_last else (0, 1)
+    start, stop = place
+    first = int(np.searchsorted(np.maximum.accumulate(stops), start, side="right"))
+    last = min(int(np.searchsorted(starts, stop, side="left")), length)
+    if pieces == "first":
+        last = min(last, first + 1)
+    return len(reader.before) + first, len(reader.before) + last
+
+
+def _means(x_ND: Tensor, ranges: np.ndarray) -> Tensor:
+    """The mean of the tokens [start, stop) of every range."""
+    lengths = ranges[:, 1] - ranges[:, 0]
+    unit = np.repeat(np.arange(len(ranges)), lengths)
+    within = np.arange(len(unit)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    token_T, unit_T = (torch.from_numpy(part).to(x_ND.device) for part in (ranges[unit, 0] + within, unit))
+    sums_UD = x_ND.new_zeros(len(ranges), x_ND.shape[1]).index_add_(0, unit_T, x_ND[token_T])
+    return sums_UD / torch.from_numpy(lengths).to(x_ND)[:, None]
+
+
+def _room(layers: int, units: int, width: int) -> np.ndarray:
+    size, free = 4 * layers * units * width, psutil.virtual_memory().available
+    if 2 * size > free:  # a probe works on a standardised copy
+        raise EtymonError(
+            f"{units:,} vectors of {layers} layers take {size / 1e9:.1f} GB, twice, and {free / 1e9:.1f} GB are free: "
+            "use fewer with --examples, or fewer tasks at once"
+        )
+    return np.zeros((layers, units, width), np.float32)

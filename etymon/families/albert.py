@@ -1,0 +1,169 @@
+"""ALBERT (Lan et al. 2019): narrow word vectors led into wide layers, and one set of weights for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from etymon.checkpoints.names import NameMap
+from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.data import framing
+from etymon.families.encoders import (
+    CONSTANTS,
+    FIELDS,
+    POCKET,
+    POCKET_RECIPE,
+    POOLED_HEADS,
+    TASK_NAMES,
+    EncoderShape,
+    dropped,
+    electra_generator,
+    embedding_names,
+    encoder,
+    name_map,
+)
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.nn.bodies import Body
+from etymon.nn.initialise import COMMON, Filler, truncated_normal
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape(EncoderShape):
+    vocabulary: int = 30000
+    embedding_dim: int = 128
+    dim: int = 4096
+    groups: int = 1
+    """Layers are cut into so many runs of equal length, and those of a run share their weights."""
+    inner_groups: int = 1
+    """So many layers with weights of their own take turns within every layer."""
+    heads: int = 64
+    inner_dim: int = 16384
+    activation: str = "gelu_tanh"
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    head_dropout: float | None = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.groups <= self.layers:
+            raise ValueError(
+                f"groups is {self.groups}: it must be from 1 to the number of layers, {self.layers}"
+            )
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": POCKET,
+    "base": {"dim": 768, "heads": 12, "inner_dim": 3072},
+    "large": {"layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096},
+    "xlarge": {"layers": 24, "dim": 2048, "heads": 16, "inner_dim": 8192},
+    "xxlarge": {},
+}
+
+
+def body(shape: Shape, heads: frozenset[str]) -> Body:
+    inner = range(shape.inner_groups)
+    # In floating point, as the published code does it.
+    groups = [int(layer / (shape.layers / shape.groups)) for layer in range(shape.layers)]
+    return encoder(
+        shape,
+        segments=shape.segments,
+        width=shape.embedding_dim,
+        project=True,
+        schedule=[group * shape.inner_groups + number for group in groups for number in inner],
+        feed_forward_dropout=0.0,  # Transformers has it and does not use it; Google's code does
+    )
+
+
+PAIRS = Head(lambda s, body, labels: dropped(s, 2), after="pooler")
+HEADS = {**POOLED_HEADS, "next_sentence": PAIRS, "sentence_order": PAIRS}
+ARCHITECTURES = [
+    Architecture("AlbertForPreTraining", frozenset({"vocabulary", "sentence_order"})),
+    Architecture("AlbertForMaskedLM", frozenset({"vocabulary"})),
+    Architecture("AlbertForSequenceClassification", frozenset({"classification"})),
+    Architecture("AlbertForMultipleChoice", frozenset({"choice"})),
+    Architecture("AlbertForTokenClassification", frozenset({"tagging"})),
+    Architecture("AlbertForQuestionAnswering", frozenset({"span"})),
+    Architecture("AlbertModel", frozenset({"pooler"}), prefix=""),
+    Architecture("AlbertModel", frozenset(), prefix=""),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    table = {
+        **embedding_names("albert."),
+        "body.embeddings.projection.*": "albert.encoder.embedding_hidden_mapping_in.*",
+        "heads.pooler.dense.*": "albert.pooler.*",
+        "heads.vocabulary.transform.dense.*": "predictions.dense.*",
+        "heads.vocabulary.transform.norm.*": "predictions.LayerNorm.*",
+        "heads.sentence_order.linear.*": "sop_classifier.classifier.*",
+        **TASK_NAMES,
+    }
+    for physical in range(shape.groups * shape.inner_groups):
+        group, number = divmod(physical, shape.inner_groups)
+        ours = f"body.stack.layers.{physical}."
+        theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{number}."
+        table |= {
+            **{ours + f"attention.{part}.*": theirs + f"attention.{part}.*" for part in ("query", "key", "value")},
+            ours + "attention.output.*": theirs + "attention.dense.*",
+            ours + "attention_norm.*": theirs + "attention.LayerNorm.*",
+            ours + "feed_forward.inner.*": theirs + "ffn.*",
+            ours + "feed_forward.outer.*": theirs + "ffn_output.*",
+            ours + "feed_forward_norm.*": theirs + "full_layer_layer_norm.*",
+        }  # fmt: skip
+    return name_map(shape, table, "albert.", "predictions.decoder", bias="predictions.bias")
+
+
+SETTINGS = SettingsMap(
+    fields=[
+        *FIELDS,
+        Field("embedding_dim", "embedding_size"),
+        Field("groups", "num_hidden_groups"),
+        Field("inner_groups", "inner_group_num"),
+        Field("head_dropout", "classifier_dropout_prob"),
+    ],
+    constants=CONSTANTS,
+    ignored=["down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "layers_to_keep"],
+)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    return [*COMMON, ("*.weight", truncated_normal(shape.deviation))]
+
+
+OPTIONS = {"masking": "ngram"}
+FAMILY = Family(
+    name="albert",
+    title="ALBERT",
+    model_type="albert",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"bidirectional", "segments", "generator"}),
+    objective="masked-sentence-order",
+    recipe=Recipe(
+        learning_rate=0.00176,
+        optimiser="lamb",
+        epsilon=1e-6,
+        weight_decay=0.01,
+        schedule="linear",
+        warmup=0.025,
+        options=OPTIONS,
+    ),
+    size_recipes={"pocket": replace(POCKET_RECIPE, options=OPTIONS)},
+    tokenizer=TokenizerChoice(
+        "unigram",
+        {"pad": "<pad>", "unknown": "<unk>", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"},
+        lowercase=True,
+        strip_accents=True,
+    ),
+    framing=framing.BERT,
+    generator=electra_generator,
+)

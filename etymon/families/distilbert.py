@@ -1,0 +1,165 @@
+"""DistilBERT (Sanh et al. 2019): BERT with half the layers, without segments and pooler, taught by a larger model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from pydantic import ConfigDict, PositiveFloat
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
+from etymon.data import framing
+from etymon.families.encoders import (
+    ACTIVATION_NAMES,
+    LAYER,
+    POCKET,
+    POCKET_RECIPE,
+    TASK_NAMES,
+    WORDPIECE,
+    embedding_names,
+    encoder,
+    name_map,
+    vocabulary_head,
+)
+from etymon.families.family import Architecture, Family, Head, Recipe
+from etymon.nn.bodies import Body
+from etymon.nn.heads import DeepProjection, Projection
+from etymon.nn.initialise import COMMON, Filler, normal
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape:
+    vocabulary: int = 30522
+    positions: int = 512
+    dim: int = 768
+    layers: int = 6
+    heads: int = 12
+    inner_dim: int = 3072
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    head_dropout: float = 0.2
+    """Of classification and choice."""
+    span_dropout: float = 0.1
+    deviation: float = 0.02
+    tied: bool = True
+    residual_scale: PositiveFloat = 1.0
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+    norm_epsilon: ClassVar[float] = 1e-12
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": {**POCKET, "layers": 2},
+    "base": {},
+    "base-cased": {"vocabulary": 28996},
+    "base-multilingual-cased": {"vocabulary": 119547},
+}
+
+
+def body(shape: Shape, heads: frozenset[str]) -> Body:
+    return encoder(shape, segments=0, output_dropout=0.0)  # what attention adds is left whole
+
+
+def first_token(shape: Shape, outputs: int) -> nn.Module:
+    return DeepProjection(
+        shape.dim, outputs, dropout=shape.head_dropout, activation=torch.relu, drop_input=False
+    )
+
+
+HEADS = {
+    "vocabulary": vocabulary_head(),
+    "classification": Head(lambda s, body, labels: first_token(s, labels), at="first"),
+    "choice": Head(lambda s, body, labels: first_token(s, 1), at="first"),
+    "tagging": Head(lambda s, body, labels: Projection(s.dim, labels, dropout=s.dropout)),
+    "span": Head(lambda s, body, labels: Projection(s.dim, 2, dropout=s.span_dropout)),
+}
+ARCHITECTURES = [
+    Architecture("DistilBertForMaskedLM", frozenset({"vocabulary"})),
+    Architecture("DistilBertForSequenceClassification", frozenset({"classification"})),
+    Architecture("DistilBertForMultipleChoice", frozenset({"choice"})),
+    Architecture("DistilBertForTokenClassification", frozenset({"tagging"})),
+    Architecture("DistilBertForQuestionAnswering", frozenset({"span"})),
+    Architecture("DistilBertModel", frozenset(), prefix=""),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    theirs = "distilbert.transformer.layer.{}."
+    parts = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "output": "out_lin"}
+    table = {
+        **embedding_names("distilbert."),
+        **{LAYER + f"attention.{ours}.*": theirs + f"attention.{name}.*" for ours, name in parts.items()},
+        LAYER + "attention_norm.*": theirs + "sa_layer_norm.*",
+        LAYER + "feed_forward.inner.*": theirs + "ffn.lin1.*",
+        LAYER + "feed_forward.outer.*": theirs + "ffn.lin2.*",
+        LAYER + "feed_forward_norm.*": theirs + "output_layer_norm.*",
+        "heads.vocabulary.transform.dense.*": "vocab_transform.*",
+        "heads.vocabulary.transform.norm.*": "vocab_layer_norm.*",
+        "heads.classification.dense.*": "pre_classifier.*",
+        "heads.choice.dense.*": "pre_classifier.*",
+        **TASK_NAMES,
+    }
+    return name_map(shape, table, "distilbert.", "vocab_projector")
+
+
+SETTINGS = SettingsMap(
+    fields=[
+        Field("vocabulary", "vocab_size"),
+        Field("positions", "max_position_embeddings"),
+        Field("dim", "dim"),
+        Field("layers", "n_layers"),
+        Field("heads", "n_heads"),
+        Field("inner_dim", "hidden_dim"),
+        Field("activation", "activation", ACTIVATION_NAMES),
+        Field("dropout", "dropout"),
+        Field("attention_dropout", "attention_dropout"),
+        Field("head_dropout", "seq_classif_dropout"),
+        Field("span_dropout", "qa_dropout"),
+        Field("deviation", "initializer_range"),
+        Field("tied", "tie_word_embeddings"),
+        RESIDUAL_SCALE,
+    ],
+    constants=[Constant("sinusoidal_pos_embds", False, "positions that are not learned are not supported")],
+    ignored=["tie_weights_", "is_decoder", "add_cross_attention"],
+)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    return [*COMMON, ("*.weight", normal(shape.deviation))]
+
+
+FAMILY = Family(
+    name="distilbert",
+    title="DistilBERT",
+    model_type="distilbert",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"bidirectional"}),
+    objective="masked",
+    recipe=Recipe(
+        learning_rate=5e-4,
+        betas=(0.9, 0.98),
+        epsilon=1e-6,
+        weight_decay=0.0,
+        clip=5.0,
+        schedule="linear",
+        warmup=0.05,
+    ),
+    size_recipes={"pocket": replace(POCKET_RECIPE, weight_decay=0.0)},
+    tokenizer=WORDPIECE,
+    framing=framing.DISTILBERT,
+)

@@ -1,0 +1,163 @@
+"""ELECTRA (Clark et al. 2020): an encoder that tells replaced tokens from original ones.
+
+There is no pooler: rows are read at their first token. A small generator, a model of the same family with a vocabulary
+head, trains beside it and shares its embeddings, which may be narrower than the layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap
+from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.data import framing
+from etymon.families.encoders import (
+    CONSTANTS,
+    FIELDS,
+    POCKET,
+    POCKET_RECIPE,
+    TASK_NAMES,
+    TOKEN_HEADS,
+    WORDPIECE,
+    EncoderShape,
+    body_names,
+    electra_generator,
+    encoder,
+    head_dropout,
+    name_map,
+    vocabulary_head,
+)
+from etymon.families.family import Architecture, Family, Head, Recipe
+from etymon.nn.blocks import ACTIVATIONS
+from etymon.nn.bodies import Body
+from etymon.nn.heads import DeepProjection, Projection
+from etymon.nn.initialise import COMMON, Filler, truncated_normal
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape(EncoderShape):
+    embedding_dim: int = 128
+    dim: int = 256
+    heads: int = 4
+    inner_dim: int = 1024
+    choice_dropout: float = 0.1
+
+
+BASE = {"embedding_dim": 768, "dim": 768, "heads": 12, "inner_dim": 3072}
+LARGE = {"embedding_dim": 1024, "layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096}
+GENERATOR = {"dim": 256, "heads": 4, "inner_dim": 1024}
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": POCKET,
+    "small": {},
+    "base": BASE,
+    "large": LARGE,
+    "small-generator": {"dim": 64, "heads": 1, "inner_dim": 256},
+    "base-generator": {**BASE, **GENERATOR},
+    "large-generator": {**LARGE, **GENERATOR},
+}
+
+
+def body(shape: Shape, heads: frozenset[str]) -> Body:
+    project = shape.embedding_dim != shape.dim
+    return encoder(shape, segments=shape.segments, width=shape.embedding_dim, project=project)
+
+
+def first_token(shape: Shape, outputs: int, dropout: float, drop_input: bool = True) -> nn.Module:
+    return DeepProjection(
+        shape.dim, outputs, dropout=dropout, activation=ACTIVATIONS["gelu"], drop_input=drop_input
+    )
+
+
+PAIRS = Head(lambda s, body, labels: Projection(s.dim, 2), at="first")
+HEADS = {
+    "vocabulary": vocabulary_head(ACTIVATIONS["gelu"]),
+    "next_sentence": PAIRS,
+    "sentence_order": PAIRS,
+    "classification": Head(lambda s, body, labels: first_token(s, labels, head_dropout(s)), at="first"),
+    "choice": Head(lambda s, body, labels: first_token(s, 1, s.choice_dropout, drop_input=False), at="first"),
+    **TOKEN_HEADS,
+}
+ARCHITECTURES = [
+    Architecture("ElectraForPreTraining", frozenset({"replaced"})),
+    Architecture("ElectraForMaskedLM", frozenset({"vocabulary"})),
+    Architecture("ElectraForSequenceClassification", frozenset({"classification"})),
+    Architecture("ElectraForMultipleChoice", frozenset({"choice"})),
+    Architecture("ElectraForTokenClassification", frozenset({"tagging"})),
+    Architecture("ElectraForQuestionAnswering", frozenset({"span"})),
+    Architecture("ElectraModel", frozenset(), prefix=""),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    table = {
+        **body_names("electra."),
+        "body.embeddings.projection.*": "electra.embeddings_project.*",
+        "heads.replaced.dense.*": "discriminator_predictions.dense.*",
+        "heads.replaced.linear.*": "discriminator_predictions.dense_prediction.*",
+        "heads.vocabulary.transform.dense.*": "generator_predictions.dense.*",
+        "heads.vocabulary.transform.norm.*": "generator_predictions.LayerNorm.*",
+        "heads.choice.dense.*": "sequence_summary.summary.*",
+        "heads.classification.dense.*": "classifier.dense.*",
+        **TASK_NAMES,
+        "heads.classification.linear.*": "classifier.out_proj.*",
+    }
+    return name_map(shape, table, "electra.", "generator_lm_head")
+
+
+SETTINGS = SettingsMap(
+    fields=[
+        *FIELDS,
+        Field("embedding_dim", "embedding_size"),
+        Field("head_dropout", "classifier_dropout"),
+        Field("choice_dropout", "summary_last_dropout"),
+    ],
+    constants=[
+        *CONSTANTS,
+        Constant("summary_type", "first", "the choice head reads the first token"),
+        Constant("summary_use_proj", True, "the choice head has a dense map"),
+        Constant("summary_activation", "gelu", "the choice head has the activation gelu"),
+    ],
+)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    return [*COMMON, ("*.weight", truncated_normal(shape.deviation))]
+
+
+RECIPE = Recipe(
+    learning_rate=2e-4,
+    optimiser="adam-bert",
+    epsilon=1e-6,
+    weight_decay=0.01,
+    schedule="linear",
+    warmup=0.013,
+)
+FAMILY = Family(
+    name="electra",
+    title="ELECTRA",
+    model_type="electra",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"bidirectional", "segments", "generator"}),
+    objective="replaced",
+    recipe=RECIPE,
+    size_recipes={
+        "pocket": POCKET_RECIPE,
+        "small": replace(RECIPE, learning_rate=5e-4, warmup=0.01),
+        "large": replace(RECIPE, warmup=0.025, options={"density": 0.25}),
+    },
+    tokenizer=WORDPIECE,
+    framing=framing.BERT,
+    generator=electra_generator,
+)

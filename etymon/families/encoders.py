@@ -1,0 +1,253 @@
+"""What BERT and its relatives have in common: the shape, the body, the heads, and how these are published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from pydantic import ConfigDict, PositiveFloat
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from etymon.checkpoints.names import NameMap, rows
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
+from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.nn.attention import Attention
+from etymon.nn.blocks import ACTIVATIONS, Block, FeedForward, Stack
+from etymon.nn.bodies import Body
+from etymon.nn.embeddings import Embeddings
+from etymon.nn.heads import Pooler, Projection, TokenScore
+from etymon.nn.linear import Embedding, Linear
+from etymon.nn.visibility import Everything
+from etymon.nn.vocabulary import DenseVocabulary, Transform
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class EncoderShape:
+    vocabulary: int = 30522
+    positions: int = 512
+    segments: int = 2
+    dim: int = 768
+    layers: int = 12
+    heads: int = 12
+    inner_dim: int = 3072
+    activation: str = "gelu"
+    """The published checkpoints run with the exact `gelu`; the first TensorFlow code used `gelu_tanh`."""
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    head_dropout: float | None = None
+    """Before task heads; `dropout` unless told."""
+    norm_epsilon: float = 1e-12
+    deviation: float = 0.02
+    tied: bool = True
+    residual_scale: PositiveFloat = 1.0
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+
+
+POCKET = {"vocabulary": 8192, "positions": 128, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
+# A pocket model trains for minutes: a high rate, and bias correction, which matters while steps are few.
+POCKET_RECIPE = Recipe(learning_rate=1e-3, epsilon=1e-6, weight_decay=0.01, warmup=0.1)
+WORDPIECE = TokenizerChoice(
+    "wordpiece",
+    {"pad": "[PAD]", "unknown": "[UNK]", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"},
+    lowercase=True,
+    strip_accents=True,
+)
+
+
+# --- the body
+
+
+def encoder(
+    shape: Any,
+    *,
+    segments: int,
+    width: int | None = None,
+    project: bool = False,
+    first_position: int = 0,
+    schedule: Sequence[int] | None = None,
+    output_dropout: float | None = None,
+    feed_forward_dropout: float | None = None,
+) -> Body:
+    """Summed embeddings with a norm, and layers whose norms follow the sums.
+
+    `width` is that of the embeddings, if not the layers'; `project` leads from one to the other. Positions are counted
+    from `first_position`, behind a row for padding. `schedule` names the physical layer of every logical one. The
+    dropouts are those of what attention and the feed-forward parts add; the shape's unless told.
+    """
+    width = width or shape.dim
+    embeddings = Embeddings(
+        Embedding(shape.vocabulary, width),
+        positions=Embedding(
+            shape.positions + first_position,
+            width,
+            padding_idx=first_position - 1 if first_position else None,
+        ),
+        position_offset=first_position,
+        count_hidden=not first_position,
+        segments=Embedding(segments, width) if segments else None,
+        norm=nn.LayerNorm(width, shape.norm_epsilon),
+        projection=Linear(width, shape.dim) if project else None,
+        dropout=shape.dropout,
+    )
+    physical = shape.layers if schedule is None else max(schedule) + 1
+    layers = [
+        Block(
+            Attention(shape.dim, shape.heads, dropout=shape.attention_dropout),
+            FeedForward(shape.dim, shape.inner_dim, shape.activation),
+            norms=[nn.LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
+            norm_first=False,
+            dropout=shape.dropout if output_dropout is None else output_dropout,
+            feed_forward_dropout=shape.dropout if feed_forward_dropout is None else feed_forward_dropout,
+            residual_scale=shape.residual_scale,
+        )
+        for _ in range(physical)
+    ]
+    return Body(embeddings, Stack(layers, Everything(), schedule=schedule))
+
+
+# --- heads
+
+
+def vocabulary_head(activation: Callable[[Tensor], Tensor] | None = None) -> Head:
+    """Dense, activation (the shape's unless told) and norm, back to the width of the word vectors."""
+
+    def build(shape: Any, body: nn.Module, labels: int) -> nn.Module:
+        assert isinstance(body, Body)
+        words = body.embeddings.words
+        width = words.embedding_dim
+        transform = Transform(
+            Linear(shape.dim, width),
+            activation or ACTIVATIONS[shape.activation],
+            nn.LayerNorm(width, shape.norm_epsilon),
+        )
+        weight = words.weight if shape.tied else Embedding(shape.vocabulary, width).weight
+        return DenseVocabulary(weight, bias=True, transform=transform)
+
+    return Head(build)
+
+
+def head_dropout(shape: Any) -> float:
+    rate: float = shape.dropout if shape.head_dropout is None else shape.head_dropout
+    return rate
+
+
+def dropped(shape: Any, outputs: int) -> nn.Module:
+    """A linear map behind the dropout of task heads."""
+    return Projection(shape.dim, outputs, dropout=head_dropout(shape))
+
+
+TOKEN_HEADS = {
+    "replaced": Head(lambda s, body, labels: TokenScore(s.dim, ACTIVATIONS[s.activation])),
+    "tagging": Head(lambda s, body, labels: dropped(s, labels)),
+    "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
+}
+POOLED_HEADS = {
+    "pooler": Head(lambda s, body, labels: Pooler(s.dim), at="first"),
+    "vocabulary": vocabulary_head(),
+    "next_sentence": Head(lambda s, body, labels: Projection(s.dim, 2), after="pooler"),
+    "sentence_order": Head(lambda s, body, labels: Projection(s.dim, 2), after="pooler"),
+    "classification": Head(lambda s, body, labels: dropped(s, labels), after="pooler"),
+    "choice": Head(lambda s, body, labels: dropped(s, 1), after="pooler"),
+    **TOKEN_HEADS,
+}
+"""BERT's. Heads that Transformers has no class for are there all the same, so that any objective can be trained."""
+
+
+# --- as it is published
+
+
+def embedding_names(prefix: str) -> dict[str, str]:
+    ours, theirs = "body.embeddings.", f"{prefix}embeddings."
+    return {
+        ours + "words.weight": theirs + "word_embeddings.weight",
+        ours + "positions.weight": theirs + "position_embeddings.weight",
+        ours + "segments.weight": theirs + "token_type_embeddings.weight",
+        ours + "norm.*": theirs + "LayerNorm.*",
+    }
+
+
+LAYER = "body.stack.layers.{}."
+
+
+def body_names(prefix: str) -> dict[str, str]:
+    """Embeddings and layers as BERT, RoBERTa and ELECTRA name them."""
+    theirs = f"{prefix}encoder.layer.{{}}."
+    return {
+        **embedding_names(prefix),
+        **{LAYER + f"attention.{part}.*": theirs + f"attention.self.{part}.*" for part in ("query", "key", "value")},
+        LAYER + "attention.output.*": theirs + "attention.output.dense.*",
+        LAYER + "attention_norm.*": theirs + "attention.output.LayerNorm.*",
+        LAYER + "feed_forward.inner.*": theirs + "intermediate.dense.*",
+        LAYER + "feed_forward.outer.*": theirs + "output.dense.*",
+        LAYER + "feed_forward_norm.*": theirs + "output.LayerNorm.*",
+    }  # fmt: skip
+
+
+TASK_NAMES = {
+    "heads.classification.linear.*": "classifier.*",
+    "heads.choice.linear.*": "classifier.*",
+    "heads.tagging.linear.*": "classifier.*",
+    "heads.span.linear.*": "qa_outputs.*",
+}
+
+
+def name_map(
+    shape: Any, table: Mapping[str, str], prefix: str, decoder: str, bias: str | None = None
+) -> NameMap:
+    """The table with the output matrix, which is kept at `decoder`, its bias there or, of tied ones, at `bias`."""
+    words, own_bias = f"{prefix}embeddings.word_embeddings.weight", f"{decoder}.bias"
+    # Transformers 5 keeps the two biases of an untied head apart and uses the decoder's; older files have the other alone.
+    twice = {own_bias: bias} if bias is not None else {}
+    output = {
+        "heads.vocabulary.weight": f"{decoder}.weight",
+        "heads.vocabulary.bias": bias if shape.tied and bias is not None else own_bias,
+    }
+    return NameMap(
+        rows({**table, **output}),
+        prefix=prefix,
+        ties={f"{decoder}.weight": words, **twice} if shape.tied else {},
+        copies={} if shape.tied else {copy: source for source, copy in twice.items()},
+        stand_ins={} if shape.tied else twice,
+        ignored=[re.escape(f"{prefix}embeddings.position_ids")],
+    )
+
+
+ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
+FIELDS = [
+    Field("vocabulary", "vocab_size"),
+    Field("positions", "max_position_embeddings"),
+    Field("segments", "type_vocab_size"),
+    Field("dim", "hidden_size"),
+    Field("layers", "num_hidden_layers"),
+    Field("heads", "num_attention_heads"),
+    Field("inner_dim", "intermediate_size"),
+    Field("activation", "hidden_act", ACTIVATION_NAMES),
+    Field("dropout", "hidden_dropout_prob"),
+    Field("attention_dropout", "attention_probs_dropout_prob"),
+    Field("norm_epsilon", "layer_norm_eps"),
+    Field("deviation", "initializer_range"),
+    Field("tied", "tie_word_embeddings"),
+    RESIDUAL_SCALE,
+]
+CONSTANTS = [
+    Constant("position_embedding_type", "absolute", "relative positions are not supported here", write=False),
+    Constant("is_decoder", False, "an encoder that decodes is not supported", write=False),
+    Constant("add_cross_attention", False, "cross-attention in an encoder is not supported", write=False),
+]
+
+
+def electra_generator(shape: EncoderShape) -> tuple[str, dict[str, Any]]:
+    """A generator a quarter as wide (ELECTRA-base: a third) that can share the shape's embeddings."""
+    width = round(shape.dim * (1 / 3 if shape.dim == 768 else 1 / 4))
+    heads = max(1, width // 64)
+    width -= width % heads
+    same = {field.name: getattr(shape, field.name) for field in fields(EncoderShape)}
+    own = {"dim": width, "heads": heads, "inner_dim": 4 * width, "tied": True}
+    return "electra", {**same, **own, "embedding_dim": getattr(shape, "embedding_dim", shape.dim)}

@@ -1,0 +1,40 @@
+"""A model with a larger vocabulary: all that it computed it still computes, and new words begin as what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from etymon.errors import EtymonError
+from etymon.families.model import Model
+
+
+@torch.no_grad()
+def grow(model: Model, known: int, spelled: Sequence[Sequence[int]]) -> Model:
+    """The model with a row for every new word; `known` ids have one, and `spelled` says of which of them each new one is made.
+
+    Word vectors, and the output matrix and bias where they are not the word vectors, start as the mean over the spelling.
+    Rows beyond the known ids, which some published models have, belonged to no word and are used.
+    """
+    grown = _sized(model, max(known + len(spelled), model.shape.vocabulary))
+    with torch.device("meta"):
+        larger = dict(_sized(model, model.shape.vocabulary + 1).named_parameters())
+    target = dict(grown.named_parameters())
+    for name, before in model.named_parameters():
+        if before.shape == larger[name].shape:
+            target[name].copy_(before)
+        elif before.shape[1:] == larger[name].shape[1:]:
+            target[name][: len(before)] = before
+            for number, pieces in enumerate(spelled, known):
+                # What could not be spelled at all starts as the mean of everything.
+                target[name][number] = before[list(pieces) or slice(known)].mean(0)
+        else:
+            raise EtymonError(f"the vocabulary of {model.family.title} cannot grow: {name} has no row a word")
+    grown.carried, grown.history, grown.new_heads = model.carried, model.history, model.new_heads
+    return grown.to(model.device).train(model.training)
+
+
+def _sized(model: Model, vocabulary: int) -> Model:
+    return Model(model.family, replace(model.shape, vocabulary=vocabulary), model.asked, model.labels)

@@ -1,0 +1,172 @@
+"""RoBERTa (Liu et al. 2019): BERT without segments and next sentences, over byte-level BPE.
+
+Positions are counted behind the padding token's row of their table, and padding itself is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from etymon.checkpoints.names import NameMap
+from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.data import framing
+from etymon.families.encoders import (
+    CONSTANTS,
+    FIELDS,
+    POCKET,
+    POCKET_RECIPE,
+    POOLED_HEADS,
+    TASK_NAMES,
+    EncoderShape,
+    body_names,
+    encoder,
+    head_dropout,
+    name_map,
+    vocabulary_head,
+)
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.nn.blocks import ACTIVATIONS
+from etymon.nn.bodies import Body
+from etymon.nn.heads import DeepProjection, Projection
+from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape(EncoderShape):
+    vocabulary: int = 50265
+    segments: int = 1
+    norm_epsilon: float = 1e-5
+    pad: int = 1
+    """The id of the padding token; the first position is on the row behind it."""
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": POCKET,
+    "base": {},
+    "large": {"layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096},
+}
+
+
+def body(shape: Shape, heads: frozenset[str]) -> Body:
+    return encoder(shape, segments=shape.segments, first_position=shape.pad + 1)
+
+
+HEADS = {
+    **POOLED_HEADS,
+    "vocabulary": vocabulary_head(ACTIVATIONS["gelu"]),
+    "classification": Head(
+        lambda s, body, labels: DeepProjection(s.dim, labels, dropout=head_dropout(s)), at="first"
+    ),
+    "choice": Head(lambda s, body, labels: Projection(s.dim, 1, dropout=s.dropout), after="pooler"),
+}
+ARCHITECTURES = [
+    Architecture("RobertaForMaskedLM", frozenset({"vocabulary"})),
+    Architecture("RobertaForSequenceClassification", frozenset({"classification"})),
+    Architecture("RobertaForMultipleChoice", frozenset({"choice"})),
+    Architecture("RobertaForTokenClassification", frozenset({"tagging"})),
+    Architecture("RobertaForQuestionAnswering", frozenset({"span"})),
+    Architecture("RobertaModel", frozenset({"pooler"}), prefix=""),
+    Architecture("RobertaModel", frozenset(), prefix=""),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    table = {
+        **body_names("roberta."),
+        "heads.pooler.dense.*": "roberta.pooler.dense.*",
+        "heads.vocabulary.transform.dense.*": "lm_head.dense.*",
+        "heads.vocabulary.transform.norm.*": "lm_head.layer_norm.*",
+        "heads.classification.dense.*": "classifier.dense.*",
+        **TASK_NAMES,
+        "heads.classification.linear.*": "classifier.out_proj.*",
+    }
+    return name_map(shape, table, "roberta.", "lm_head.decoder", bias="lm_head.bias")
+
+
+class RobertaSettings(SettingsMap):
+    """Their number of positions includes the rows of the table up to the padding token's, which hold none."""
+
+    def read(
+        self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        # What their class takes for granted is not what was published.
+        usual = {
+            "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 1,
+        }  # fmt: skip
+        ours, carried = super().read({**usual, **config}, where, ignore)
+        ours["pad"] = carried["pad_token_id"]
+        if isinstance(ours["positions"], int) and isinstance(ours["pad"], int):
+            ours["positions"] -= ours["pad"] + 1
+        return ours, carried
+
+    def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
+        table = shape["positions"] + shape["pad"] + 1
+        return {**super().write(shape), "max_position_embeddings": table, "pad_token_id": shape["pad"]}
+
+
+SETTINGS = RobertaSettings(fields=[*FIELDS, Field("head_dropout", "classifier_dropout")], constants=CONSTANTS)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    plain = normal(shape.deviation)
+    blank = with_zero_row(plain, shape.pad)
+    tables = [(f"body.embeddings.{table}.weight", blank) for table in ("words", "positions")]
+    return [*COMMON, *tables, ("*.weight", plain)]
+
+
+def generator(shape: Shape) -> tuple[str, dict[str, Any]]:
+    """As wide, since its positions are of the same kind, with a quarter of the layers."""
+    return "roberta", {**asdict(shape), "layers": max(1, shape.layers // 4), "tied": True}
+
+
+OPTIONS = {"masking": "roberta", "packing": "full-sentences"}
+# No clipping, and a second moment that forgets faster, for the sake of large batches.
+RECIPE = Recipe(
+    learning_rate=6e-4,
+    betas=(0.9, 0.98),
+    epsilon=1e-6,
+    weight_decay=0.01,
+    clip=None,
+    schedule="linear",
+    warmup=0.048,
+    options=OPTIONS,
+)
+FAMILY = Family(
+    name="roberta",
+    title="RoBERTa",
+    model_type="roberta",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"bidirectional", "generator"}),
+    objective="masked",
+    recipe=RECIPE,
+    size_recipes={
+        "pocket": replace(POCKET_RECIPE, betas=(0.9, 0.98), options=OPTIONS),
+        "large": replace(RECIPE, learning_rate=4e-4, warmup=0.06),
+    },
+    tokenizer=TokenizerChoice(
+        "byte-bpe",
+        {
+            "begin": "<s>",
+            "class": "<s>",
+            "pad": "<pad>",
+            "end": "</s>",
+            "separator": "</s>",
+            "unknown": "<unk>",
+            "mask": "<mask>",
+        },
+    ),
+    framing=framing.ROBERTA,
+    generator=generator,
+)

@@ -1,0 +1,184 @@
+"""Distillation (DistilBERT, section 2): a student learns the distributions and hidden states of a frozen teacher
+beside the ordinary objective.
+
+`soft` weighs T^2 KL(teacher || student) at temperature T, over all tokens or (`everywhere` off) where the ordinary loss looks;
+`hard` the ordinary loss; `cosine` 1 - cos of the last hidden states. The defaults are the published ones. `attention` adds
+what MiniLM transfers (Wang et al. 2020): the last layer's attention distributions and the relations among its values.
+
+Legend: N tokens, R rows, H heads, T longest row, D width, K width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from etymon.data.tokenizer import Tokenizer
+from etymon.nn.batch import Batch
+from etymon.nn.ragged import Padding
+from etymon.nn.trace import Trace, trace
+from etymon.objectives.causal import Causal, CausalPrepared
+from etymon.objectives.masked import Masked, MaskedPrepared
+from etymon.objectives.objective import Term, Unit
+
+
+class Teaching:
+    """What is learned from the teacher, whatever the ordinary objective is."""
+
+    def __init__(
+        self, temperature: float, soft: float, hard: float, cosine: float, attention: float, everywhere: bool
+    ) -> None:
+        self.temperature, self.soft, self.hard = temperature, soft, hard
+        self.cosine, self.attention, self.everywhere = cosine, attention, everywhere
+
+    def counts(self, asked: int, tokens: int) -> dict[str, float]:
+        return {"soft": tokens if self.everywhere else asked, "cosine": tokens, "attention": tokens}
+
+    @contextmanager
+    def looking(self, unit: Unit) -> Iterator[tuple[Trace, Trace] | None]:
+        """Attention is looked at only if it is to be learned: that costs the fast path."""
+        if not self.attention:
+            yield None
+            return
+        with trace(unit.model) as own, trace(unit.teacher) as taught:
+            yield own, taught
+
+    def terms(
+        self,
+        unit: Unit,
+        batch: Batch,
+        hidden_ND: Tensor,
+        at: Tensor | None,
+        seen: tuple[Trace, Trace] | None,
+        taught_ND: Tensor,
+    ) -> dict[str, Term]:
+        terms = {}
+        if self.soft:
+            places = None if self.everywhere else at
+            index = torch.arange(len(hidden_ND), device=hidden_ND.device) if places is None else places
+            head = unit.teacher.heads["vocabulary"]
+
+            @torch.no_grad()
+            def logits(part: slice) -> Tensor:
+                found: Tensor = head.logits(taught_ND, index[part])
+                return found
+
+            divergence = unit.model.heads["vocabulary"].divergence(
+                hidden_ND, places, logits, self.temperature
+            )
+            terms["soft"] = Term(divergence, self.soft)
+        if self.cosine:
+            own_ND = hidden_ND
+            if "projection" in unit.bridges:
+                own_ND = unit.bridges["projection"](hidden_ND)
+            terms["cosine"] = Term((1 - F.cosine_similarity(own_ND, taught_ND, dim=-1)).sum(), self.cosine)
+        if seen is not None:
+            sides = [
+                _relations(model, found, batch)
+                for model, found in zip((unit.model, unit.teacher), seen, strict=True)
+            ]
+            parts = [_divergence(taught, own) for own, taught in zip(*sides, strict=True)]
+            terms["attention"] = Term(torch.stack(parts).sum(), self.attention)
+        return terms
+
+
+class DistilledMasked(Masked):
+    """Masked language modelling with a teacher; rare words are masked more often, as DistilBERT did."""
+
+    name = "distilled-masked"
+    taught = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        masking: str = "rare",
+        density: float = 0.15,
+        packing: str = "stream",
+        temperature: float = 2.0,
+        soft: float = 5.0,
+        hard: float = 2.0,
+        cosine: float = 1.0,
+        attention: float = 0.0,
+        everywhere: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, length, masking=masking, density=density, packing=packing)
+        self.teaching = Teaching(temperature, soft, hard, cosine, attention, everywhere)
+
+    def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
+        return {**super()._counts(masked, tokens, rows), **self.teaching.counts(masked, tokens)}
+
+    def loss(self, unit: Unit, prepared: MaskedPrepared) -> dict[str, Term]:
+        with self.teaching.looking(unit) as seen:
+            hidden, _ = unit.model.hidden(prepared.batch)
+            with torch.no_grad():
+                taught, _ = unit.teacher.hidden(prepared.batch)
+        terms = self._terms(unit.model, prepared, hidden)
+        terms["masked"] = Term(terms["masked"].sum, self.teaching.hard)
+        return terms | self.teaching.terms(unit, prepared.batch, hidden, prepared.at, seen, taught)
+
+
+class DistilledCausal(Causal):
+    """Language modelling with a teacher."""
+
+    name = "distilled-causal"
+    taught = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        temperature: float = 2.0,
+        soft: float = 5.0,
+        hard: float = 2.0,
+        cosine: float = 1.0,
+        attention: float = 0.0,
+    ) -> None:
+        super().__init__(tokenizer, length)
+        self.teaching = Teaching(temperature, soft, hard, cosine, attention, everywhere=True)
+
+    def collate(self, examples: Any) -> CausalPrepared:
+        prepared = super().collate(examples)
+        prepared.counts |= self.teaching.counts(prepared.tokens, prepared.tokens)
+        return prepared
+
+    def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
+        with self.teaching.looking(unit) as seen:
+            hidden, _ = unit.model.hidden(prepared.batch)
+            with torch.no_grad():
+                taught, _ = unit.teacher.hidden(prepared.batch)
+        total = unit.model.heads["vocabulary"].loss(hidden, None, prepared.targets)
+        terms = {"loss": Term(total, self.teaching.hard)}
+        return terms | self.teaching.terms(unit, prepared.batch, hidden, None, seen, taught)
+
+
+def _relations(model: Any, seen: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The last layer's attention `[R, H, T, T]`, and how alike its values are, as distributions of the same shape."""
+    stack = model.body.stack
+    layer, x_ND = stack.layers[stack.schedule[-1]], seen.hidden[-2]
+    if layer.norm_first:
+        x_ND = layer.attention_norm(x_ND)
+    attention_RHTT = seen.attention[-1]
+    heads = attention_RHTT.shape[1]
+    padding = Padding(batch.layout.lengths, batch.device)
+    v_NHK = layer.attention.value(x_ND).view(len(x_ND), heads, -1)
+    v_RHTK = padding.lift(v_NHK).transpose(1, 2)
+    scores_RHTT = v_RHTK @ v_RHTK.transpose(-1, -2) / math.sqrt(v_RHTK.shape[-1])
+    visible = padding.real[:, None, None, :].expand_as(scores_RHTT)
+    if "causal" in model.capabilities:
+        visible = visible.tril()
+    relation_RHTT = scores_RHTT.masked_fill(~visible, -math.inf).softmax(-1)
+    return attention_RHTT, relation_RHTT.masked_fill(~padding.real[:, None, :, None], 0.0)
+
+
+def _divergence(taught_RHTT: Tensor, own_RHTT: Tensor) -> Tensor:
+    """KL(taught || own) of every query, the mean over heads, summed over queries; blank cells are zero on both sides."""
+    tiny = torch.finfo(own_RHTT.dtype).tiny
+    ratio = taught_RHTT.clamp(min=tiny).log() - own_RHTT.clamp(min=tiny).log()
+    return (taught_RHTT * ratio).sum() / taught_RHTT.shape[1]

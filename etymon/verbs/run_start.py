@@ -1,0 +1,40 @@
+"""What a run takes over from the model that it goes on from: its tokenizer, and with a larger one room for new words."""
+
+from __future__ import annotations
+
+from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer_growing import extends, require_room, spellings
+from etymon.errors import EtymonError
+from etymon.families.growing import grow
+from etymon.families.model import Model
+from etymon.verbs.run_file import RunFile
+
+
+def start_tokenizer(file: RunFile, started: Model) -> Tokenizer:
+    """The model's own tokenizer, or the one that was given if it is an extension of it."""
+    asked = None if file.tokenizer is None else Tokenizer.load(file.tokenizer)
+    given = asked or started.tokenizer
+    if given is None:
+        raise EtymonError(f"{file.start} has no tokenizer: give its own with --tokenizer")
+    if started.tokenizer is None:
+        if given.size > started.shape.vocabulary:
+            raise EtymonError(
+                f"the tokenizer {file.tokenizer} has {given.size:,} tokens, and {file.start} only "
+                f"{started.shape.vocabulary:,} word vectors: it is not its own"
+            )
+        started.tokenizer = given
+    if not extends(given, started.tokenizer):
+        raise EtymonError(
+            f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer out"
+        )
+    if file.vocabulary is not None:
+        require_room(given, file.vocabulary)
+    return given
+
+
+def grown(model: Model, tokenizer: Tokenizer) -> tuple[Model, dict[str, int]] | None:
+    """The model with a row for every token of a tokenizer that extends its own, and what it grew from and to."""
+    old = model.tokenizer
+    if old is None or old.size == tokenizer.size:
+        return None
+    return grow(model, old.size, spellings(tokenizer, old)), {"from": old.size, "to": tokenizer.size}
