@@ -69,17 +69,19 @@ def train(arm: str, seed: int, store: Path) -> Path:
     if (out / "done").is_file():
         return out
     common = {
-        "data": [str(store)], "out": out, "budget": OPERATIONS, "length": 128, "batch": 16, "seed": seed,
+        "data": [str(store)], "out": out, "budget": OPERATIONS, "length": 64, "batch": 16, "seed": seed,
         "progress": "plain", "resume": (out / "run.yaml").is_file(),
     }  # fmt: skip
     rarely = ["validate_every=1000000", "save_every=200", *choice.pop("set", [])]
     begin = time.perf_counter()
     if "teacher" in choice:
         teacher = train(choice["teacher"], seed, store)
-        etymon.distill(teacher, family=choice["family"], layers=2, set=rarely, **common)
+        result = etymon.distill(teacher, family=choice["family"], layers=2, set=rarely, **common)
     else:
-        etymon.pretrain(choice.pop("family"), size="pocket", set=rarely, **choice, **common)
+        result = etymon.pretrain(choice.pop("family"), size="pocket", set=rarely, **choice, **common)
     print(f"{arm}-{seed}: {time.perf_counter() - begin:.0f} s", flush=True)
+    if result.stopped:
+        sys.exit("stopped: the same command goes on")
     (out / "done").touch()
     return out
 

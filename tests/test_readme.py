@@ -69,7 +69,12 @@ def test_commands_on_own_text(here: Path, capsys: pytest.CaptureFixture[str]) ->
             words += ["--progress", "silent"]
         run(words, capsys)
     assert (here / "v.npy").is_file()
-    for folder in ("gpt2-pocket/model", "t5-pocket/model", "electra-pocket/discriminator", "distilled-bert/model"):
+    for folder in (
+        "gpt2-pocket/model",
+        "t5-pocket/model",
+        "electra-pocket/discriminator",
+        "distilled-bert/model",
+    ):
         assert (here / "runs" / folder / "model.safetensors").is_file()
 
 

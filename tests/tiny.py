@@ -25,6 +25,9 @@ CASES = [("gpt2", "causal"), ("bert", "masked"), ("bert", "masked-next-sentence"
 ENCODER = {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 64, "positions": 64}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"dim": 32, "layers": 2, "heads": 2, "positions": 64},
+    "gpt1": {"dim": 32, "layers": 2, "heads": 2, "positions": 64},
+    "gpt3": {"dim": 32, "layers": 2, "heads": 2, "positions": 64, "band": 8},
+    "gptj": {"dim": 32, "layers": 2, "heads": 2, "positions": 64, "rotary_dim": 8},
     "bert": ENCODER,
     "roberta": ENCODER,
     "albert": {**ENCODER, "embedding_dim": 16},
@@ -33,7 +36,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "t5": {"dim": 32, "layers": 2, "heads": 2, "head_dim": 8, "inner_dim": 48, "feed_forward": "gated-gelu"},
 }
 DROPOUTS = {
-    "gpt2": ("embedding_dropout", "attention_dropout", "residual_dropout"),
+    **dict.fromkeys(
+        ("gpt1", "gpt2", "gpt3", "gptj"), ("embedding_dropout", "attention_dropout", "residual_dropout")
+    ),
     **dict.fromkeys(("bert", "roberta", "albert", "distilbert", "electra"), ("dropout", "attention_dropout")),
     "t5": ("dropout",),
 }

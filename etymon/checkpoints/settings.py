@@ -49,9 +49,12 @@ class Constant:
 
 RESIDUAL_SCALE = Field("residual_scale", "etymon_residual_scale", unless=1.0)
 """The same row in every family."""
+POINTER = Field("pointer", "etymon_pointer", unless=0)
+"""In every family whose shape has the field."""
 CARRIED = (
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
     "decoder_start_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
+    "etymon_prefix",
 )  # fmt: skip
 IGNORED = (
     "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
@@ -79,7 +82,7 @@ class SettingsMap:
         self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Our fields, and the values to carry along."""
-        table = {row.theirs: row for row in self.fields}
+        table = {row.theirs: row for row in (*self.fields, POINTER)}
         fixed = {row.theirs: row for row in self.constants}
         ours: dict[str, Any] = {}
         carried: dict[str, Any] = {}
@@ -103,7 +106,7 @@ class SettingsMap:
     def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
         written = {
             row.theirs: row.written(shape[row.ours])
-            for row in self.fields
+            for row in (*self.fields, *([POINTER] if "pointer" in shape else []))
             if row.unless is None or shape[row.ours] != row.unless
         }
         written.update({row.theirs: row.value for row in self.constants if row.write})

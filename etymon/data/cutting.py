@@ -39,11 +39,5 @@ def pieces(text: str, limit: int = PIECE) -> Iterator[tuple[int, int]]:
 
 def parts(text: str, limit: int | None = None) -> tuple[list[str], str]:
     """The front of a growing text in parts, as far as it is longer than `limit`, and the rest."""
-    limit = limit or PART
-    front: list[str] = []
-    start = 0
-    while len(text) - start > limit:
-        stop = cut_place(text, start + limit // 2, start + limit)
-        front.append(text[start:stop])
-        start = stop
-    return front, text[start:] if start else text
+    *front, rest = (text[start:stop] for start, stop in pieces(text, limit or PART))
+    return front, rest

@@ -109,9 +109,17 @@ ROBERTA = Framing(
     (0, 0, 0),
     (0, 0, 0, 0, 0, 0),
 )
+# GPT-1's start, delimiter and extract tokens: what a text says is read at its end.
+GPT1 = Framing(
+    "gpt1",
+    ("begin", 0, "class"),
+    ("begin", 0, "separator", 1, "class"),
+    (0, 0, 0),
+    (0, 0, 0, 0, 0),
+)
 # BERT's tokens without its segments.
 DISTILBERT = replace(BERT, name="distilbert", pair_segments=(0, 0, 0, 0, 0))
 # T5 knows no pairs: its tasks write both texts into one, so two sequences are simply joined.
 T5 = Framing("t5", (0, "end"), (0, 1, "end"), (0, 0), (0, 0, 0))
 
-FRAMINGS = {framing.name: framing for framing in (PLAIN, BERT, ROBERTA, DISTILBERT, T5)}
+FRAMINGS = {framing.name: framing for framing in (PLAIN, BERT, ROBERTA, DISTILBERT, GPT1, T5)}

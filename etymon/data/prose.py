@@ -11,9 +11,10 @@ import inspect
 import re
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from etymon.data.document import Document
+from etymon.data.text import Document
 
 SKIPPED_FOLDERS = {
     "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip", "turtledemo",
@@ -37,15 +38,14 @@ def stdlib_documents() -> list[Document]:
     """One document a help topic and one a standard library module, in a fixed order, without repeats."""
     seen: set[str] = set()
     documents: list[Document] = []
-    for name, texts in [*_topics(), *_modules()]:
+    for texts in [*_topics(), *_modules()]:
         paragraphs: list[str] = []
-        for text in texts:
-            for paragraph in clean_paragraphs(text):
-                if paragraph.casefold() not in seen:
-                    seen.add(paragraph.casefold())
-                    paragraphs.append(paragraph)
+        for paragraph in (paragraph for text in texts for paragraph in clean_paragraphs(text)):
+            if paragraph.casefold() not in seen:
+                seen.add(paragraph.casefold())
+                paragraphs.append(paragraph)
         if paragraphs:
-            documents.append(Document("\n".join(paragraphs), name))
+            documents.append(Document("\n".join(paragraphs)))
     return documents
 
 
@@ -63,34 +63,29 @@ def _blocks(text: str) -> Iterator[list[str]]:
     literal: int | None = None  # the indent that a literal block is deeper than
     session = False
     for line in [*text.split("\n"), ""]:
-        indent = len(line) - len(line.lstrip())
+        indent = _indent(line)
         if line.strip() and literal is not None:
             if indent > literal:
                 continue
             literal = None
+        # An interactive example and its output, up to a blank line.
         session = bool(line.strip()) and (session or line.lstrip().startswith((">>>", "$ ", "#!")))
-        if session:  # an interactive example and its output, up to a blank line
-            if block:
-                yield block
-            block = []
-            continue
-        if not line.strip() or RULE.match(line) or DIRECTIVE.match(line):
-            if block:
-                yield block
-                if block[-1].rstrip().endswith("::"):
-                    literal = len(block[-1]) - len(block[-1].lstrip())
-            block = []
-            if DIRECTIVE.match(line):
-                literal = indent
-            continue
-        if BULLET.match(line) and block:
-            yield block
-            block = []
+        ends = session or not line.strip() or RULE.match(line) or DIRECTIVE.match(line)
         # A jump to the right inside a paragraph is a definition or code, not a wrapped line.
-        if block and indent != len(block[-1]) - len(block[-1].lstrip()) and not BULLET.match(block[-1]):
+        jumps = block and indent != _indent(block[-1]) and not BULLET.match(block[-1])
+        if block and (ends or jumps or BULLET.match(line)):
             yield block
+            if ends and not session and block[-1].rstrip().endswith("::"):
+                literal = _indent(block[-1])
             block = []
-        block.append(line)
+        if not ends:
+            block.append(line)
+        elif not session and DIRECTIVE.match(line):
+            literal = indent
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _plain(paragraph: str) -> str:
@@ -114,41 +109,28 @@ def _is_prose(paragraph: str) -> bool:
     return len(CODE_MARKS.findall(paragraph)) <= len(words) / 7
 
 
-def _topics() -> Iterator[tuple[str, list[str]]]:
+def _topics() -> Iterator[list[str]]:
     """The texts behind `help("...")`, read from the literal dictionary in pydoc_data/topics.py."""
     path = Path(sysconfig.get_path("stdlib"), "pydoc_data", "topics.py")
-    if not path.is_file():
-        return
-    tree = ast.parse(path.read_bytes())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Dict):
-            topics = {
-                str(name.value): str(value.value)
-                for name, value in zip(node.keys, node.values, strict=True)
-                if isinstance(name, ast.Constant) and isinstance(value, ast.Constant)
-            }
-            for name in sorted(topics):
-                yield f"topic {name}", [topics[name]]
-            return
+    nodes = ast.walk(ast.parse(path.read_bytes())) if path.is_file() else iter(())
+    literal = next((node for node in nodes if isinstance(node, ast.Dict)), None)
+    topics = {} if literal is None else ast.literal_eval(literal)
+    for name in sorted(topics):
+        yield [topics[name]]
 
 
-def _modules() -> Iterator[tuple[str, list[str]]]:
-    """Every module of the standard library with its docstrings in the order of the file."""
+def _modules() -> Iterator[list[str]]:
+    """The docstrings of every module of the standard library, in the order of the file."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py"), key=lambda item: item.relative_to(root).as_posix()):
-        relative = path.relative_to(root)
-        if SKIPPED_FOLDERS & set(relative.parts[:-1]) or relative.parts[0].startswith("config-"):
+        folders = path.relative_to(root).parts[:-1]
+        if SKIPPED_FOLDERS & set(folders) or (folders and folders[0].startswith("config-")):
             continue
         source = path.read_bytes()
         if b'"""' not in source and b"'''" not in source:
             continue  # parsing is the slow part
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a few files are deliberately broken
-            continue
-        texts = list(_docstrings(tree))
-        if texts:
-            yield f"module {relative.with_suffix('').as_posix().replace('/', '.')}", texts
+        with suppress(SyntaxError, ValueError):  # a few files are deliberately broken
+            yield list(_docstrings(ast.parse(source)))
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:

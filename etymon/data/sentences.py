@@ -7,6 +7,7 @@ where an occasional wrong cut costs nothing.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,9 +19,8 @@ OPENERS = "\"'“‘«‹([{「『（【《〈〔¿¡-–—*_"
 SPACED_END = re.compile(rf"[.!?…]+[{CLOSERS}]*\s+")
 # Full stops that mean nothing else: Chinese/Japanese, Devanagari, Urdu/Arabic, Ethiopic, Khmer, Burmese.
 PLAIN_END = re.compile(rf"[。！？｡؟۔।॥።፧፨។៕။][。！？｡؟۔।॥።፧፨។៕။.!?]*[{CLOSERS}]*\s*")
-BLANK_LINE = re.compile(r"\s*\n[^\S\n]*\n\s*")
-ANY_LINE = re.compile(r"\s*\n\s*")
-LINE_BREAK = re.compile(r"(?<=[^\n])\n(?=[^\s])")
+BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
+ANY_LINE = re.compile(r"\n\s*")
 LAST_WORD = re.compile(r"[^\s(\[{\"'“‘«—–]*$")
 
 
@@ -91,6 +91,6 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
 
 def is_wrapped(text: str) -> bool:
     """Whether lines are broken in the middle of sentences, judged by how many go on in lower case."""
-    sample = text[:65536]
-    following = [sample[match.end()] for match in LINE_BREAK.finditer(sample)]
+    lines = text[:65536].split("\n")
+    following = [line[0] for before, line in pairwise(lines) if before and line and not line[0].isspace()]
     return len(following) > 3 and sum(map(str.islower, following)) > 0.3 * len(following)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import io
+import json
+import logging
+import lzma
+import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
-from etymon.data.document import MAX_DOCUMENT, Boundary, Document, Errors, Tally
-from etymon.data.inputs import STANDARD_INPUT
 from etymon.data.prose import stdlib_documents
-from etymon.data.text import documents_fingerprint, list_files, read_documents, source_fingerprint
+from etymon.data.text import BUFFER, READERS, Boundary, Document, Errors, Reading
 from etymon.errors import EtymonError
+
+logger = logging.getLogger("etymon.data")
+
+STANDARD_INPUT = Path("-")
+PACKINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
 class TextSource(Protocol):
@@ -28,46 +40,168 @@ class TextSource(Protocol):
         """Changes when the text does."""
 
 
-@dataclass(frozen=True)
-class TextFiles:
-    """Files, folders and globs; "-" is standard input, which can be read once. Options as in `Reading`."""
+@dataclass
+class TextFiles(Reading):
+    """Files, folders and globs; "-" is standard input, which can be read once. Options as in `Reading`.
 
-    paths: tuple[str, ...]
-    boundary: Boundary = "file"
-    column: str = "text"
-    errors: Errors = "strict"
-    max_document: int = MAX_DOCUMENT
-    format: str | None = None
-    tally: Tally = field(default_factory=Tally, compare=False, repr=False)
-    """What was seen in reading: bytes, documents left out, files as they were."""
+    Line ends become "\\n" and a byte-order mark is dropped; otherwise the text is untouched.
+    """
+
+    paths: Sequence[str | os.PathLike[str]]
+    bytes_read: int = field(default=0, init=False)
+    """What was read so far, as it is on the disk."""
+    files: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    """Files as they were when they were read: size, time of change and checksum by path."""
 
     @property
     def description(self) -> str:
-        return ", ".join(self.paths)
+        return ", ".join(map(str, self.paths))
 
-    def documents(self) -> Iterable[Document]:
-        return read_documents(self.paths, documents=self.boundary, **self._options)
+    def documents(self) -> Iterator[Document]:
+        """The documents that are not empty, file by file; long ones in parts (`Document.more`)."""
+        self.bytes_read = self.skipped = 0
+        found = False
+        for path in self.listed():
+            name, empty, begun = _shown(path), True, False
+            with self._open(path) as stream:
+                for document in READERS[self._kind(path)](stream, name, self):
+                    if document.more or begun or document.text.strip():
+                        empty, found = False, True
+                        yield document
+                    begun = document.more
+            if empty:
+                logger.warning("%s holds no text; it is skipped", name)
+        if not found:
+            skipped = f" (but for {self.skipped:,} documents left out)" if self.skipped else ""
+            raise EtymonError(
+                f"no text in {self.description}: every file is empty{skipped}; give files that hold text"
+            )
 
     def fingerprint(self) -> str:
-        return source_fingerprint(self.paths, documents=self.boundary, **self._options)
+        """Changes when any file's name or content, or the way to read it, changes.
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        names = ("column", "errors", "max_document", "format", "tally")
-        return {name: getattr(self, name) for name in names}
+        A file that is known is not read again as long as its size and time of change are the same.
+        """
+        options = [self.boundary, self.column, self.errors, self.max_document, self.format]
+        rows = [(path.name, self._checksum(path)) for path in self.listed()]
+        return hashlib.sha256(json.dumps([options, rows]).encode()).hexdigest()
 
     def size(self) -> int | None:
-        """Bytes on the disk, as the tally counts them; None if standard input is among them."""
-        paths = list_files(self.paths, self.format)
+        """Bytes on the disk; None if standard input is among them."""
+        paths = self.listed()
         return None if STANDARD_INPUT in paths else sum(path.stat().st_size for path in paths)
 
-    def recall(self, inputs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what a store wrote down about its files, so that unchanged ones need not be read."""
-        self.tally.recall(inputs)
+    def listed(self) -> list[Path]:
+        """The readable files that `paths` stand for: those of a folder or glob sorted, each once."""
+        found: dict[Path, None] = {}
+        for path in (Path(entry).expanduser() for entry in self.paths):
+            if path.is_dir():
+                inside = _known(path.rglob("*"))
+                missing = f"no text files in the folder {path}: it needs {', '.join(READERS)} files"
+            elif path == STANDARD_INPUT or path.is_file():
+                self._kind(path)  # refuses what cannot be read
+                inside, missing = [path], ""
+            elif any(mark in str(path) for mark in "*?["):
+                inside = _known(map(Path, glob.glob(str(path), recursive=True)), self.format)
+                missing = f"no text files match {path}"
+            else:
+                inside, missing = [], f"no such file or folder: {path}"
+            if not inside:
+                raise EtymonError(missing)
+            found.update(dict.fromkeys(inside))
+        if not found:
+            raise EtymonError("no text files were given")
+        return list(found)
 
-    def inputs(self) -> dict[str, dict[str, Any]]:
-        """What a store should write down about the files."""
-        return self.tally.inputs()
+    def _kind(self, path: Path) -> str:
+        """What chooses the reader."""
+        standard = path == STANDARD_INPUT
+        if self.format is None:
+            if standard:
+                raise EtymonError("standard input has no name: add --format txt, jsonl, csv or tsv")
+            if _suffix(path) not in READERS:
+                raise EtymonError(
+                    f"cannot read {path}: known text files are {', '.join(READERS)} (also with "
+                    f"{', '.join(PACKINGS)}); name another file's kind with --format"
+                )
+            return _suffix(path)
+        kind = "." + self.format.removeprefix(".")
+        if kind not in READERS or (standard and kind == ".parquet"):
+            known = ", ".join(name[1:] for name in READERS)
+            raise EtymonError(f"cannot read {_shown(path)} as {self.format!r}; formats are {known}")
+        return kind
+
+    @contextmanager
+    def _open(self, path: Path) -> Iterator[IO[bytes]]:
+        """The unpacked bytes of a file or of standard input; when all of it was read, the file is known."""
+        packing = PACKINGS.get(path.suffix.lower())
+        standard = path == STANDARD_INPUT
+        try:
+            with nullcontext(sys.stdin.buffer) if standard else open(path, "rb", buffering=0) as source:
+                stamp = {} if standard else _stamp(source.fileno())
+                watched = _Watched(source, path, self)
+                raw: Any = io.BufferedReader(watched, BUFFER)
+                yield io.BufferedReader(_unpacked(raw, packing), BUFFER) if packing else raw
+                while raw.read(BUFFER):  # what follows the last record belongs to the file too
+                    pass
+                self.files[str(path.resolve())] = {**stamp, "sha256": watched.digest.hexdigest()}
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            if packing and getattr(error, "errno", None) is None:
+                raise EtymonError(f"{path} is damaged ({error}): compress it again with {packing}") from error
+            why = getattr(error, "strerror", None) or error
+            raise EtymonError(f"cannot read {_shown(path)}: {why}") from error
+
+    def _checksum(self, path: Path) -> str:
+        key = str(path.resolve())
+        if path == STANDARD_INPUT:
+            if key not in self.files:
+                raise EtymonError("standard input can be read only once: write it to a file first")
+        elif not _stamp(path).items() <= self.files.get(key, {}).items():
+            with self._open(path):
+                pass  # it is read to its end
+        return str(self.files[key]["sha256"])
+
+
+class _Watched(io.RawIOBase):
+    """Counts and hashes the bytes that pass."""
+
+    def __init__(self, source: Any, path: Path, files: TextFiles) -> None:
+        self.source, self.path, self.files, self.digest = source, path, files, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self.source.readinto(buffer) or 0
+        self.digest.update(memoryview(buffer)[:count])
+        self.files.bytes_read += count
+        return count
+
+
+def _unpacked(raw: Any, packing: str) -> Any:
+    if packing == "xz":
+        return lzma.LZMAFile(raw)
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), packing)
+
+
+def _known(paths: Iterable[Path], format: str | None = None) -> list[Path]:
+    return sorted(path for path in paths if path.is_file() and (format or _suffix(path) in READERS))
+
+
+def _suffix(path: Path) -> str:
+    """notes.txt.gz is read like notes.txt."""
+    return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
+
+
+def _shown(path: Path) -> str:
+    return "standard input" if path == STANDARD_INPUT else str(path)
+
+
+def _stamp(file: Path | int) -> dict[str, int]:
+    status = os.stat(file)
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 @dataclass(frozen=True)
@@ -97,7 +231,7 @@ def text_source(
     """Files to be read, or the prepared text if that is what the path names."""
     stores = [path for path in paths if (Path(path) / "store.json").is_file()]
     if not stores:
-        return TextFiles(tuple(paths), boundary, column, errors)
+        return TextFiles(paths, boundary=boundary, column=column, errors=errors)
     if len(paths) > 1:
         raise EtymonError(
             f"{stores[0]} is a prepared text: it cannot be mixed with other data; give it alone"
@@ -113,10 +247,10 @@ class Texts:
     description: str = "texts given by the program"
 
     def documents(self) -> Iterable[Document]:
-        return [Document(text, f"text {number}") for number, text in enumerate(self.texts)]
+        return map(Document, self.texts)
 
     def fingerprint(self) -> str:
-        return documents_fingerprint(self.documents())
+        return hashlib.sha256(json.dumps(list(self.texts)).encode()).hexdigest()
 
 
 class StandardLibrary:

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
-from etymon.data.document import Document
-from etymon.data.store_building import Staging, split_documents
+from etymon.data.sources import TextFiles, TextSource
+from etymon.data.store_building import Staging
+from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, sha256
@@ -61,6 +64,7 @@ class Split:
     """One split of a store; arrays are read from disk as they are needed."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
+        self._place = (folder, dtype)
         self.tokens: np.ndarray = (
             np.memmap(folder / "tokens.bin", dtype, "r")
             if (folder / "tokens.bin").stat().st_size
@@ -78,6 +82,10 @@ class Split:
         split.documents = np.append(np.asarray(documents, np.int64), len(tokens))
         split.bytes = split.words = np.zeros(len(documents), np.int64)
         return split
+
+    def __reduce__(self) -> Any:
+        # Another process maps the text itself: pickled, a map would be a copy of everything.
+        return (Split, self._place) if hasattr(self, "_place") else object.__reduce_ex__(self, 4)
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -176,19 +184,6 @@ class TokenStore:
                     )
 
 
-class Origin(Protocol):
-    """Files behind a store, which can be recognised again."""
-
-    def fingerprint(self) -> str:
-        """Changes when the text does."""
-
-    def recall(self, inputs: Mapping[str, Mapping[str, Any]]) -> None:
-        """What a store wrote down about its files, so that unchanged ones need not be read to be recognised."""
-
-    def inputs(self) -> dict[str, dict[str, Any]]:
-        """What a store should write down about the files that were read."""
-
-
 def build_store(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
@@ -196,7 +191,7 @@ def build_store(
     *,
     validation: float = 0.05,
     seed: int = 0,
-    source: str | Origin | None = None,
+    source: TextSource | None = None,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StoreSummary:
@@ -204,8 +199,8 @@ def build_store(
 
     About `validation` of the documents are held out, chosen by a hash of the seed and the text; if that
     cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are.
-    `source` is a fingerprint of the text, or its files, which are asked for it after they were read (default: a
-    digest of the text). `workers` processes encode (None: one a core, if there is much text); the result does not
+    `source` is where the documents come from: it is asked for its fingerprint after they were read.
+    `workers` processes encode (None: one a core, if there is much text); the result does not
     depend on it. `progress` gets the bytes of text done so far.
     """
     if not 0 <= validation < 1:
@@ -213,24 +208,28 @@ def build_store(
     folder = Path(folder)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     with atomic_folder(folder) as aside:
-        with Staging(aside / "staging", tokenizer, dtype, seed) as staging:
+        with TemporaryDirectory(dir=aside) as place:
+            staging = Staging(Path(place), tokenizer, dtype, validation, seed)
             staging.add(documents, progress, workers)
-            held_out = split_documents(staging, validation)
-            written = staging.write_splits([aside / name for name in SPLITS], held_out.side)
-        counts = {name: SplitCounts(**count) for name, count in zip(SPLITS, written, strict=True)}
+            cut = staging.cut()
+            train, held_out = (
+                SplitCounts(**staging.write_split(aside / name, name == "validation", cut)) for name in SPLITS
+            )
         tokenizer.save(aside / "tokenizer")
-        named = source if isinstance(source, str) else source.fingerprint() if source else staging.digest
+        rule = "documents" if cut is None else "tail"
+        files = source.files.items() if isinstance(source, TextFiles) else ()
         description = {
             "format": FORMAT,
             "dtype": dtype.name,
             "vocabulary_size": tokenizer.size,
             "tokenizer": tokenizer.fingerprint,
-            "source": named,
+            "source": "" if source is None else source.fingerprint(),
             "validation": validation,
             "seed": seed,
-            "held_out": held_out.rule,
-            "splits": {name: asdict(count) for name, count in counts.items()},
-            **({} if source is None or isinstance(source, str) else {"inputs": source.inputs()}),
+            "held_out": rule,
+            "splits": {"train": asdict(train), "validation": asdict(held_out)},
+            # Files are recognised by these; standard input never is.
+            "inputs": {name: entry for name, entry in sorted(files) if "bytes" in entry},
             "files": {
                 path.relative_to(aside).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
                 for path in sorted(aside.rglob("*"))
@@ -238,12 +237,11 @@ def build_store(
             },
         }
         (aside / "store.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
-    return StoreSummary(folder, counts["train"], counts["validation"], held_out.rule)
+    return StoreSummary(folder, train, held_out, rule)
 
 
 def ensure_store(
-    documents: Iterable[Document],
-    source: str | Origin,
+    source: TextSource,
     tokenizer: Tokenizer,
     folder: str | os.PathLike[str],
     *,
@@ -252,25 +250,18 @@ def ensure_store(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StoreSummary:
-    """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it.
-
-    `source` comes from `text.source_fingerprint` or `text.documents_fingerprint`, or is the files themselves;
-    `documents` is only read when the store must be built.
-    """
+    """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it."""
     wanted = {"tokenizer": tokenizer.fingerprint, "validation": validation, "seed": seed}
-    try:
+    with suppress(EtymonError):  # there is none, it is damaged, or the text cannot be known before it is read
         store = TokenStore.open(folder)
-    except EtymonError:
-        store = None  # missing, damaged or of an older format
-    if store is not None and all(store.description[key] == value for key, value in wanted.items()):
-        if not isinstance(source, str):
-            source.recall(store.description.get("inputs", {}))
-        named = source if isinstance(source, str) else source.fingerprint()
-        if store.description["source"] == named:
+        if isinstance(source, TextFiles):
+            source.files = {**store.description.get("inputs", {}), **source.files}
+        same = all(store.description[key] == value for key, value in wanted.items())
+        if same and store.description["source"] == source.fingerprint():
             return replace(store.summary, reused=True)
     return build_store(
-        documents, tokenizer, folder, validation=validation, seed=seed, source=source, workers=workers,
-        progress=progress,
+        source.documents(), tokenizer, folder, validation=validation, seed=seed, source=source,
+        workers=workers, progress=progress,
     )  # fmt: skip
 
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers.pre_tokenizers import ByteLevel
 
-from etymon.data import word_cache
-from etymon.data.framing import BERT, PLAIN, ROBERTA, T5, Framing
+from etymon.data.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
@@ -33,18 +31,14 @@ ROLE_KEYS = {
 }
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+BYTE_KINDS = ("byte-bpe", "byte")
+"""Whose tokens are bytes, and may begin or end inside a character."""
 
 
-def _byte_table() -> dict[str, int]:
-    """The byte behind each of the 256 printable characters of byte-level BPE."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-    assert set(table) == set(ByteLevel.alphabet())
-    return table
-
-
-BYTE_OF = _byte_table()
+# Byte-level BPE writes bytes as printable characters: this is the byte behind each of the 256.
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = sorted(set(range(256)) - set(PRINTABLE))
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
 
 
 class Tokenizer:
@@ -76,10 +70,12 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """ "byte-bpe", "bpe", "wordpiece", "unigram", "word", "character" or "byte"."""
+        """ "byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character" or "byte"."""
         model, splitter = self._description["model"], self._description["pre_tokenizer"]
         kind = model.get("type", "")
         if kind == "BPE":
+            if model.get("end_of_word_suffix"):
+                return "word-bpe"
             if '"ByteLevel"' in json.dumps([splitter, self._description["decoder"]]):
                 whole = (splitter or {}).get("use_regex") is False
                 return "byte" if whole and not model["merges"] else "byte-bpe"
@@ -125,7 +121,7 @@ class Tokenizer:
     @cached_property
     def word_starts(self) -> np.ndarray:
         """For every id, whether it begins a word. A special token is a word of its own."""
-        if self.kind in ("byte-bpe", "byte"):
+        if self.kind in BYTE_KINDS:
             begins = [token[:1] in ("Ġ", "Ċ", "ĉ", "č") for token in self.tokens]
         elif self.kind == "character":
             begins = [token.isspace() for token in self.tokens]
@@ -134,7 +130,7 @@ class Tokenizer:
             begins = [not token.startswith(prefix) for token in self.tokens]
         elif self.kind in ("unigram", "bpe"):
             begins = [token.startswith("▁") for token in self.tokens]
-        else:
+        else:  # of `word-bpe` a token only tells whether it ends a word
             begins = [True] * self.size
         starts = np.array(begins, bool)
         starts[list(self.special_ids)] = True
@@ -153,6 +149,21 @@ class Tokenizer:
         lengths[list(self.special_ids)] = 0
         return lengths
 
+    @cached_property
+    def character_lengths(self) -> np.ndarray | None:
+        """For every id, how many characters of text begin in it: over any text these add up exactly. Special tokens have
+        none, but one that stands for an unknown character has one. None where there are no `byte_lengths`."""
+        if self.byte_lengths is None:
+            return None
+        if self.kind == "character":
+            lengths = np.ones(self.size, np.int32)
+        else:  # every character has one byte that is none of those that go on
+            lengths = np.array(
+                [sum(b & 0xC0 != 0x80 for b in _token_bytes(token)) for token in self.tokens], np.int32
+            )
+        lengths[[number for number in self.special_ids if number != self.id("unknown")]] = 0
+        return lengths
+
     @property
     def framing(self) -> Framing:
         """How sequences become model inputs; assigning a framing binds it to this tokenizer's ids."""
@@ -164,7 +175,7 @@ class Tokenizer:
 
     def _usual_framing(self) -> Framing:
         if "class" in self.roles and "separator" in self.roles:
-            return ROBERTA if self.roles["class"] == "<s>" else BERT
+            return {"<s>": ROBERTA, "_classify_": GPT1}.get(self.roles["class"], BERT)
         return T5 if self.kind == "unigram" and "end" in self.roles else PLAIN
 
     @cached_property
@@ -182,39 +193,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of many texts, on all cores."""
-        if self.kind == "byte" and self.byte_lengths is not None:
-            return [self._encode_bytes(text) for text in texts]
-        by_word = self._by_word(texts)
-        whole = [text for text, words in zip(texts, by_word, strict=True) if words is None]
-        encodings = iter(self.backend.encode_batch_fast(whole, add_special_tokens=False) if whole else ())
-        return [
-            np.array(next(encodings).ids, np.int32) if words is None else word_cache.flat(words[1])
-            for words in by_word
-        ]
-
-    @cached_property
-    def _word_cache(self) -> word_cache.WordCache | None:
-        added = [token.content for token in self.backend.get_added_tokens_decoder().values()]
-        added += ["▁"]  # where spaces become it, it is not a letter like others
-        fits = word_cache.WordCache.fits(self._description) and len(added) <= word_cache.MOST_ADDED
-        return word_cache.WordCache(self.backend, added) if fits else None
-
-    def _by_word(self, texts: Sequence[str]) -> list[tuple[list[str], list[list[int]]] | None]:
-        """Words and their tokens, for texts long enough to gain from it that are sure to be encoded alike."""
-        if self._word_cache is None or sum(map(len, texts)) < word_cache.FEWEST:
-            return [None] * len(texts)
-        return self._word_cache.encode(texts)
-
-    def _encode_bytes(self, text: str) -> np.ndarray:
-        """Bytes need no library, unless a special token is spelled out."""
-        if any(self.tokens[number] in text for number in self.special_ids):
-            return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int32)
-        return self._id_of_byte[np.frombuffer(text.encode(), np.uint8)]
-
-    @cached_property
-    def _id_of_byte(self) -> np.ndarray:
-        letters = sorted(BYTE_OF, key=BYTE_OF.__getitem__)
-        return np.array([self.backend.token_to_id(letter) for letter in letters], np.int32)
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The ids of a text and the characters [start, stop) that each token stands for."""
@@ -222,56 +202,21 @@ class Tokenizer:
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1]
 
-    def encode_located(
-        self, texts: Sequence[str], places: Sequence[np.ndarray]
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each text its ids and, for each given character offset, the index of the token holding it.
-
-        An offset whose character left no token belongs to the next token, if there is one; a space that is
-        a token of its own belongs to what follows it.
-        """
-        if self.byte_lengths is None:
-            return [
-                self._located(text, place, words)
-                for text, place, words in zip(texts, places, self._by_word(texts), strict=True)
-            ]
-        # Tokens that spell the text need no offsets: the bytes add up. This is the fast path.
-        located: list[tuple[np.ndarray, np.ndarray]] = []
-        for text, ids, place in zip(texts, self.encode_batch(texts), places, strict=True):
-            byte_stops = np.cumsum(self.byte_lengths[ids], dtype=np.int64)
-            if text.isascii():
-                size, byte_places = len(text), place
-            else:
-                data = np.frombuffer(text.encode(), np.uint8)
-                size, byte_places = len(data), np.flatnonzero((data & 0xC0) != 0x80)[place]
-            if size and (not len(byte_stops) or byte_stops[-1] != size):  # a special token was spelled out
-                ids, _, byte_stops = self.offsets(text)
-                byte_places = place
-            located.append((ids, np.searchsorted(byte_stops, byte_places, side="right")))
-        return located
-
-    def _located(
-        self, text: str, places: np.ndarray, words: tuple[list[str], list[list[int]]] | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if words is not None and (found := word_cache.located(*words, places)) is not None:
-            return word_cache.flat(words[1]), found
-        ids, _, stops = self.offsets(text)
-        index = np.searchsorted(np.maximum.accumulate(stops), places, side="right")
-        space = self.backend.token_to_id("▁") if self.kind in ("unigram", "bpe") else None
-        if space is not None and len(ids):
-            index -= (index > 0) & (ids[np.maximum(index - 1, 0)] == space)
-        return ids, index
-
     # ------------------------------------------------------------ ids to text
 
-    def decode(self, ids: Iterable[int] | np.ndarray, skip_special: bool = True) -> str:
-        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD."""
+    def decode(
+        self, ids: Iterable[int] | np.ndarray, skip_special: bool = True, *, whole: bool = False
+    ) -> str:
+        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD. If only `whole` characters are wanted, bytes
+        at the end that merely begin one are left out."""
         listed = ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]
         if listed and not 0 <= min(listed) <= max(listed) < self.size:
             wrong = max(listed) if max(listed) >= self.size else min(listed)
             raise EtymonError(f"token id {wrong} is outside the vocabulary of {self.size} tokens")
         if skip_special:
             listed = [number for number in listed if number not in self.special_ids]
+        if whole and self.kind in BYTE_KINDS:
+            return _incremental().decode(b"".join(_token_bytes(self.tokens[number]) for number in listed))
         return self.backend.decode(listed, skip_special_tokens=False)
 
     def stream(self, skip_special: bool = True) -> TokenStream:
@@ -307,7 +252,7 @@ class TokenStream:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special else frozenset()
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes = _incremental()
         # Spaces depend on the neighbour: decode each token after the one before it and cut that one's text.
         self._before: list[int] = []
         self._held: list[int] = []
@@ -317,15 +262,16 @@ class TokenStream:
         if number in self._skip:
             return ""
         token = self._tokenizer.tokens[number]
-        if self._tokenizer.kind in ("byte-bpe", "byte"):
+        if self._tokenizer.kind in BYTE_KINDS:
             return self._bytes.decode(_token_bytes(token))
         self._held.append(number)
         # A run of byte pieces is decoded as a whole, once it has ended.
         return "" if BYTE_PIECE.fullmatch(token) else self._release()
 
-    def finish(self) -> str:
-        """The rest; the stream is new afterwards."""
-        rest = self._bytes.decode(b"", final=True) + self._release()
+    def finish(self, *, whole: bool = False) -> str:
+        """The rest; the stream is new afterwards. As in `decode`, only `whole` characters if asked."""
+        half = self._bytes.decode(b"", final=True)
+        rest = ("" if whole else half) + self._release()
         self._before = []
         return rest
 
@@ -337,6 +283,11 @@ class TokenStream:
         text = decode(self._before + self._held, skip_special_tokens=False)[len(known) :]
         self._before, self._held = self._held[-1:], []
         return text
+
+
+def _incremental() -> codecs.IncrementalDecoder:
+    """Bytes to text, as far as they are whole characters."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def _token_bytes(token: str) -> bytes:

@@ -12,12 +12,14 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, processors
 
-from etymon.data.framing import T5, Framing
+from etymon.data.framing import GPT1, T5, Framing
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
 from etymon.data.tokenizer_kinds import (
+    WORD_END,
     add_sentinels,
     byte_bpe_backend,
     metaspace_backend,
+    word_bpe_backend,
     wordpiece_backend,
 )
 from etymon.errors import EtymonError
@@ -100,8 +102,8 @@ def _class_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def post_processor(framing: Framing, tokenizer: Tokenizer) -> Any:
-    """The framing as Transformers applies it, or None for plain text."""
-    if not framing.roles:
+    """The framing as Transformers applies it, or None for plain text, such as a prompt of GPT-1."""
+    if not framing.roles or framing.name == GPT1.name:
         return None
 
     def spell(template: tuple[str | int, ...], segments: tuple[int, ...]) -> list[str]:
@@ -130,8 +132,7 @@ def _from_vocab_txt(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
     if "[UNK]" not in vocabulary:
         raise EtymonError(f"{path} is no BERT vocabulary: it has no [UNK] token")
     backend = wordpiece_backend(
-        vocabulary,
-        unknown="[UNK]",
+        models.WordPiece(vocabulary, unk_token="[UNK]"),
         lowercase=bool(config.get("do_lower_case", True)),
         strip_accents=config.get("strip_accents"),
         chinese=bool(config.get("tokenize_chinese_chars", True)),
@@ -146,8 +147,12 @@ def _from_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenize
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:
         raise EtymonError(f"{folder}: vocab.json and merges.txt do not fit together: {error}") from error
-    backend = byte_bpe_backend(model, prefix_space=bool(config.get("add_prefix_space", False)))
-    vocabulary = backend.get_vocab()
+    vocabulary = tokenizers.Tokenizer(model).get_vocab()
+    if any(token.endswith(WORD_END) for token in vocabulary):
+        model.end_of_word_suffix, model.unk_token = WORD_END, "<unk>"
+        backend = word_bpe_backend(model)
+    else:
+        backend = byte_bpe_backend(model, prefix_space=bool(config.get("add_prefix_space", False)))
     usual = dict.fromkeys(token for names in USUAL_TOKENS.values() for token in names if token in vocabulary)
     # RoBERTa's mask stands for the space before it as well.
     backend.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", special=True) for token in usual])
@@ -164,14 +169,14 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
         for field, value in _fields(path.read_bytes()):
             if field == 1:
                 piece = dict(_fields(value))
-                pieces.append((piece[1].decode(), _as_float(piece.get(2, bytes(4)))))
+                pieces.append((piece[1].decode(), *struct.unpack("<f", piece.get(2, bytes(4)))))
                 kinds.append(piece.get(3, 1))
             elif field == 2:
                 trainer = dict(_fields(value))
             elif field == 3:
                 normalizer = dict(_fields(value))
         unknown = kinds.index(2)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
         raise EtymonError(f"{path} is not a sentencepiece model") from error
     if trainer.get(3, 1) != 1:
         raise EtymonError(f"{path} is not a unigram model; convert it to tokenizer.json with Transformers")
@@ -221,10 +226,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             raise ValueError("the message is cut short")
         yield tag >> 3, data[place : place + size]
         place += size
-
-
-def _as_float(data: bytes) -> float:
-    return float(struct.unpack("<f", data)[0])
 
 
 # ---------------------------------------------------------------- roles

@@ -20,7 +20,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from etymon.data.cutting import pieces
 from etymon.data.tokenizer import BYTE_PIECE, Tokenizer
-from etymon.data.tokenizer_training import LONGEST_RUN, _continues, _Counts, _train
+from etymon.data.tokenizer_training import LONGEST_RUN, _continues, _Counts
 from etymon.errors import EtymonError
 
 FIRST_LETTER = 0x10000  # from here on no code point is white space or half a character
@@ -111,9 +111,8 @@ def _with_words(tokenizer: Tokenizer, texts: Iterable[str], size: int, min_frequ
 
 def _with_letters(tokenizer: Tokenizer, texts: Iterable[str], most: int, min_frequency: int) -> Tokenizer:
     """With the most frequent characters that were unknown."""
-    counts, known, prefix = _Counts(), tokenizer.backend.get_vocab(), _prefix(tokenizer)
-    for text in _normalised(tokenizer.backend, texts):
-        counts.add(text)
+    counts, known = _Counts(_normalised(tokenizer.backend, texts)), tokenizer.backend.get_vocab()
+    prefix = _prefix(tokenizer)
     wanted = (letter for letter in counts if tokenizer.kind == "character" or not letter.isspace())
     new: list[str] = []
     for letter in sorted(wanted, key=lambda letter: (-counts[letter], letter)):
@@ -135,7 +134,7 @@ def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int, min_freq
         min_frequency=min_frequency,
         show_progress=False,
     )
-    _train(learner, _as_letters(tokenizer, texts), trainer)
+    learner.train_from_iterator(_as_letters(tokenizer, texts), trainer)
     known, old = set(tokenizer.tokens), set(_pairs(tokenizer._description["model"].get("merges", [])))
     merges: dict[tuple[str, str], str] = {}
     new: list[str] = []

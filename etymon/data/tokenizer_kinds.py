@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 FORMS = {"none": None, "nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
+WORD_END = "</w>"
 
 
 def normaliser(normalise: str, lowercase: bool, strip_accents: bool, collapse: bool = False) -> Any:
@@ -26,69 +27,68 @@ def normaliser(normalise: str, lowercase: bool, strip_accents: bool, collapse: b
     return normalizers.Sequence(steps) if steps else None
 
 
+def _assembled(
+    model: Any, normalizer: Any = None, splitter: Any = None, decoder: Any = None
+) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    for name, part in (("normalizer", normalizer), ("pre_tokenizer", splitter), ("decoder", decoder)):
+        if part is not None:
+            setattr(backend, name, part)
+    return backend
+
+
 def byte_bpe_backend(model: models.BPE, prefix_space: bool = False) -> tokenizers.Tokenizer:
     """GPT-2: bytes as printable characters, split by its regular expression, merged. Lossless."""
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    return backend
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    return _assembled(model, splitter=splitter, decoder=decoders.ByteLevel())
 
 
-def byte_backend() -> tokenizers.Tokenizer:
+def byte_backend(model: models.BPE) -> tokenizers.Tokenizer:
     """One id a byte, its own value. Lossless."""
-    from etymon.data.tokenizer import BYTE_OF
-
-    backend = tokenizers.Tokenizer(models.BPE(dict(BYTE_OF), []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return _assembled(model, splitter=splitter, decoder=decoders.ByteLevel())
 
 
-def character_backend(
-    vocabulary: dict[str, int], *, unknown: str, normalise: str, lowercase: bool, strip_accents: bool
-) -> tokenizers.Tokenizer:
+def character_backend(model: models.BPE, **settings: Any) -> tokenizers.Tokenizer:
     """One id a Unicode character, white space included; others are unknown. Lossless for those it knows."""
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token=unknown))
-    if (steps := normaliser(normalise, lowercase, strip_accents)) is not None:
-        backend.normalizer = steps
-    backend.decoder = decoders.Fuse()
-    return backend
+    return _assembled(model, normaliser(**settings), decoder=decoders.Fuse())
 
 
-def word_backend(
-    vocabulary: dict[str, int], *, unknown: str, normalise: str, lowercase: bool, strip_accents: bool
-) -> tokenizers.Tokenizer:
+def word_backend(model: models.WordLevel, **settings: Any) -> tokenizers.Tokenizer:
     """Words between white space, punctuation marks and ideographs by themselves; decoded with single spaces."""
-    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-    if (steps := normaliser(normalise, lowercase, strip_accents)) is not None:
-        backend.normalizer = steps
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated")]
-    )
-    return backend
+    ideographs = pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated")
+    splitter = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), ideographs])
+    return _assembled(model, normaliser(**settings), splitter)
 
 
 def wordpiece_backend(
-    vocabulary: dict[str, int],
+    model: models.WordPiece,
     *,
-    unknown: str,
     lowercase: bool,
     strip_accents: bool | None,
     chinese: bool = True,
     normalise: str = "none",
 ) -> tokenizers.Tokenizer:
     """BERT: cleaned text, ideographs spaced, punctuation split, longest pieces first with `##`."""
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
-    )
-    bert = normalizers.BertNormalizer(
+    return _bert(model, decoders.WordPiece(prefix="##"), lowercase, strip_accents, chinese, normalise)
+
+
+def word_bpe_backend(
+    model: models.BPE, *, lowercase: bool = True, strip_accents: bool | None = None, normalise: str = "none"
+) -> tokenizers.Tokenizer:
+    """GPT-1: words as BERT splits them, merged inside; the last piece of a word ends in `</w>`."""
+    return _bert(model, decoders.BPEDecoder(suffix=WORD_END), lowercase, strip_accents, True, normalise)
+
+
+def _bert(
+    model: Any, decoder: Any, lowercase: bool, strip_accents: bool | None, chinese: bool, normalise: str
+) -> tokenizers.Tokenizer:
+    normalizer: Any = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
     )
-    form = FORMS[normalise]
-    backend.normalizer = bert if form is None else normalizers.Sequence([form(), bert])
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
+    if (form := FORMS[normalise]) is not None:
+        normalizer = normalizers.Sequence([form(), normalizer])
+    return _assembled(model, normalizer, pre_tokenizers.BertPreTokenizer(), decoder)
 
 
 def metaspace_backend(
@@ -103,19 +103,16 @@ def metaspace_backend(
 ) -> tokenizers.Tokenizer:
     """sentencepiece, unigram or BPE: normalised characters, white space collapsed, spaces as `▁`, one before
     the text. `characters` is a sentencepiece file's own table, in the place of `normalise`."""
-    backend = tokenizers.Tokenizer(model)
     steps = normaliser("none" if characters else normalise, lowercase, strip_accents, collapse)
     if characters:
         table = normalizers.Precompiled(characters)
         steps = normalizers.Sequence([table] if steps is None else [table, steps])
-    if steps is not None:
-        backend.normalizer = steps
     scheme = "always" if prefix_space else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
-    metaspace = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    backend.decoder = metaspace
+    splitter = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
+    decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    backend = _assembled(model, steps, splitter, decoder)
     if json.loads(backend.to_str())["model"].get("byte_fallback"):
-        backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
+        backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoder])
     return backend
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
-from etymon.data.cutting import pieces
+from etymon.data import cutting
 from etymon.data.tokenizer import Tokenizer
 
 BATCH = 64  # pieces that are encoded together
@@ -15,8 +16,6 @@ BATCH = 64  # pieces that are encoded together
 class TokenizerReport:
     """Counts over a text, and what follows from them."""
 
-    kind: str
-    size: int
     bytes: int
     words: int
     tokens: int
@@ -43,7 +42,8 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRe
     """Encode the texts and count."""
     unknown_id = tokenizer.id("unknown")
     size = words = tokens = unknown = 0
-    for batch in _batches(texts):
+    pieces = (text[start:stop] for text in texts for start, stop in cutting.pieces(text))
+    while batch := list(islice(pieces, BATCH)):
         size += sum(len(text.encode()) for text in batch)
         words += sum(len(text.split()) for text in batch)
         for ids in tokenizer.encode_batch(batch):
@@ -52,16 +52,4 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRe
     plain = (number for number in range(tokenizer.size) if number not in tokenizer.special_ids)
     widest = max(plain, key=lambda number: len(tokenizer.tokens[number]), default=None)
     longest = "" if widest is None else tokenizer.decode([widest])
-    return TokenizerReport(tokenizer.kind, tokenizer.size, size, words, tokens, unknown, longest)
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        for start, stop in pieces(text):
-            batch.append(text[start:stop])
-            if len(batch) == BATCH:
-                yield batch
-                batch = []
-    if batch:
-        yield batch
+    return TokenizerReport(size, words, tokens, unknown, longest)

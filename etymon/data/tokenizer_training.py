@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
+from etymon.data import tokenizer_kinds as kinds
 from etymon.data.cutting import pieces
 from etymon.data.framing import Framing
-from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
+from etymon.data.tokenizer import BYTE_OF, ROLE_KEYS, Tokenizer
 from etymon.data.tokenizer_files import post_processor
-from etymon.data.tokenizer_kinds import (
-    FORMS,
-    add_sentinels,
-    byte_backend,
-    byte_bpe_backend,
-    character_backend,
-    cutting_long_runs,
-    metaspace_backend,
-    word_backend,
-    wordpiece_backend,
-)
 from etymon.errors import EtymonError
 
-KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word", "character", "byte")
 LOSSLESS = ("byte-bpe", "byte")
 LONGEST_RUN = 48  # characters of a run without spaces that a trainer sees as one word
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +33,18 @@ class _Plan:
     unknown: str
     mask: str
     min_frequency: int
-    settings: dict[str, Any]
+    pipeline: Callable[[Any], tokenizers.Tokenizer]
+    """What is around a model."""
+
+    def learner(self, model: Any) -> tokenizers.Tokenizer:
+        """The pipeline around a model that is to be trained: it never sees words of thousands of characters."""
+        return kinds.cutting_long_runs(self.pipeline(model), LONGEST_RUN)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the library's trainers are told."""
+        size = len(self.leading) + self.room
+        return {"vocab_size": size, "special_tokens": self.leading, "show_progress": False}
 
 
 def train_tokenizer(
@@ -62,16 +59,14 @@ def train_tokenizer(
     sentinels: int = 0,
     framing: Framing | None = None,
     min_frequency: int = 2,
-    progress: Progress | None = None,
 ) -> Tokenizer:
     """Learn at most `size` tokens, special tokens and sentinels included, from `texts`.
 
     `specials` maps roles to tokens; they get the first ids in the given order. Bytes and byte-level BPE give them the
     last, as in GPT-2; but where BPE has a mask, only that is last, as in RoBERTa. Sentinels are the very last ids,
     <extra_id_0> the highest. A small corpus may not hold `size` different pieces: the result is then smaller, and its
-    `.size` says so. `normalise` is "nfc", "nfkc" or
-    "none" (default: NFKC for unigram and bpe, as in sentencepiece, else none). `progress` is called with the
-    number of UTF-8 bytes read so far. Bytes learn nothing, so `texts` is then not read.
+    `.size` says so. `normalise` is "nfc", "nfkc" or "none" (default: NFKC for unigram and bpe, as in sentencepiece, else
+    none). `texts` may be read twice; bytes learn nothing from them.
     """
     if kind not in KINDS:
         raise EtymonError(f"unknown tokenizer kind {kind!r}; known are {', '.join(KINDS)}")
@@ -80,27 +75,36 @@ def train_tokenizer(
         raise EtymonError(f"unknown role {unknown_roles[0]!r}; roles are {', '.join(ROLE_KEYS)}")
     if kind not in LOSSLESS and "unknown" not in specials:
         raise EtymonError(f"a {kind} tokenizer needs an 'unknown' special token, e.g. [UNK] or <unk>")
-    if normalise is not None and normalise not in FORMS:
-        raise EtymonError(f"normalise must be one of {', '.join(FORMS)}, not {normalise!r}")
+    if normalise is not None and normalise not in kinds.FORMS:
+        raise EtymonError(f"normalise must be one of {', '.join(kinds.FORMS)}, not {normalise!r}")
     if kind in LOSSLESS and (lowercase or strip_accents or normalise not in (None, "none")):
         raise EtymonError(
             f"a {kind} tokenizer is lossless: it takes neither lowercase nor strip_accents nor normalise"
         )
     form = normalise or ("nfkc" if kind in ("unigram", "bpe") else "none")
+    settings = {"lowercase": lowercase, "strip_accents": strip_accents, "normalise": form}
     leading = list(dict.fromkeys(specials.values()))
+    backend_of, train, needed, what = KINDS[kind]
     plan = _Plan(
         size - sentinels - len(leading),
         leading,
         specials.get("unknown", ""),
         specials.get("mask", ""),
         min_frequency,
-        {"lowercase": lowercase, "strip_accents": strip_accents, "normalise": form},
+        partial(backend_of, **({} if kind in LOSSLESS else settings)),
     )
-    backend = TRAINERS[kind](_counted(texts, progress), plan)
+    if plan.room < needed:
+        raise EtymonError(
+            f"the vocabulary is too small: beside special tokens it has room for {max(plan.room, 0)} tokens but "
+            f"{what} need {needed}; ask for at least {needed - plan.room} more"
+        )
+    if kind != "byte" and not any(text.strip() for text in texts):
+        raise EtymonError("cannot train a tokenizer: there is no text")
+    backend = plan.pipeline(train(_Pieces(texts), plan))
     # In byte-level BPE a space belongs to the token behind it, and so to the mask.
     spaced = plan.mask if kind == "byte-bpe" else None
     backend.add_special_tokens([AddedToken(token, lstrip=token == spaced, special=True) for token in leading])
-    add_sentinels(backend, sentinels)
+    kinds.add_sentinels(backend, sentinels)
     tokenizer = Tokenizer(backend, specials, framing=framing)
     processor = post_processor(tokenizer.framing, tokenizer)
     if processor is None:
@@ -109,112 +113,95 @@ def train_tokenizer(
     return Tokenizer(backend, specials, framing=framing)
 
 
-def _counted(texts: Iterable[str], progress: Progress | None) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Pieces:
     """The texts in pieces that no trainer chokes on."""
-    done = 0
-    for text in texts:
-        if text.strip():
-            for start, stop in pieces(text):
-                yield text[start:stop]
-            done += len(text.encode())
-            if progress is not None:
-                progress(done)
-    if not done:
-        raise EtymonError("cannot train a tokenizer: there is no text")
+
+    texts: Iterable[str]
+
+    def __iter__(self) -> Iterator[str]:
+        return (text[start:stop] for text in self.texts for start, stop in pieces(text))
 
 
-def _train(learner: tokenizers.Tokenizer, texts: Iterable[str], trainer: Any) -> None:
-    failure: list[Exception] = []
-
-    def guarded() -> Iterator[str]:
-        try:
-            yield from texts
-        except Exception as error:  # the library would swallow its type
-            failure.append(error)
-
-    learner.train_from_iterator(guarded(), trainer)
-    if failure:
-        raise failure[0]
+def _train_byte(texts: Iterable[str], plan: _Plan) -> models.BPE:
+    return models.BPE(dict(BYTE_OF), [])
 
 
-def _train_byte(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
-    _require(plan.room >= 256, plan.room, 256, "the 256 bytes")
-    return byte_backend()
-
-
-def _train_byte_bpe(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
-    _require(plan.room >= 256, plan.room, 256, "the 256 bytes")
-    learner = cutting_long_runs(byte_bpe_backend(models.BPE()), LONGEST_RUN)
+def _train_byte_bpe(texts: Iterable[str], plan: _Plan) -> models.BPE:
+    learner = plan.learner(models.BPE())
     first = [token for token in plan.leading if token != plan.mask] if plan.mask else []
+    own = {"vocab_size": len(first) + plan.room, "special_tokens": first}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=len(first) + plan.room,
-        min_frequency=plan.min_frequency,
-        special_tokens=first,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        **plan.options | own, min_frequency=plan.min_frequency, initial_alphabet=alphabet
     )
-    _train(learner, texts, trainer)
-    return byte_bpe_backend(learner.model)
+    learner.train_from_iterator(texts, trainer)
+    return learner.model
 
 
-def _train_bpe(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
+def _train_bpe(texts: Iterable[str], plan: _Plan) -> models.BPE:
     """At most half of the vocabulary is given to characters, as with unigrams; the rarest become unknown."""
-    _require(plan.room >= 8, plan.room, 8, "an alphabet")
-    learner = cutting_long_runs(metaspace_backend(models.BPE(), **plan.settings), LONGEST_RUN)
-    with _spooled(texts) as (spool, counts):
-        alphabet = _alphabet(learner, counts, plan.room // 2, also="▁")
-        trainer = trainers.BpeTrainer(
-            vocab_size=len(plan.leading) + plan.room,
-            min_frequency=plan.min_frequency,
-            special_tokens=plan.leading,
-            initial_alphabet=alphabet,
-            limit_alphabet=len(alphabet),
-            show_progress=False,
-        )
-        learner.train([str(spool)], trainer)
-    learned = json.loads(learner.to_str())["model"]
-    merges = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in learned["merges"]]
-    model = models.BPE(learned["vocab"], merges, unk_token=plan.unknown, fuse_unk=True)
-    return metaspace_backend(model, **plan.settings)
-
-
-def _train_word(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
-    """The most frequent words, most frequent first."""
-    _require(plan.room >= 1, plan.room, 1, "a word")
-    known = {plan.unknown: 0}
-    learner = cutting_long_runs(word_backend(known, unknown=plan.unknown, **plan.settings), LONGEST_RUN)
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=len(plan.leading) + plan.room,
+    learner = plan.learner(models.BPE())
+    alphabet = _alphabet(learner, _Counts(texts), plan.room // 2, also="▁")
+    trainer = trainers.BpeTrainer(
+        **plan.options,
         min_frequency=plan.min_frequency,
-        special_tokens=plan.leading,
-        show_progress=False,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
     )
-    _train(learner, texts, trainer)
-    return word_backend(learner.get_vocab(), unknown=plan.unknown, **plan.settings)
+    learner.train_from_iterator(texts, trainer)
+    learned = json.loads(learner.to_str())["model"]
+    return models.BPE(learned["vocab"], _merges(learned), unk_token=plan.unknown, fuse_unk=True)
 
 
-def _train_character(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
+def _merges(learned: dict[str, Any]) -> list[tuple[str, str]]:
+    return [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in learned["merges"]]
+
+
+def _train_word_bpe(texts: Iterable[str], plan: _Plan) -> models.BPE:
+    """Letters at the end of a word are letters of their own; they get fixed numbers, as WordPiece's get."""
+    learner = plan.learner(models.BPE())
+    alphabet = _alphabet(learner, _Counts(texts), plan.room // 4)
+    trainer = trainers.BpeTrainer(
+        **plan.options
+        | {"special_tokens": [*plan.leading, *(letter + kinds.WORD_END for letter in alphabet)]},
+        min_frequency=plan.min_frequency,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        end_of_word_suffix=kinds.WORD_END,
+    )
+    learner.train_from_iterator(texts, trainer)
+    learned = json.loads(learner.to_str())["model"]
+    return models.BPE(
+        learned["vocab"], _merges(learned), unk_token=plan.unknown, end_of_word_suffix=kinds.WORD_END
+    )
+
+
+def _train_word(texts: Iterable[str], plan: _Plan) -> models.WordLevel:
+    """The most frequent words, most frequent first."""
+    learner = plan.learner(models.WordLevel({plan.unknown: 0}, unk_token=plan.unknown))
+    trainer = trainers.WordLevelTrainer(**plan.options, min_frequency=plan.min_frequency)
+    learner.train_from_iterator(texts, trainer)
+    return learner.model
+
+
+def _train_character(texts: Iterable[str], plan: _Plan) -> models.BPE:
     """The most frequent characters, most frequent first."""
-    _require(plan.room >= 1, plan.room, 1, "a character")
-    vocabulary = {token: number for number, token in enumerate(plan.leading)}
-    learner = character_backend(vocabulary, unknown=plan.unknown, **plan.settings)
-    counts = _Counts()
-    for text in texts:
-        counts.add(learner.normalizer.normalize_str(text) if learner.normalizer else text)
+    normalizer = plan.pipeline(models.BPE()).normalizer
+    counts = _Counts(texts if normalizer is None else map(normalizer.normalize_str, texts))
     ranked = sorted(counts, key=lambda letter: (-counts[letter], letter))[: plan.room]
-    vocabulary |= {letter: len(vocabulary) + number for number, letter in enumerate(ranked)}
-    return character_backend(vocabulary, unknown=plan.unknown, **plan.settings)
+    tokens = [*plan.leading, *(letter for letter in ranked if letter not in plan.leading)]
+    return models.BPE({token: number for number, token in enumerate(tokens)}, [], unk_token=plan.unknown)
 
 
 class _Counts:
     """How often each character occurs; much faster than a Counter."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: Iterable[str]) -> None:
         self._counts = np.zeros(0x110000, np.int64)
-
-    def add(self, text: str) -> None:
-        found = np.bincount(np.frombuffer(text.encode("utf-32-le"), np.uint32))
-        self._counts[: len(found)] += found
+        for text in texts:
+            found = np.bincount(np.frombuffer(text.encode("utf-32-le"), np.uint32))
+            self._counts[: len(found)] += found
 
     def __iter__(self) -> Iterator[str]:
         return map(chr, np.flatnonzero(self._counts).tolist())
@@ -223,42 +210,23 @@ class _Counts:
         return int(self._counts[ord(letter)])
 
 
-def _train_wordpiece(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
+def _train_wordpiece(texts: Iterable[str], plan: _Plan) -> models.WordPiece:
     """The trainer numbers the continuing letters (`##e`) in hash order and breaks ties by number. Giving
-    them fixed numbers makes it deterministic, but needs the alphabet first: the text is spooled to disk."""
-    room, leading = plan.room, plan.leading
-    _require(room >= 8, room, 8, "an alphabet")
-    settings: dict[str, Any] = {"unknown": plan.unknown, **plan.settings}
-    learner = cutting_long_runs(wordpiece_backend({plan.unknown: 0}, **settings), LONGEST_RUN)
-    with _spooled(texts) as (spool, counts):
-        alphabet = _alphabet(learner, counts, room // 4)
-        continuing = ["##" + letter for letter in alphabet if _continues(letter)]
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=len(leading) + room,
-            min_frequency=plan.min_frequency,
-            initial_alphabet=alphabet,
-            limit_alphabet=len(alphabet),
-            special_tokens=leading + continuing,
-            show_progress=False,
-        )
-        learner.train([str(spool)], trainer)
+    them fixed numbers makes it deterministic, but needs the alphabet first."""
+    learner = plan.learner(models.WordPiece({plan.unknown: 0}, unk_token=plan.unknown))
+    alphabet = _alphabet(learner, _Counts(texts), plan.room // 4)
+    continuing = ["##" + letter for letter in alphabet if _continues(letter)]
+    trainer = trainers.WordPieceTrainer(
+        **plan.options | {"special_tokens": plan.leading + continuing},
+        min_frequency=plan.min_frequency,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+    )
+    learner.train_from_iterator(texts, trainer)
     learned = learner.get_vocab()
-    merged = sorted(learned.keys() - {*leading, *alphabet, *continuing}, key=learned.__getitem__)
-    ordered = leading + alphabet + continuing + merged
-    return wordpiece_backend({token: number for number, token in enumerate(ordered)}, **settings)
-
-
-@contextmanager
-def _spooled(texts: Iterator[str]) -> Iterator[tuple[Path, _Counts]]:
-    """All texts in one temporary file, and how often each character occurs."""
-    counts = _Counts()
-    with tempfile.TemporaryDirectory(prefix="etymon-") as folder:
-        spool = Path(folder, "text.txt")
-        with spool.open("w", encoding="utf-8") as file:
-            for text in texts:
-                counts.add(text)
-                file.write(text + "\n")
-        yield spool, counts
+    fixed = plan.leading + alphabet + continuing
+    ordered = fixed + sorted(learned.keys() - set(fixed), key=learned.__getitem__)
+    return models.WordPiece({token: number for number, token in enumerate(ordered)}, unk_token=plan.unknown)
 
 
 def _alphabet(learner: tokenizers.Tokenizer, counts: _Counts, limit: int, also: str = "") -> list[str]:
@@ -282,24 +250,18 @@ def _continues(letter: str) -> bool:
     return not (ideograph or symbol or unicodedata.category(letter).startswith("P"))
 
 
-def _train_unigram(texts: Iterator[str], plan: _Plan) -> tokenizers.Tokenizer:
+def _train_unigram(texts: Iterable[str], plan: _Plan) -> models.Unigram:
     """The trainer keeps every character, so that rare ideographs could fill the vocabulary: at most half of
     it is given to characters, the rarest become unknown (sentencepiece's character coverage)."""
-    room, leading = plan.room, plan.leading
-    _require(room >= 8, room, 8, "an alphabet")
-    learner = cutting_long_runs(metaspace_backend(models.Unigram(), **plan.settings), LONGEST_RUN)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=len(leading) + room, special_tokens=leading, unk_token=plan.unknown, show_progress=False
-    )
-    with _spooled(texts) as (spool, counts):
-        kept = set(_alphabet(learner, counts, room // 2))
-        rare = {ord(letter): " " for letter in counts if not kept.issuperset(_normalised(learner, letter))}
-        with spool.open(encoding="utf-8", newline="\n") as lines:
-            learner.train_from_iterator((line.translate(rare) for line in lines), trainer)
+    learner, counts = plan.learner(models.Unigram()), _Counts(texts)
+    kept = set(_alphabet(learner, counts, plan.room // 2))
+    rare = {ord(letter): " " for letter in counts if not kept.issuperset(_normalised(learner, letter))}
+    trainer = trainers.UnigramTrainer(**plan.options, unk_token=plan.unknown)
+    learner.train_from_iterator((text.translate(rare) for text in texts), trainer)
     learned = json.loads(learner.to_str())["model"]["vocab"]
-    found = [(piece, score) for piece, score in learned if piece not in leading]
-    vocabulary = [(token, 0.0) for token in leading] + _canonical(found)
-    return metaspace_backend(models.Unigram(vocabulary, leading.index(plan.unknown), False), **plan.settings)
+    found = [(piece, score) for piece, score in learned if piece not in plan.leading]
+    vocabulary = [(token, 0.0) for token in plan.leading] + _canonical(found)
+    return models.Unigram(vocabulary, plan.leading.index(plan.unknown), False)
 
 
 def _canonical(found: list[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -320,20 +282,16 @@ def _canonical(found: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return sorted(settled_pieces, key=lambda item: (-item[1], item[0]))
 
 
-def _require(fits: bool, room: int, needed: int, what: str) -> None:
-    if not fits:
-        raise EtymonError(
-            f"the vocabulary is too small: beside special tokens it has room for {max(room, 0)} tokens but "
-            f"{what} need {needed}; ask for at least {needed - room} more"
-        )
-
-
-TRAINERS: dict[str, Callable[[Iterator[str], _Plan], tokenizers.Tokenizer]] = {
-    "byte-bpe": _train_byte_bpe,
-    "bpe": _train_bpe,
-    "wordpiece": _train_wordpiece,
-    "unigram": _train_unigram,
-    "word": _train_word,
-    "character": _train_character,
-    "byte": _train_byte,
+KINDS: dict[
+    str, tuple[Callable[..., tokenizers.Tokenizer], Callable[[Iterable[str], _Plan], Any], int, str]
+] = {
+    "byte-bpe": (kinds.byte_bpe_backend, _train_byte_bpe, 256, "the 256 bytes"),
+    "bpe": (kinds.metaspace_backend, _train_bpe, 8, "an alphabet"),
+    "word-bpe": (kinds.word_bpe_backend, _train_word_bpe, 8, "an alphabet"),
+    "wordpiece": (kinds.wordpiece_backend, _train_wordpiece, 8, "an alphabet"),
+    "unigram": (kinds.metaspace_backend, _train_unigram, 8, "an alphabet"),
+    "word": (kinds.word_backend, _train_word, 1, "a word"),
+    "character": (kinds.character_backend, _train_character, 1, "a character"),
+    "byte": (kinds.byte_backend, _train_byte, 256, "the 256 bytes"),
 }
+"""The pipeline around a model, what trains the model, and the tokens beside special ones that it cannot do without."""

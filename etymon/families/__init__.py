@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from etymon.families.family import Family
 
 REGISTRY = {
+    "gpt1": "etymon.families.gpt1",
     "gpt2": "etymon.families.gpt2",
+    "gpt3": "etymon.families.gpt3",
+    "gptj": "etymon.families.gptj",
     "bert": "etymon.families.bert",
     "t5": "etymon.families.t5",
     "roberta": "etymon.families.roberta",

@@ -97,6 +97,9 @@ class Family:
     generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
     """For replaced-token detection: family and shape of a generator that can share this shape's embeddings."""
 
+    expressible: Callable[[Any], bool] = lambda shape: True
+    """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
+
     def fitted(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions begin."""
         pad = tokenizer.id("pad")

@@ -32,6 +32,9 @@ BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
 """The last maps of a layer's parts, into which a residual scale can be multiplied."""
 MEMBERS = ("model", "discriminator")
 """Where a run keeps the model that it trained."""
+POINTER = "vocabulary.pointer"
+"""A part that a decoder's vocabulary head may have and no published one has."""
+READS_PREFIX = " (it reads a prompt in both directions, which Transformers does not)"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 
 
@@ -114,14 +117,15 @@ def save(
     `etymon_heads`, which Transformers leaves aside and `load` reads back.
 
     A residual scale is folded into the weights, which gives an ordinary model that computes the same up to rounding.
-    To train on exactly, `fold=False` keeps it; only etymon opens such a folder.
+    To train on exactly, `fold=False` keeps it; only etymon opens such a folder, or that of a shape that Transformers
+    has no class for.
     """
     family, shape = model.family, model.shape_fields()
     architecture = _best_architecture(family, model.asked)
     names = _name_map(family, model.shape, model.asked)
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     scale = shape["residual_scale"]
-    foreign = fold or scale == 1.0
+    foreign = family.expressible(model.shape) and not shape.get("pointer") and (fold or scale == 1.0)
     if foreign and scale != 1.0:
         ends = (name for name in named if any(end in name for end in BRANCH_ENDS))
         named |= {name: named[name] * scale for name in ends}
@@ -235,7 +239,7 @@ def _name_map(family: Family, shape: Any, heads: frozenset[str]) -> NameMap:
     """The family's map; heads beyond the best published class get rows of our own."""
     names = family.names(shape)
     extra = heads - _best_architecture(family, heads).heads
-    own = [Row((f"heads.{name}.*",), f"etymon_heads.{name}.*") for name in sorted(extra)]
+    own = [Row((f"heads.{name}.*",), f"etymon_heads.{name}.*") for name in (POINTER, *sorted(extra))]
     return replace(names, rows=[*own, *names.rows])
 
 
@@ -294,7 +298,7 @@ def _card(
         family=model.family.name,
         parameters=model.parameter_count(),
         shape=shape,
-        objective=str(last.get("objective", "")),
+        objective=str(last.get("objective", "")) + (READS_PREFIX if model.reads_prefix else ""),
         data=str(last.get("data", "")),
         training=last.get("training", {}),
         metrics=last.get("metrics", {}),

@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Family
+from etymon.nn import pointer
 from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.initialise import initialise
+from etymon.nn.pointer import PointerVocabulary
 from etymon.nn.state import KeyValueState
+from etymon.nn.vocabulary import DenseVocabulary
 
 if TYPE_CHECKING:
     from etymon.data.tokenizer import Tokenizer
@@ -30,6 +33,8 @@ TOKEN_KEYS = {
     "class": "cls_token_id", "mask": "mask_token_id", "decoder_start": "decoder_start_token_id",
 }  # fmt: skip
 """The keys of a published configuration for the roles of special tokens."""
+PREFIX_KEY = "etymon_prefix"
+"""The key of our own for models that read a prompt in both directions."""
 
 
 class Model(nn.Module):
@@ -50,6 +55,8 @@ class Model(nn.Module):
         for name in family.heads:
             if name in family.with_required(self.asked):
                 self.heads[name] = family.heads[name].build(shape, self.body, len(self.labels))
+        if (window := getattr(shape, "pointer", 0)) and isinstance(own := self._vocabulary, DenseVocabulary):
+            self.heads["vocabulary"] = PointerVocabulary(own, shape.dim, window)
         self.tokenizer: Tokenizer | None = None
         self.carried: dict[str, Any] = {}
         """Values of a foreign `config.json` that are not ours to read, kept and written back."""
@@ -60,7 +67,7 @@ class Model(nn.Module):
 
     def initialise(self, seed: int = 0, only: Sequence[str] | None = None) -> Model:
         """Draws first values by the family's rules; `only` limits it to the named heads."""
-        rules = self.family.initial(self.shape)
+        rules = [*pointer.INITIAL, *self.family.initial(self.shape)]
         wanted = None if only is None else tuple(f"heads.{name}." for name in only)
         initialise(self, rules, seed, None if wanted is None else lambda name: name.startswith(wanted))
         return self
@@ -74,7 +81,11 @@ class Model(nn.Module):
         assert isinstance(self.body, Body), (
             f"{self.family.title} has an encoder and a decoder: encode, then decode"
         )
-        return self.body(batch, state=state, embedded=embedded), state
+        hidden_ND: Tensor = self.body(batch, state=state, embedded=embedded)
+        if state is not None and isinstance(self._vocabulary, PointerVocabulary):
+            assert state.window is not None, "a state of this model comes from its `start`"
+            state.window.append(hidden_ND, batch.ids, batch.layout)
+        return hidden_ND, state
 
     def encode(self, batch: Batch, embedded: Tensor | None = None) -> Memory:
         assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
@@ -89,6 +100,8 @@ class Model(nn.Module):
     def start(self, rows: int, capacity: int = 0) -> KeyValueState:
         """An empty state for `rows` rows, with room for `capacity` tokens each."""
         state: KeyValueState = self.body.start(rows, capacity)
+        if isinstance(self._vocabulary, PointerVocabulary):
+            state.window = self._vocabulary.pointer.start()
         return state
 
     def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
@@ -103,6 +116,20 @@ class Model(nn.Module):
         return self.heads[head](x_nD)
 
     # --- what it is
+
+    @property
+    def _vocabulary(self) -> nn.Module | None:
+        return dict(self.heads.items()).get("vocabulary")
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether it was trained to read a prompt in both directions, and so does when it goes on from one."""
+        return bool(self.carried.get(PREFIX_KEY))
+
+    @reads_prefix.setter
+    def reads_prefix(self, reads: bool) -> None:
+        others = {key: value for key, value in self.carried.items() if key != PREFIX_KEY}
+        self.carried = {**others, PREFIX_KEY: True} if reads else others
 
     @property
     def capabilities(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from etymon.families.model import Model
 from etymon.generation.decoding import check_ids, evaluating, first_token, start_token
 from etymon.generation.text import tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.nn.vocabulary import Context
 
 BATCH_TOKENS = 8192
 """Tokens that are computed together."""
@@ -50,6 +51,8 @@ class Row:
     at: np.ndarray
     targets: np.ndarray
     source: np.ndarray | None = None
+    given: int = 0
+    """How many of its ids are the text that a target is scored given: a model that reads prefixes reads them as one."""
 
 
 def score_texts(
@@ -139,7 +142,14 @@ def _causal_rows(
         for begin, end, new in windows(len(inputs), context, shared):
             new = max(new, given)
             if new < end:
-                yield Row(text, inputs[begin:end], np.arange(new - begin, end - begin), following[new:end])
+                prefix = 0 if targets is None else max(0, given + 1 - begin)
+                yield Row(
+                    text,
+                    inputs[begin:end],
+                    np.arange(new - begin, end - begin),
+                    following[new:end],
+                    given=prefix,
+                )
 
 
 def _conditional_rows(model: Model, encoded: list[np.ndarray], targets: list[np.ndarray]) -> Iterator[Row]:
@@ -170,7 +180,11 @@ def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[flo
     head = model.heads["vocabulary"]
     with evaluating(model):
         for part in _batches(rows):
-            batch = Batch.of([row.ids for row in part], device=model.device)
+            batch = Batch.of(
+                [row.ids for row in part],
+                prefix=[row.given for row in part] if model.reads_prefix else None,
+                device=model.device,
+            )
             if model.encoder_decoder:
                 sources = [row.source for row in part if row.source is not None]
                 hidden_ND, _ = model.decode(batch, model.encode(Batch.of(sources, device=model.device)))
@@ -183,7 +197,7 @@ def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[flo
             at, targets_n = (
                 torch.from_numpy(column.astype(np.int64)).to(model.device) for column in (flat, following)
             )
-            log_probs_n = head.target_log_probs(hidden_ND, at, targets_n)  # type: ignore[operator]
+            log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
             for row, own in zip(part, log_probs_n.split([len(row.at) for row in part]), strict=True):
                 yield row, own.tolist()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout
+from etymon.nn.vocabulary import Context
 
 
 class Stepper:
@@ -27,10 +28,10 @@ class Stepper:
         self.model = model
         head = model.heads["vocabulary"]
         chosen = head.log_probs if normalised or not hasattr(head, "logits") else head.logits
-        self.score: Callable[[Tensor, Tensor | None], Tensor] = chosen  # type: ignore[assignment]
+        self.score: Callable[[Tensor, Tensor | None, Context], Tensor] = chosen  # type: ignore[assignment]
 
     def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
-        """Reads ragged prompts, with room for `new_tokens` more.
+        """Reads ragged prompts, with room for `new_tokens` more; in both directions, if the model was trained so.
 
         With a `start` token the prompts go to the encoder, and every decoder row begins with that token.
         """
@@ -40,7 +41,8 @@ class Stepper:
             self.memory = model.encode(Batch.of(prompts, device=device))
             prompts = [[start]] * len(prompts)
         self.state = model.start(len(prompts), max(map(len, prompts)) + new_tokens)
-        return self._forward(Batch.of(prompts, device=device))
+        prefix = [len(prompt) for prompt in prompts] if model.reads_prefix else None
+        return self._forward(Batch.of(prompts, prefix=prefix, device=device))
 
     def step(self, tokens_R: Tensor) -> Tensor:
         """Every row goes on with one token."""
@@ -70,4 +72,4 @@ class Stepper:
             hidden_ND, _ = self.model.decode(batch, self.memory, self.state)
         # A step has one token a row: all of them are asked, and nothing is gathered.
         last = None if batch.layout.tokens == batch.layout.rows else batch.layout.last
-        return self.score(hidden_ND, last)
+        return self.score(hidden_ND, last, Context(batch, self.state))

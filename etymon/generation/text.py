@@ -80,7 +80,7 @@ def generate_texts(
             results += [
                 Generation(
                     prompts[key],
-                    cut(tokenizer.decode(sequence.ids), settings.stop),
+                    cut(tokenizer.decode(sequence.ids, whole=True), settings.stop),
                     sequence.ids,
                     sequence.log_prob,
                     sequence.score,
@@ -106,7 +106,7 @@ class _Streams:
 
     def finish(self) -> None:
         for (row, number), (stream, gate) in self.open.items():
-            self._emit(row, number, gate.feed(stream.finish()) + gate.finish())
+            self._emit(row, number, gate.feed(stream.finish(whole=True)) + gate.finish())
 
     def _emit(self, row: int, number: int, piece: str) -> None:
         if piece:

@@ -8,8 +8,8 @@ Legend: N query tokens, M key tokens, D width, H heads, K head width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -41,8 +41,8 @@ class Sight:
     cross_cache: Cache | None = None
 
 
-class Rotary(Protocol):
-    def __call__(self, x_NHK: Tensor, positions_N: Tensor) -> Tensor: ...
+Turn = Callable[[Tensor], Tensor]
+"""Queries or keys `[N, H, K]`, turned by angles that their positions decide."""
 
 
 class Attention(nn.Module):
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         output_bias: bool | None = None,
         scale: float | None = None,
         dropout: float = 0.0,
-        rotary: Rotary | None = None,
+        rotary: Callable[[Tensor], Turn] | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim or dim // heads
@@ -75,8 +75,8 @@ class Attention(nn.Module):
         """Self-attention."""
         q_NHK, k_NHK, v_NHK = self._heads(self.query(x_ND)), *self.project(x_ND)
         if self.rotary is not None:
-            positions = sight.view.positions
-            q_NHK, k_NHK = self.rotary(q_NHK, positions), self.rotary(k_NHK, positions)
+            turn = self.rotary(sight.view.positions)
+            q_NHK, k_NHK = turn(q_NHK), turn(k_NHK)
         if sight.cache is not None:
             sight.cache.append(k_NHK, v_NHK, sight.layout, sight.past)
         return self._attend(sight.view, q_NHK, k_NHK, v_NHK, sight.cache)

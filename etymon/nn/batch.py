@@ -19,7 +19,7 @@ class Batch:
 
     `positions` count from 0 (a family adds its own offset). `hidden_keys` marks tokens that nobody may see,
     such as padding in a rectangle that came from elsewhere. `prefix` is, for every token, the length of its
-    row's visible prefix.
+    row's prefix, which causal layers read in both directions.
     """
 
     ids: Tensor
@@ -44,19 +44,24 @@ class Batch:
         *,
         segments: Sequence[Sequence[int] | np.ndarray] | None = None,
         starts: Sequence[int] | None = None,
+        prefix: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> Batch:
-        """Rows of ids of any lengths; `starts` are the positions of the rows' first tokens (0 unless told)."""
+        """Rows of ids of any lengths; `starts` are the positions of the rows' first tokens (0 unless told), `prefix` the
+        lengths of their prefixes."""
         layout = Layout([len(row) for row in rows], device)
         positions = layout.index
         if starts is not None:
             positions = positions + torch.tensor(list(starts), device=device)[layout.row]
         begins = list(starts) if starts is not None else [0] * len(rows)
+        # A prefix of one token sees what it would see anyway: no column, and attention keeps its fast path.
+        prefixes = torch.tensor(list(prefix), device=device) if prefix and max(prefix) > 1 else None
         return Batch(
             ids=_flat(rows, device),
             layout=layout,
             positions=positions,
             segments=None if segments is None else _flat(segments, device),
+            prefix=None if prefixes is None else prefixes[layout.row],
             last_position=max((b + n - 1 for b, n in zip(begins, layout.lengths, strict=True)), default=0),
             counted=not any(begins),
         )

@@ -111,6 +111,33 @@ class Block(nn.Module):
         return torch.add(x_ND, added_ND, alpha=self.residual_scale)
 
 
+class ParallelBlock(nn.Module):
+    """Attention and a feed-forward part side by side behind one norm: x + attention(n) + feed_forward(n) (GPT-J)."""
+
+    norm_first = True
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        norm: nn.Module,
+        *,
+        dropout: float = 0.0,
+        residual_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.residual_scale = residual_scale
+        self.attention = attention
+        self.attention_norm = norm
+        self.feed_forward = feed_forward
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
+        n_ND = self.attention_norm(x_ND)
+        added_ND = self.dropout(self.attention(n_ND, sight)) + self.dropout(self.feed_forward(n_ND))
+        return torch.add(x_ND, added_ND, alpha=self.residual_scale)
+
+
 class Stack(nn.Module):
     """Layers over one batch, with what they share: compiled visibility, a position bias, the caches.
 

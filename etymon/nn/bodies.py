@@ -35,9 +35,8 @@ class Body(nn.Module):
 
     @property
     def positions(self) -> int | None:
-        """How many tokens a row may have; None if there is no table that ends."""
-        table = self.embeddings.positions
-        return None if table is None else table.num_embeddings - self.embeddings.position_offset
+        """How many tokens a row may have; None if there is no limit."""
+        return self.embeddings.room
 
 
 class EncoderDecoder(nn.Module):

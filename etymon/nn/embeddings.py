@@ -17,7 +17,8 @@ class Embeddings(nn.Module):
     """Word vectors, plus whatever a family adds: positions, segments, a norm, a projection, dropout.
 
     `position_offset` is where counting starts in the table (RoBERTa and BART: 2). With `count_hidden` off, tokens that
-    nobody may see have no position: they all stand on the row before the first (RoBERTa).
+    nobody may see have no position: they all stand on the row before the first (RoBERTa). Where layers tell positions
+    without a table, `longest` is how many a row may have.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Embeddings(nn.Module):
         positions: Embedding | None = None,
         position_offset: int = 0,
         count_hidden: bool = True,
+        longest: int | None = None,
         segments: Embedding | None = None,
         norm: nn.Module | None = None,
         projection: nn.Module | None = None,
@@ -38,6 +40,8 @@ class Embeddings(nn.Module):
         self.positions = positions
         self.position_offset = position_offset
         self.count_hidden = count_hidden
+        self.room = longest if positions is None else positions.num_embeddings - position_offset
+        """How many tokens a row may have; None if there is no limit."""
         self.segments = segments
         self.norm = norm
         self.projection = projection
@@ -57,13 +61,12 @@ class Embeddings(nn.Module):
             x_ND = x_ND + (
                 self.segments.weight[0] if batch.segments is None else self.segments(batch.segments)
             )
+        if self.room is not None and batch.last_position >= self.room:
+            raise EtymonError(
+                f"the text has {batch.last_position + 1} tokens, but the model has {self.room} positions: "
+                "shorten it, or cut it into pieces"
+            )
         if self.positions is not None:
-            room = self.positions.num_embeddings - self.position_offset
-            if batch.last_position >= room:
-                raise EtymonError(
-                    f"the text has {batch.last_position + 1} tokens, but the model has {room} positions: "
-                    "shorten it, or cut it into pieces"
-                )
             positions = batch.positions if self.count_hidden else _visible_positions(batch)
             x_ND = x_ND + self.positions(positions + self.position_offset)
         if self.norm is not None:

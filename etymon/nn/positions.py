@@ -1,11 +1,12 @@
 """How a model knows where a token stands, other than by a learned table (see `embeddings`).
 
-Legend: R rows, H heads, Q queries, T keys.
+Legend: N tokens, R rows, H heads, Q queries, T keys, K head width, P turned pairs of a head.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -43,3 +44,27 @@ class BucketedBias(nn.Module):
         growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.longest / exact)
         far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
         return offset + torch.where(distance < exact, distance, far)
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by angles that grow with their positions, so that scores know distances (Su et al. 2021).
+
+    The first `width` numbers of every head are pairs of neighbours, each turned at its own speed; the others stay (GPT-J).
+    """
+
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.width, self.base = width, base
+
+    def forward(self, positions_N: Tensor) -> Callable[[Tensor], Tensor]:
+        pairs_P = torch.arange(0, self.width, 2, device=positions_N.device)
+        angles_N1P = positions_N[:, None, None].float() * (1.0 / self.base ** (pairs_P / self.width))
+        cosines_N1P, sines_N1P = angles_N1P.cos(), angles_N1P.sin()
+
+        def turn(x_NHK: Tensor) -> Tensor:
+            cosine, sine = cosines_N1P.to(x_NHK.dtype), sines_N1P.to(x_NHK.dtype)
+            left, right = x_NHK[..., : self.width : 2], x_NHK[..., 1 : self.width : 2]
+            turned = torch.stack((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
+            return torch.cat((turned.flatten(-2), x_NHK[..., self.width :]), dim=-1)
+
+        return turn

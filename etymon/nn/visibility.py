@@ -61,18 +61,21 @@ class Everything:
 
 @dataclass(frozen=True)
 class Causal:
-    """A query sees itself and what came before (decoders)."""
+    """A query sees itself and what came before (decoders). Within a row's prefix, if it has one, it sees what comes
+    after as well."""
 
     def plain(self, longest: int) -> str | None:
         return "causal"
 
     def allowed(self, query: Columns, key: Columns) -> Tensor:
-        return key.index[:, None, :] <= query.index[:, :, None]
+        seen = key.index[:, None, :] <= query.index[:, :, None]
+        return seen if key.prefix is None else seen | (key.index < key.prefix)[:, None, :]
 
 
 @dataclass(frozen=True)
 class Band:
-    """A query sees itself and the `width - 1` tokens before it (the sparse layers of GPT-3)."""
+    """A query sees itself and the `width - 1` tokens before it (the sparse layers of GPT-3). A prefix lifts the order,
+    not the reach: within it, a query sees as many tokens after itself as before."""
 
     width: int
 
@@ -81,20 +84,7 @@ class Band:
 
     def allowed(self, query: Columns, key: Columns) -> Tensor:
         distance = query.index[:, :, None] - key.index[:, None, :]
-        return (distance >= 0) & (distance < self.width)
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """Causal, but the row's prefix is seen by everybody."""
-
-    def plain(self, longest: int) -> str | None:
-        return None
-
-    def allowed(self, query: Columns, key: Columns) -> Tensor:
-        if key.prefix is None:
-            raise ValueError("a prefix rule needs the batch's `prefix` column")
-        return (key.index[:, None, :] <= query.index[:, :, None]) | (key.index < key.prefix)[:, None, :]
+        return Causal().allowed(query, key) & (distance.abs() < self.width)
 
 
 @dataclass(frozen=True)
@@ -247,6 +237,8 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
 def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:
     order, spans = group_rows(query.layout.lengths, key.layout.lengths)
     plain = rule.plain(key.layout.longest) if key.hidden_keys is None else None
+    if plain == "causal" and key.prefix is not None:
+        plain = None
     groups = []
     for start, stop in spans:
         rows = range(start, stop) if order is None else order[start:stop]
@@ -273,6 +265,8 @@ def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:
 
 def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = False) -> CachedView:
     """The rule compiled for new tokens on top of rows of `past` lengths; `fixed` keys do not grow (cross-attention)."""
+    if batch.prefix is not None:
+        raise ValueError("a prefix is read at once, before anything else: its first tokens see its last")
     padding = Padding(batch.layout.lengths, batch.device)
     totals = past if fixed else tuple(old + new for old, new in zip(past, padding.lengths, strict=True))
     reach = max(totals, default=0)

@@ -7,11 +7,15 @@ Legend: n asked positions, C rows of a chunk, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from etymon.nn.batch import Batch
+from etymon.nn.state import KeyValueState
 
 CHUNK_ELEMENTS = 1 << 22
 """Entries of the logits held at a time: 16 MB in float32, which a processor's cache can still help with."""
@@ -131,6 +135,14 @@ def draw(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
     return (block_C1 * BLOCK + found_C1)[:, 0].clamp_(max=words - 1)
 
 
+@dataclass(frozen=True)
+class Context:
+    """Where hidden states come from: a batch, and the state that it went on from. Heads that look back want to know."""
+
+    batch: Batch
+    state: KeyValueState | None = None
+
+
 class DenseVocabulary(nn.Module):
     """One score per word: `transform(h) * scale @ weight^T + bias`; the weight may be the embedding table itself.
 
@@ -155,7 +167,9 @@ class DenseVocabulary(nn.Module):
     def size(self) -> int:
         return len(self.weight)
 
-    def loss(self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor) -> Tensor:
+    def loss(
+        self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
+    ) -> Tensor:
         """The summed negative log-likelihood of the targets."""
         return self._scored(hidden_ND, at, cross_entropy(targets_n))
 
@@ -185,39 +199,45 @@ class DenseVocabulary(nn.Module):
     def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         return linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
 
-    def logits(self, hidden_ND: Tensor, at: Tensor | None = None) -> Tensor:
+    def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
         return F.linear(self._features(hidden_ND, at), self.weight, self.bias)
 
-    def log_probs(self, hidden_ND: Tensor, at: Tensor | None = None) -> Tensor:
-        return self.logits(hidden_ND, at).log_softmax(-1)
+    def log_probs(
+        self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None
+    ) -> Tensor:
+        return self.logits(hidden_ND, at, context).log_softmax(-1)
 
-    def target_log_probs(self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor) -> Tensor:
+    def target_log_probs(
+        self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
+    ) -> Tensor:
         """The log-probability of each target, without gradients, in chunks."""
-        return self._by_chunk(
-            hidden_ND,
-            at,
-            lambda logits_CV, part: (
-                logits_CV.gather(1, targets_n[part, None])[:, 0] - logits_CV.logsumexp(-1)
-            ),
-        )
 
-    def ranks(self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor) -> Tensor:
+        def read(logits_CV: Tensor, part: slice) -> Tensor:
+            return logits_CV.gather(1, targets_n[part, None])[:, 0] - logits_CV.logsumexp(-1)
+
+        return self._by_chunk(hidden_ND, at, context, read)
+
+    def ranks(
+        self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
+    ) -> Tensor:
         """How many words score above each target: 0 is a correct prediction."""
-        return self._by_chunk(
-            hidden_ND,
-            at,
-            lambda logits_CV, part: (logits_CV > logits_CV.gather(1, targets_n[part, None])).sum(-1),
-        )
+
+        def read(logits_CV: Tensor, part: slice) -> Tensor:
+            return (logits_CV > logits_CV.gather(1, targets_n[part, None])).sum(-1)
+
+        return self._by_chunk(hidden_ND, at, context, read)
 
     @torch.no_grad()
     def _by_chunk(
-        self, hidden_ND: Tensor, at: Tensor | None, read: Callable[[Tensor, slice], Tensor]
+        self,
+        hidden_ND: Tensor,
+        at: Tensor | None,
+        context: Context | None,
+        read: Callable[[Tensor, slice], Tensor],
     ) -> Tensor:
-        x_nD = self._features(hidden_ND, at)
-        parts = [
-            read(F.linear(x_nD[part], self.weight, self.bias), part) for part in chunks(len(x_nD), self.size)
-        ]
-        return torch.cat(parts) if parts else x_nD.new_zeros(0)
+        at = torch.arange(len(hidden_ND), device=hidden_ND.device) if at is None else at
+        parts = [read(self.logits(hidden_ND, at[part], context), part) for part in chunks(len(at), self.size)]
+        return torch.cat(parts) if parts else hidden_ND.new_zeros(0)
 
     def _features(self, hidden_ND: Tensor, at: Tensor | None) -> Tensor:
         x_nD = hidden_ND if at is None else hidden_ND.index_select(0, at)

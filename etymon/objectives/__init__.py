@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 REGISTRY = {
     "causal": "etymon.objectives.causal:Causal",
+    "prefix": "etymon.objectives.prefix:Prefix",
     "masked": "etymon.objectives.masked:Masked",
     "masked-next-sentence": "etymon.objectives.sentence_pair:MaskedNextSentence",
     "masked-sentence-order": "etymon.objectives.sentence_pair:MaskedSentenceOrder",

@@ -13,19 +13,24 @@ from etymon.data import plans
 from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
-from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, byte_lengths, needed_id
+from etymon.nn.vocabulary import Context
+from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id, text_lengths
 
 
 @dataclass(frozen=True)
 class CausalExample:
     ids: np.ndarray
     targets: np.ndarray
+    """What the last of the ids are asked for. Those before them are given: they and the first that is asked are a prefix,
+    read in both directions."""
 
 
 @dataclass
 class CausalPrepared(Prepared):
     batch: Batch
     targets: Tensor
+    at: Tensor | None
+    """Where targets are asked for; None if everywhere."""
 
 
 class Causal(Objective):
@@ -39,7 +44,7 @@ class Causal(Objective):
     def __init__(self, tokenizer: Tokenizer, length: int) -> None:
         self.length = length
         self.separator = needed_id(tokenizer, "end", self.name)
-        self.byte_lengths = byte_lengths(tokenizer)
+        self.text_lengths = text_lengths(tokenizer)
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         return plans.stream_windows(split, self.length, seed, epoch, shuffle=shuffle)
@@ -51,17 +56,26 @@ class Causal(Objective):
 
     def collate(self, examples: Sequence[CausalExample]) -> CausalPrepared:
         examples = by_length(examples)
-        batch = Batch.of([example.ids for example in examples])
+        asked = [len(example.targets) for example in examples]
+        batch = Batch.of(
+            [example.ids for example in examples],
+            prefix=[len(example.ids) - count + 1 for example, count in zip(examples, asked, strict=True)],
+        )
         targets = np.concatenate([example.targets for example in examples])
+        stops = np.cumsum(batch.layout.lengths)
+        at = np.concatenate([np.arange(stop - count, stop) for stop, count in zip(stops, asked, strict=True)])
+        count_bytes, characters = self.text_lengths[targets].sum(0).tolist()
         return CausalPrepared(
             counts={"loss": len(targets)},
-            tokens=len(targets),
-            bytes=float(self.byte_lengths[targets].sum()),
+            tokens=batch.layout.tokens,
+            bytes=count_bytes,
+            characters=characters,
             batch=batch,
             targets=torch.from_numpy(targets),
+            at=None if len(at) == batch.layout.tokens else torch.from_numpy(at),
         )
 
     def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
         hidden, _ = unit.model.hidden(prepared.batch)
-        total = unit.model.heads["vocabulary"].loss(hidden, None, prepared.targets)
-        return {"loss": Term(total)}
+        head, context = unit.model.heads["vocabulary"], Context(prepared.batch)
+        return {"loss": Term(head.loss(hidden, prepared.at, prepared.targets, context))}

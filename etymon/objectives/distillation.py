@@ -23,6 +23,7 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Padding
 from etymon.nn.trace import Trace, trace
+from etymon.nn.vocabulary import Context
 from etymon.objectives.causal import Causal, CausalPrepared
 from etymon.objectives.masked import Masked, MaskedPrepared
 from etymon.objectives.objective import Term, Unit
@@ -66,7 +67,7 @@ class Teaching:
 
             @torch.no_grad()
             def logits(part: slice) -> Tensor:
-                found: Tensor = head.logits(taught_ND, index[part])
+                found: Tensor = head.logits(taught_ND, index[part], Context(batch))
                 return found
 
             divergence = unit.model.heads["vocabulary"].divergence(
@@ -153,7 +154,8 @@ class DistilledCausal(Causal):
             hidden, _ = unit.model.hidden(prepared.batch)
             with torch.no_grad():
                 taught, _ = unit.teacher.hidden(prepared.batch)
-        total = unit.model.heads["vocabulary"].loss(hidden, None, prepared.targets)
+        context = Context(prepared.batch)
+        total = unit.model.heads["vocabulary"].loss(hidden, None, prepared.targets, context)
         terms = {"loss": Term(total, self.teaching.hard)}
         return terms | self.teaching.terms(unit, prepared.batch, hidden, None, seen, taught)
 

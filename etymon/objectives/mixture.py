@@ -109,13 +109,14 @@ class Mixture(Objective):
             parts[name] = objective.collate(own or [self.stand_ins[name]])
             if not own:
                 nothing = dict.fromkeys(parts[name].counts, 0.0)
-                parts[name] = replace(parts[name], counts=nothing, tokens=0, bytes=0.0)
+                parts[name] = replace(parts[name], counts=nothing, tokens=0, bytes=0.0, characters=0.0)
         return MixturePrepared(
             counts={
                 f"{name}/{term}": count for name, part in parts.items() for term, count in part.counts.items()
             },
             tokens=sum(part.tokens for part in parts.values()),
             bytes=sum(part.bytes for part in parts.values()),
+            characters=sum(part.characters for part in parts.values()),
             parts=parts,
         )
 

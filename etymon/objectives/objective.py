@@ -8,7 +8,7 @@ ranks, workers or accumulation, which only place the work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -42,6 +42,8 @@ class Prepared:
     """Tokens the model reads."""
     bytes: float
     """Bytes of text the targets stand for."""
+    characters: float = field(default=0.0, kw_only=True)
+    """Characters of it."""
 
     def to(self, device: torch.device | str) -> Self:
         moved: dict[str, Any] = {
@@ -112,6 +114,7 @@ def check_fit(objective: Objective | type[Objective], family: Any) -> None:
     )
     if lacking:
         needed = ", ".join(sorted(lacking)).replace("pairs", "able to tell two texts apart")
+        needed = needed.replace("prefix", "able to read a prefix")
         raise EtymonError(
             f"the objective {objective.name!r} needs a model that is {needed}, and {family.title} "
             f"is not: use its own objective {family.objective!r}, or another family"
@@ -140,13 +143,11 @@ def needed_id(tokenizer: Tokenizer, role: str, objective: str) -> int:
     return number
 
 
-def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """Bytes of text behind every id; all zero, that is unknown, where the tokenizer does not keep every byte."""
-    return (
-        np.zeros(tokenizer.size)
-        if tokenizer.byte_lengths is None
-        else tokenizer.byte_lengths.astype(np.float64)
-    )
+def text_lengths(tokenizer: Tokenizer) -> np.ndarray:
+    """Bytes and characters of text behind every id; all zero, that is unknown, where the tokenizer does not keep every byte."""
+    if tokenizer.byte_lengths is None or tokenizer.character_lengths is None:
+        return np.zeros((tokenizer.size, 2))
+    return np.stack([tokenizer.byte_lengths, tokenizer.character_lengths], 1).astype(np.float64)
 
 
 def by_length(examples: Sequence[Any]) -> list[Any]:

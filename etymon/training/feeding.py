@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,16 +71,7 @@ class Feed:
         return self.epochs_a_step * float(self.split.words.sum())
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker makes the plans that it needs, and maps the text itself: pickled, a map is a copy of everything.
-        tokens = getattr(self.split, "tokens", None)
-        mapped = isinstance(tokens, np.memmap) and tokens.filename is not None
-        where = (Path(tokens.filename).parent, tokens.dtype.name) if mapped else None  # type: ignore[union-attr]
-        return {**self.__dict__, "_plans": {}, "split": where or self.split}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if isinstance(self.split, tuple):
-            self.split = Split(*self.split)
+        return {**self.__dict__, "_plans": {}}  # a worker makes the plans that it needs
 
     def addresses(self, position: Position) -> tuple[list[list[Position]], Position]:
         """The samples of every slice of the step that begins at `position`, and where the next one begins."""

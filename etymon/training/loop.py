@@ -37,7 +37,7 @@ from etymon.training.schedules import ScheduleChoice
 from etymon.training.speed import matmul_peak, memory, operations_a_token
 from etymon.training.unit import TrainingUnit
 
-BYTES, TOKENS = "/bytes", "/tokens"
+BYTES, CHARACTERS, TOKENS = "/bytes", "/characters", "/tokens"
 """What is added up over the processes beside the terms' counts."""
 
 
@@ -114,7 +114,9 @@ class Trainer:
         self.state = state or TrainingState()
         self.optimiser = build_optimiser(unit, settings.optimiser)
         if optimiser_state is not None:
-            bridges = {key[7:]: optimiser_state.pop(key) for key in list(optimiser_state) if key[:7] == "bridge/"}
+            bridges = {
+                key[7:]: optimiser_state.pop(key) for key in list(optimiser_state) if key[:7] == "bridge/"
+            }
             unit.bridges.load_state_dict(bridges)
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
@@ -239,6 +241,7 @@ class Trainer:
         local = {
             **add_counts(step.slices.values()),
             BYTES: sum(part.bytes for part in step.slices.values()),
+            CHARACTERS: sum(part.characters for part in step.slices.values()),
             TOKENS: sum(part.tokens for part in step.slices.values()),
         }
         counts = world.add(local)
@@ -268,7 +271,7 @@ class Trainer:
         set_rate(self.optimiser, learning_rate)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        record = averages(totals, counts, objective.likelihood, counts[BYTES])
+        record = averages(totals, counts, objective.likelihood)
         record |= {
             "learning_rate": learning_rate,
             "gradient_norm": float(norm),
@@ -305,6 +308,7 @@ class Trainer:
         judged = "bits_per_byte" if "bits_per_byte" in record else "bits_per_target"
         shown: dict[str, float | str] = {
             judged: record[judged],
+            **{name: record[name] for name in ("bits_per_character",) if name in record},
             "tokens_per_second": record["tokens_per_second"],
             "mfu": record["utilisation"],
             "memory": record["memory"],
@@ -331,13 +335,14 @@ def add_terms(terms: Mapping[str, Term], totals: dict[str, float], late: dict[st
             late[name] = late.get(name, 0.0) + float(term.count)
 
 
-def averages(
-    totals: dict[str, float], counts: dict[str, float], likelihood: str | None, count_bytes: float
-) -> dict[str, float]:
-    """Each term's mean; bits per byte for likelihoods of the text, else bits per target of the first term."""
+def averages(totals: dict[str, float], counts: dict[str, float], likelihood: str | None) -> dict[str, float]:
+    """Each term's mean; bits per byte and per character for likelihoods of the text, else bits per target of the first
+    term."""
     means = {name: total / max(counts[name], 1.0) for name, total in totals.items()}
-    if likelihood is not None and count_bytes:
-        return {**means, "bits_per_byte": totals[likelihood] / math.log(2) / count_bytes}
+    if likelihood is not None and counts.get(BYTES):
+        bits = totals[likelihood] / math.log(2)
+        characters = max(counts[CHARACTERS], 1.0)  # a few bytes may begin none
+        return {**means, "bits_per_byte": bits / counts[BYTES], "bits_per_character": bits / characters}
     return {**means, "bits_per_target": next(iter(means.values())) / math.log(2)}
 
 
@@ -347,18 +352,19 @@ def evaluate(unit: TrainingUnit, slices: Sequence[Prepared], world: World | None
     world = world or World()
     was_training, device = unit.training, next(unit.parameters()).device
     unit.eval()
-    counts: dict[str, float] = {BYTES: 0.0}
+    counts: dict[str, float] = {BYTES: 0.0, CHARACTERS: 0.0}
     totals: dict[str, float] = {}
     if world.size > len(slices):
         world = World()  # too little to share: each one does it all
     for number in range(world.rank, len(slices), world.size):
         prepared = slices[number]
-        for name, count in {**prepared.counts, BYTES: prepared.bytes}.items():
+        about = {BYTES: prepared.bytes, CHARACTERS: prepared.characters}
+        for name, count in {**prepared.counts, **about}.items():
             counts[name] = counts.get(name, 0.0) + count
         add_terms(unit(prepared.to(device)), totals, counts)
     unit.train(was_training)
     counts = world.add(counts)
-    return averages(world.add(totals), counts, unit.objective.likelihood, counts[BYTES])
+    return averages(world.add(totals), counts, unit.objective.likelihood)
 
 
 def seed_device(seed: int, step: int, part: int) -> None:

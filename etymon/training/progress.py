@@ -323,6 +323,7 @@ def format_bytes(number: float) -> str:
 _VALUES: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss ", "{:.3f}".format),
     "bits_per_byte": ("", "{:.3f} bits/byte".format),
+    "bits_per_character": ("", "{:.3f} bits/character".format),
     "bits_per_target": ("", "{:.3f} bits/target".format),
     "tokens_per_second": ("", lambda number: f"{format_count(number)} tokens/s"),
     "mfu": ("MFU ", "{:.1%}".format),

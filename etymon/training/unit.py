@@ -30,7 +30,9 @@ class TrainingUnit(nn.Module):
         self.companions = nn.ModuleDict(dict(companions or {}))
         self.bridges = nn.ModuleDict(dict(bridges or {}))
         self.objective = objective
-        self._teacher = (teacher,)  # in a tuple, so that it is no part of the unit: neither trained nor wrapped
+        self._teacher = (
+            teacher,
+        )  # in a tuple, so that it is no part of the unit: neither trained nor wrapped
 
     @property
     def teacher(self) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from etymon.verbs.options import Documents
 from etymon.verbs.pretrain import Pretrained, present, started
 
 __all__ = ["distill", "present"]
@@ -50,9 +51,7 @@ def distill(
     ] = None,
     batch: Annotated[int | None, "samples a step (about 2,048 tokens unless told)"] = None,
     length: Annotated[int | None, "tokens a sample (up to 256, as the models allow)"] = None,
-    documents: Annotated[
-        Literal["file", "blank", "line"] | None, "what ends a document in a text file (file)"
-    ] = None,
+    documents: Documents = None,
     learning_rate: Annotated[float | None, "peak rate (the family's own)"] = None,
     seed: Annotated[int | None, "the same seed gives the same run (0)"] = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
@@ -84,7 +83,8 @@ def distill(
     shape: dict[str, Any] = {} if layers is None else {"layers": layers}
     if size is None:
         known = {part.name for part in fields(student.shape)}
-        same = known if student is taught_family else known & {*COMMON}
+        # What a pointer does cannot be learnt from distributions: a student has none.
+        same = known - {"pointer"} if student is taught_family else known & {*COMMON}
         taken = {name: value for name, value in asdict(taught).items() if name in same}
         shape = {**taken, "layers": max(1, taught.layers // 2), **shape}
         strict(student.shape, shape, f"the student's shape, after {teacher}")

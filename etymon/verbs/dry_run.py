@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from etymon.data.document import Document
 from etymon.data.sources import PreparedText, TextFiles, TextSource, text_source
 from etymon.data.store import TokenStore
+from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.families.model import Model
 from etymon.training.budgets import pace_of, parse_budget
@@ -49,8 +49,6 @@ class Beginning:
 
     def documents(self) -> Iterator[Document]:
         self.read, self.whole = 0, False
-        if isinstance(self.source, TextFiles):
-            self.source.tally.bytes = 0  # it may be read twice
         for document in self.source.documents():
             yield document
             self.read += len(document.text.encode())
@@ -64,7 +62,7 @@ class Beginning:
         if self.whole or not size:
             return 1.0
         assert isinstance(self.source, TextFiles)
-        return min(1.0, max(self.source.tally.bytes, 1) / size)
+        return min(1.0, max(self.source.bytes_read, 1) / size)
 
 
 class RehearsedText(RunText):
@@ -81,12 +79,12 @@ class RehearsedText(RunText):
     def phase_store(self, number: int, paths: tuple[str, ...], tokenizer: Tokenizer) -> TokenStore:
         source = text_source(paths, self.file.documents, self.file.column, self.file.errors)
         text = source if isinstance(source, PreparedText) else Beginning(source)
-        return self._prepared(self.folder / f"store-{number}", text, text.description, tokenizer)
+        return self._prepared(self.folder / f"store-{number}", text, tokenizer)
 
-    def _prepared(self, folder: Path, text: TextSource, fingerprint: str, tokenizer: Tokenizer) -> TokenStore:
+    def _prepared(self, folder: Path, text: TextSource, tokenizer: Tokenizer) -> TokenStore:
         if isinstance(self.source, PreparedText) and isinstance(text, Beginning):
             return TokenStore.open(self.source.folder, tokenizer)
-        return super()._prepared(folder, text, fingerprint, tokenizer)
+        return super()._prepared(folder, text, tokenizer)
 
 
 def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:

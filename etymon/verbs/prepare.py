@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
+
+from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
 
 if TYPE_CHECKING:
     from etymon.data.store import StoreSummary
@@ -22,26 +23,18 @@ class Prepared:
 
 def prepare(
     *,
-    data: Annotated[
-        Sequence[str | Path] | Path,
-        "text files, folders or globs (.txt .md .jsonl .csv .tsv .parquet, also .gz .bz2 .xz .zst), or - for standard input",
-    ] = (),
+    data: Data = (),
     tokenizer: Annotated[str | Path | None, "folder of the tokenizer"] = None,
     out: Annotated[str | Path | None, "folder of the store"] = None,
     validation: Annotated[float, "share of the documents held out to judge by"] = 0.05,
     seed: Annotated[int, "chooses the documents held out"] = 0,
     workers: Annotated[int | None, "processes that encode (one a core); the result is the same"] = None,
-    documents: Annotated[Literal["file", "blank", "line"], "what ends a document in a text file"] = "file",
-    column: Annotated[str, "the field of records that holds the text"] = "text",
-    errors: Annotated[
-        Literal["strict", "replace", "skip"],
-        "bytes that are no UTF-8: refuse, put U+FFFD, or drop the document",
-    ] = "strict",
-    max_document: Annotated[str, "the longest record of .jsonl, .csv, .tsv and .parquet to accept"] = "32MB",
-    format: Annotated[
-        Literal["txt", "jsonl", "csv", "tsv", "parquet"] | None, "what the files are, whatever their names"
-    ] = None,
-    progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
+    documents: Documents = None,
+    column: Column = None,
+    errors: Errors = None,
+    max_document: MaxDocument = None,
+    format: Format = None,
+    progress: Progress = "auto",
 ) -> Prepared:
     """Turn text into a token store that `etymon pretrain --data STORE` uses.
 
@@ -62,14 +55,16 @@ def prepare(
     if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
         raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
     loaded = Tokenizer.load(tokenizer)
-    source = text_files(data, documents, column, errors, max_document, format)
+    source = text_files(
+        data, boundary=documents, column=column, errors=errors, max_document=max_document, format=format
+    )
     with byte_progress("preparing", source.size(), progress) as done:
         summary = ensure_store(
-            source.documents(), source, loaded, folder, validation=validation, seed=seed, workers=workers,
-            progress=lambda _: done(source.tally.bytes),
+            source, loaded, folder, validation=validation, seed=seed, workers=workers,
+            progress=lambda _: done(source.bytes_read),
         )  # fmt: skip
-        done(source.tally.bytes)
-    return Prepared(folder, summary, source.tally.skipped)
+        done(source.bytes_read)
+    return Prepared(folder, summary, source.skipped)
 
 
 def present(result: Prepared) -> None:

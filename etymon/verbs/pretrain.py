@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from etymon.verbs.options import Column, Documents, Errors
+
 if TYPE_CHECKING:
     from etymon.data.sources import TextSource
     from etymon.families.model import Model
@@ -60,19 +62,15 @@ def pretrain(
     objective: Annotated[str | None, "what to learn from the text (the family's own)"] = None,
     from_: Annotated[str | Path | None, "folder or hub id of a model to go on from"] = None,
     tokenizer: Annotated[
-        str | Path | None, "folder of a tokenizer to use (one is trained on the text)"
+        str | Path | None,
+        "folder of a tokenizer, or the kind to train on the text: char, byte, ... (the family's)",
     ] = None,
     vocabulary: Annotated[
         int | None, "size of the tokenizer to train (the size's own); with --from, to grow to"
     ] = None,
-    documents: Annotated[
-        Literal["file", "blank", "line"] | None, "what ends a document in a text file (file)"
-    ] = None,
-    column: Annotated[str | None, "the field of records that holds the text (text)"] = None,
-    errors: Annotated[
-        Literal["strict", "replace", "skip"] | None,
-        "bytes that are no UTF-8: refuse, put U+FFFD, or drop the document",
-    ] = None,
+    documents: Documents = None,
+    column: Column = None,
+    errors: Errors = None,
     validation: Annotated[float | None, "share of the text held out to judge by (0.05)"] = None,
     optimiser: Annotated[
         Literal["adamw", "adam-bert", "adafactor", "lamb", "muon"] | None, "the optimiser (the family's own)"

@@ -291,7 +291,10 @@ class Pretraining:
             begin = time.perf_counter()
             probe.validate(0)
             validation = time.perf_counter() - begin
-            steps, validations = steps_within(budget.amount, each, validation, file.validate_every)
+            # The last validation reads all of the held-out text, which may be much.
+            spare = validation * phases[-1].rest_of_validation(file.seed)
+            seconds = max(budget.amount - spare, budget.amount / 2)
+            steps, validations = steps_within(seconds, each, validation, file.validate_every)
             steps = round(world.add({"steps": steps})["steps"] / world.size)
             validations = round(world.add({"validations": validations})["validations"] / world.size)
             self.progress.note(

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from etymon.config import parse_count
-from etymon.data.document import Boundary, Errors
 from etymon.data.sources import TextFiles
 from etymon.errors import EtymonError
 from etymon.training.progress import Kind, _can_draw, _in_notebook, format_bytes, format_seconds
@@ -19,25 +18,18 @@ from etymon.training.progress import Kind, _can_draw, _in_notebook, format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-Format = Literal["txt", "jsonl", "csv", "tsv", "parquet"]
-
 
 def text_files(
-    data: Sequence[str | Path] | str | Path,
-    documents: Boundary,
-    column: str,
-    errors: Errors,
-    max_document: str,
-    format: Format | None,
+    data: Sequence[str | Path] | str | Path, *, max_document: str | None, **options: Any
 ) -> TextFiles:
-    """The files that a verb's options name; refused if there are none."""
+    """The files that a verb's options name (None: as usual); refused if there are none."""
     paths = [data] if isinstance(data, str | Path) else list(data)
     if not paths:
         raise EtymonError(
             "there is no text: give --data with files, folders or globs, or - for standard input"
         )
-    named = tuple(str(path) for path in paths)
-    return TextFiles(named, documents, column, errors, parse_size(max_document), format)
+    options["max_document"] = None if max_document is None else parse_size(max_document)
+    return TextFiles(paths, **{name: value for name, value in options.items() if value is not None})
 
 
 def parse_size(text: str) -> int:
@@ -50,68 +42,44 @@ def parse_size(text: str) -> int:
 
 @contextmanager
 def byte_progress(
-    title: str, total: int | None, kind: Kind = "auto", console: Console | None = None
+    title: str,
+    total: int | None,
+    kind: Kind = "auto",
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
-    """A bar that is told the bytes done so far; plain lines where there is no terminal; or silence."""
+    """A bar that is told the bytes done so far; where there is no terminal, a line every ten seconds and one at the
+    end; or silence."""
     if kind == "auto":
         kind = "rich" if _can_draw() and not _in_notebook() else "plain"
     if kind == "silent":
         yield lambda done: None
-    elif kind == "rich":
-        with _bar(title, total, console) as update:
-            yield update
-    else:
-        lines = _Lines(title, total)
-        yield lines.update
-        lines.close()
+        return
+    if kind == "rich":
+        from rich import progress
+        from rich.console import Console
 
+        columns = [*progress.Progress.get_default_columns(), progress.DownloadColumn()]
+        with progress.Progress(*columns, console=console or Console(stderr=True)) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda done: bar.update(task, completed=done)
+        return
+    begun = printed = clock()
+    latest = 0
 
-@contextmanager
-def _bar(title: str, total: int | None, console: Console | None) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
-    columns += [TransferSpeedColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console or Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-class _Lines:
-    """A line every ten seconds and one at the end, for logs."""
-
-    def __init__(self, title: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.title, self.total, self.clock = title, total, clock
-        self.begun = self.printed = clock()
-        self.done, self.told = 0, -1
-
-    def update(self, done: int) -> None:
-        self.done = done
-        if self.clock() - self.printed >= 10:
-            self.printed = self.clock()
-            self._print()
-
-    def close(self) -> None:
-        if self.done != self.told:
-            self._print()
-
-    def _print(self) -> None:
-        self.told = self.done
-        seconds = max(self.clock() - self.begun, 1e-9)
-        of = f" of {format_bytes(self.total)}" if self.total else ""
-        left = ""
-        if self.total and 0 < self.done < self.total:
-            left = f", {format_seconds(seconds / self.done * (self.total - self.done))} left"
-        print(
-            f"{self.title}: {format_bytes(self.done)}{of}, {format_bytes(self.done / seconds)}/s{left}",
-            file=sys.stderr,
-            flush=True,
+    def update(done: int, last: bool = False) -> None:
+        nonlocal latest, printed
+        latest = done
+        if clock() - printed < 10 and not last:
+            return
+        printed = clock()
+        seconds = max(printed - begun, 1e-9)
+        of = f" of {format_bytes(total)}" if total else ""
+        left = (
+            f", {format_seconds(seconds / done * (total - done))} left" if total and 0 < done < total else ""
         )
+        speed = format_bytes(done / seconds)
+        print(f"{title}: {format_bytes(done)}{of}, {speed}/s{left}", file=sys.stderr, flush=True)
+
+    yield update
+    update(latest, last=True)

@@ -65,7 +65,9 @@ def replaced(
             read = [tokenizer.offsets(text) for text in some]
             framed = [tokenizer.framing.frame(ids) for ids, _, _ in read]
             batch = Batch.of(
-                [each.ids for each in framed], segments=[each.segments for each in framed], device=loaded.device
+                [each.ids for each in framed],
+                segments=[each.segments for each in framed],
+                device=loaded.device,
             )
             hidden, _ = loaded.hidden(batch)
             probabilities = loaded.read("replaced", hidden, batch).sigmoid().split(batch.layout.lengths)

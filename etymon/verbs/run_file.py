@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from etymon.config import override, read_yaml, strict
+from etymon.data.tokenizer_training import KINDS
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 from etymon.training.budgets import parse_budget
@@ -50,6 +51,7 @@ class RunFile:
     """What becomes of bytes that are no UTF-8."""
     validation: float = 0.05
     tokenizer: str | None = None
+    """The folder of one, or the kind of one to train: `char`, `byte`, `unigram` ... (a folder of that name is `./char`)."""
     vocabulary: int | None = None
     objective: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -86,6 +88,12 @@ class RunFile:
     seed: int = 0
     training: TrainingSettings | None = None
 
+    @property
+    def kind(self) -> str | None:
+        """The kind of tokenizer to train, if that is what was named."""
+        named = "character" if self.tokenizer == "char" else self.tokenizer
+        return named if named in KINDS else None
+
     def check(self) -> RunFile:
         """Refuses what cannot work, before any work."""
         for name in ("batch", "slices", "length", "vocabulary", "validate_every", "save_every", "keep"):
@@ -111,7 +119,7 @@ class RunFile:
             raise EtymonError(f"clip is the largest norm of the gradient, or 0 for none, not {self.clip:g}")
         if self.start is not None and self.shape:
             raise EtymonError("a model to go on from has its shape: leave that out")
-        if self.tokenizer is not None and self.vocabulary is not None:
+        if self.tokenizer is not None and self.vocabulary is not None and self.kind in (None, "byte"):
             raise EtymonError("give a tokenizer or the size of a vocabulary to train, not both")
         for phase in self.phases:
             for name in ("batch", "length"):

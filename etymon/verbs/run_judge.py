@@ -30,6 +30,11 @@ class PhasePlan:
     store: TokenStore
     feed: Feed
 
+    def rest_of_validation(self, seed: int) -> float:
+        """What the last validation reads beyond one on the way, in multiples of that."""
+        samples = len(self.objective.plan(self.store.validation, seed, 0, shuffle=False))
+        return max(0.0, samples / VALIDATION_SAMPLES - 1)
+
 
 class Judge:
     """Validation: a sample of the held-out text on the way, all of it at the end, and what the model writes."""

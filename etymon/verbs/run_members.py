@@ -94,6 +94,7 @@ def assembled(
             companions["generator"] = share_embeddings(generator, model)
         else:
             companions["generator"] = generator_for(model, file.generator, file.seed)
+    model.reads_prefix = "prefix" in objectives[-1].requires
     return TrainingUnit(model, objectives[0], companions, bridges, teacher)
 
 

@@ -82,6 +82,8 @@ def write_run_report(
     figures: dict[str, str] = {"parameters": f"{model.parameter_count():,}"}
     if judged:
         figures[f"validation {label}"] = f"{judged[-1][JUDGED + unit]:.3f}"
+        if (by_character := judged[-1].get(f"{JUDGED}bits_per_character")) is not None:
+            figures["validation bits per character"] = f"{by_character:.3f}"
     if references:
         figures["xz on the same bytes"] = f"{references['xz']:.3f}"
     if trained:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from etymon.errors import EtymonError
 from etymon.families.family import Recipe
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
@@ -20,6 +21,11 @@ def training_settings(
     recipe: Recipe, file: RunFile, *, steps: int, rows: int, validations: int
 ) -> TrainingSettings:
     """The recipe for so many steps, with everything that was asked for otherwise."""
+    if file.learning_rate is None and not _alike(recipe.optimiser, file.optimiser):
+        raise EtymonError(
+            f"the rate of the recipe, {recipe.learning_rate:g}, is one for {recipe.optimiser}: give --learning-rate "
+            f"with {file.optimiser}"
+        )
     every = file.validate_every or max(1, -(-steps // validations))
     warmup = max(1, round(chosen(file.warmup, recipe.warmup) * steps))
     if file.warmup is None and file.schedule is None and recipe.warmup_steps is not None:
@@ -50,6 +56,11 @@ def training_settings(
         save_every=file.save_every or every,
         keep=file.keep,
     )
+
+
+def _alike(usual: str, asked: str | None) -> bool:
+    """Whether a learning rate means the same to both: to each kind of Adam it does."""
+    return asked in (None, usual) or {asked, usual} <= {"adamw", "adam-bert"}
 
 
 def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from etymon.verbs.run_file import RunFile
 
 def start_tokenizer(file: RunFile, started: Model) -> Tokenizer:
     """The model's own tokenizer, or the one that was given if it is an extension of it."""
-    asked = None if file.tokenizer is None else Tokenizer.load(file.tokenizer)
+    asked = None if file.tokenizer is None or file.kind else Tokenizer.load(file.tokenizer)
     given = asked or started.tokenizer
     if given is None:
         raise EtymonError(f"{file.start} has no tokenizer: give its own with --tokenizer")

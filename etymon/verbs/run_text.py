@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from etymon.checkpoints.documents import read_json, write_json
-from etymon.data.sampling import Sample
+from etymon.data.sampling import sampled
 from etymon.data.sources import PreparedText, TextSource, text_source
 from etymon.data.store import TokenStore, ensure_store, link_store
 from etymon.data.tokenizer import Tokenizer
@@ -16,7 +16,8 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.training.progress import Progress
-from etymon.verbs.run_file import RunFile, plain
+from etymon.verbs.run_file import RunFile
+from etymon.verbs.tokenizer import training_choice
 
 
 class RunText:
@@ -52,9 +53,16 @@ class RunText:
     def tokenizer(self, given: Tokenizer | None = None) -> Tokenizer:
         """The run's tokenizer: kept from before, given, or trained on the text."""
         own = self.folder / "tokenizer"
+        found = None if self.resuming else self._found(given)
+        there = found or given
+        if there is not None and self.file.kind not in (None, there.kind):
+            raise EtymonError(
+                f"the tokenizer that is there already is of the kind {there.kind!r}: leave --tokenizer "
+                f"{self.file.tokenizer} out"
+            )
         if self.resuming:
             tokenizer = Tokenizer.load(own)
-        elif (found := self._found(given)) is not None:
+        elif found is not None:
             tokenizer = found
             (own / "origin.json").unlink(missing_ok=True)
             tokenizer.save(own)  # the run keeps its own: the given one may be gone when it goes on
@@ -65,7 +73,7 @@ class RunText:
 
     def _found(self, given: Tokenizer | None) -> Tokenizer | None:
         """A tokenizer that is there already; None if one has to be learnt from the text."""
-        if self.file.tokenizer is not None:
+        if self.file.tokenizer is not None and self.file.kind is None:
             given = given or Tokenizer.load(self.file.tokenizer)
         if isinstance(self.source, PreparedText):
             if self.file.vocabulary is not None and not self.source.text:
@@ -79,32 +87,32 @@ class RunText:
     def _learnt(self, own: Path, old: Tokenizer | None) -> Tokenizer:
         """What this text gives: a new tokenizer, or more tokens for an old one. What an earlier attempt left is used
         if it came about alike."""
-        choice, size = self.family.tokenizer, self.vocabulary
-        how = plain(asdict(choice)) if old is None else {"grown_from": old.fingerprint}
-        origin = {"text": self._fingerprint, "size": size, **how}
+        kind = self.file.kind
+        # Of bytes there are so many, and of characters all are taken: what the shape has room for does not matter.
+        size = self.file.vocabulary if kind in ("byte", "character") else self.vocabulary
+        choice = training_choice(kind, self.family.name, size)
+        how = {name: value for name, value in choice.items() if name != "framing"}
+        if old is not None:
+            how = {"size": size, "grown_from": old.fingerprint}
+        origin = {"text": self._fingerprint, **how}
         if (own / "origin.json").is_file() and read_json(own / "origin.json") == origin:
             return Tokenizer.load(own)
-        self.progress.note(
-            f"{'training' if old is None else 'growing'} a tokenizer of {size:,} tokens on the text"
-        )
-        with Sample(hold_out=False) as sample:
-            sample.add(self._text.documents())
+        if kind == "byte":  # there is nothing to learn
+            return self._kept(train_tokenizer(texts=(), **choice), own, origin)
+        what = f"{size:,} tokens" if size else "all characters"
+        self.progress.note(f"{'training' if old is None else 'growing'} a tokenizer of {what} on the text")
+        with sampled(self._text.documents(), hold_out=False) as (texts, _):
             tokenizer = (
-                train_tokenizer(
-                    choice.kind,
-                    sample.learning(),
-                    size,
-                    lowercase=choice.lowercase,
-                    strip_accents=choice.strip_accents,
-                    specials=choice.specials,
-                    sentinels=choice.sentinels,
-                    framing=self.family.framing,
-                )
+                train_tokenizer(texts=texts, **choice)
                 if old is None
-                else grow_tokenizer(old, sample.learning, size)
+                else grow_tokenizer(old, lambda: texts, size or 0)
             )
         if old is not None:
             self.progress.note(f"the tokenizer has grown from {old.size:,} to {tokenizer.size:,} tokens")
+        return self._kept(tokenizer, own, origin)
+
+    @staticmethod
+    def _kept(tokenizer: Tokenizer, own: Path, origin: dict[str, Any]) -> Tokenizer:
         (own / "origin.json").unlink(missing_ok=True)
         tokenizer.save(own)
         write_json(own / "origin.json", origin)
@@ -120,7 +128,7 @@ class RunText:
                     f"the text is not the one that the run in {folder.parent} began with: leave it out"
                 )
             return store
-        return self._prepared(folder, self._text, self._fingerprint, tokenizer)
+        return self._prepared(folder, self._text, tokenizer)
 
     def phase_store(self, number: int, paths: tuple[str, ...], tokenizer: Tokenizer) -> TokenStore:
         """The text of a phase that has its own."""
@@ -128,22 +136,26 @@ class RunText:
         if self.resuming:
             return TokenStore.open(folder, tokenizer)
         source = text_source(paths, self.file.documents, self.file.column, self.file.errors)
-        return self._prepared(folder, source, source.fingerprint(), tokenizer)
+        return self._prepared(folder, source, tokenizer)
 
-    def _prepared(self, folder: Path, text: TextSource, fingerprint: str, tokenizer: Tokenizer) -> TokenStore:
+    def _prepared(self, folder: Path, text: TextSource, tokenizer: Tokenizer) -> TokenStore:
         if isinstance(text, PreparedText):
             link_store(folder, text.folder)
             summary = TokenStore.open(folder, tokenizer).summary
         else:
             summary = ensure_store(
-                text.documents(),
-                fingerprint,
-                tokenizer,
-                folder,
-                validation=self.file.validation,
-                seed=self.file.seed,
+                text, tokenizer, folder, validation=self.file.validation, seed=self.file.seed
             )
         self.progress.note(
             f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by"
         )
-        return TokenStore.open(folder, tokenizer)
+        store = TokenStore.open(folder, tokenizer)
+        number = tokenizer.id("unknown")
+        if tokenizer.kind == "character" and number is not None:
+            splits = (store.train, store.validation)
+            if unknown := sum(int(split.token_counts[number : number + 1].sum()) for split in splits):
+                self.progress.note(
+                    f"{unknown:,} characters of the text are not among the tokenizer's {tokenizer.size:,} tokens: they are "
+                    f"read as {tokenizer.roles['unknown']}"
+                )
+        return store

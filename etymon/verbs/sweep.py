@@ -57,7 +57,9 @@ class Cell:
     @property
     def reason(self) -> str:
         """Why it is not ranked."""
-        return next((run.reason for run in self.runs if run.reason), "")
+        seeds = len(self.runs) > 1
+        told = (f"seed {run.seed}: {run.reason}" if seeds else run.reason for run in self.runs if run.reason)
+        return next(told, "")
 
 
 @dataclass

@@ -21,6 +21,7 @@ from etymon.data.sources import PreparedText, TextSource, text_source
 from etymon.data.store import TokenStore
 from etymon.errors import EtymonError
 from etymon.families.loading import model_folder, read_history
+from etymon.objectives import objective_class
 from etymon.report.page import Code, Curve, Figures, Section, Table, write_report
 from etymon.training.budgets import parse_budget
 from etymon.training.distributed import World
@@ -101,13 +102,14 @@ class Member:
     def question(self) -> tuple[Any, ...]:
         """Figures of members that agree in it can be compared.
 
-        Bits per byte of the same text can, whatever the tokens; bits per target only if the targets are the same.
+        Bits per byte of the same text can, whatever the tokens, but not with those of what follows a prefix; bits per target
+        only if the targets are the same.
         """
         number, phase = len(self.run.phase_files) - 1, self.run.phase_files[-1]
         store = TokenStore.open(self.folder / (f"store-{number}" if phase.data else "store")).description
         text = (self.cell.unit, store["source"], store["validation"])
         if self.cell.unit == "bits_per_byte":
-            return text
+            return (*text, "prefix" in objective_class(self.run._objective_name(phase)).requires)
         options = json.dumps(self.run._options(phase), sort_keys=True)
         return (*text, store["tokenizer"], self.run._objective_name(phase), options)
 

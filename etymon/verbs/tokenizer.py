@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
 
 if TYPE_CHECKING:
     from etymon.data.sampling import Sample
@@ -34,14 +39,13 @@ class Tokenized:
 def tokenizer(
     *,
     kind: Annotated[
-        Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "character", "byte"] | None,
+        Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "character", "char", "byte"] | None,
         "what tokens are (the family's own)",
     ] = None,
-    data: Annotated[
-        Sequence[str | Path] | Path,
-        "text files, folders or globs (.txt .md .jsonl .csv .tsv .parquet, also .gz .bz2 .xz .zst), or - for standard input",
-    ] = (),
-    size: Annotated[int | None, "tokens to learn at most, special ones included (8000)"] = None,
+    data: Data = (),
+    size: Annotated[
+        int | None, "tokens to learn at most, special ones included (8000; of characters all)"
+    ] = None,
     out: Annotated[str | Path | None, "folder to write"] = None,
     family: Annotated[str | None, "gpt2, bert or t5: take its kind, special tokens and framing"] = None,
     lowercase: Annotated[bool, "ignore case"] = False,
@@ -55,41 +59,38 @@ def tokenizer(
         str | Path | None, "folder or hub id of a tokenizer or model: add tokens to it, up to --size"
     ] = None,
     show: Annotated[str | Path | None, "report on the tokenizer in this folder instead"] = None,
-    documents: Annotated[Literal["file", "blank", "line"], "what ends a document in a text file"] = "file",
-    column: Annotated[str, "the field of records that holds the text"] = "text",
-    errors: Annotated[
-        Literal["strict", "replace", "skip"],
-        "bytes that are no UTF-8: refuse, put U+FFFD, or drop the document",
-    ] = "strict",
-    max_document: Annotated[str, "the longest record of .jsonl, .csv, .tsv and .parquet to accept"] = "32MB",
-    format: Annotated[
-        Literal["txt", "jsonl", "csv", "tsv", "parquet"] | None, "what the files are, whatever their names"
-    ] = None,
-    progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
+    documents: Documents = None,
+    column: Column = None,
+    errors: Errors = None,
+    max_document: MaxDocument = None,
+    format: Format = None,
+    progress: Progress = "auto",
 ) -> Tokenized:
     """Learn a tokenizer from text, and report how it fits text that it has not seen.
 
     The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
     recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
     """
-    from etymon.data.sampling import Sample
     from etymon.data.tokenizer import Tokenizer
     from etymon.data.tokenizer_growing import grow_tokenizer
     from etymon.data.tokenizer_report import measure_tokenizer
+    from etymon.data.tokenizer_training import train_tokenizer
     from etymon.errors import EtymonError
-    from etymon.verbs.reading import parse_size, text_files
+    from etymon.verbs.reading import text_files
+
+    def source() -> TextFiles:
+        return text_files(
+            data, boundary=documents, column=column, errors=errors, max_document=max_document, format=format
+        )
 
     given = [data] if isinstance(data, str | Path) else list(data)
     if show is not None:
         if any((kind, size, out, family, from_, lowercase, strip_accents, normalise)):
             raise EtymonError("--show reports on a tokenizer as it is: leave out what says how to train one")
-        source = text_files(given, documents, column, errors, max_document, format)
-        found = Tokenizer.load(show)
-        with Sample(parse_size(limit)) as sample:
-            _read(sample, source, progress)
-            texts = _all(sample)
+        text, found = source(), Tokenizer.load(show)
+        with _sampled(text, limit, progress) as samples:
             return Tokenized(
-                Path(show), found, measure_tokenizer(found, texts), "the text", source.tally.skipped
+                Path(show), found, measure_tokenizer(found, chain(*samples)), "the text", text.skipped
             )
     if out is None:
         raise EtymonError("say where the tokenizer goes: --out FOLDER")
@@ -98,29 +99,32 @@ def tokenizer(
     if from_ is not None and any((kind, family, lowercase, strip_accents, normalise)):
         raise EtymonError(f"{from_} has its own kind and ways: leave out what says how to train a new one")
     old = None if from_ is None else _old(from_, size)
-    choice = {} if old else _choice(kind, family, lowercase, strip_accents, normalise)
+    kind = "character" if kind == "char" else kind
+    choice = {} if old else training_choice(kind, family, size, lowercase, strip_accents, normalise)
     _check_free(Path(out))
     if choice.get("kind") == "byte" and not given:
-        made = _train(iter(()), size, choice)
+        made = train_tokenizer(texts=(), **choice)
         made.save(out)
         return Tokenized(Path(out), made, None, "")
-    source = text_files(given, documents, column, errors, max_document, format)
-    with Sample(parse_size(limit)) as sample:
-        _read(sample, source, progress)
-        made = (
-            grow_tokenizer(old, sample.learning, size or 0)
-            if old
-            else _train(sample.learning(), size, choice)
-        )
+    text = source()
+    with _sampled(text, limit, progress) as (learning, judging):
+        grown = old and grow_tokenizer(old, lambda: learning, size or 0)
+        made = grown or train_tokenizer(texts=learning, **choice)
         made.save(out)
-        held_out = next(sample.held_out(), None) is not None
-        report = measure_tokenizer(made, sample.held_out() if held_out else sample.learning())
-    judged_by = "held-out text" if held_out else "the text it was trained on (too little to hold some out)"
-    return Tokenized(Path(out), made, report, judged_by, source.tally.skipped)
+        report = measure_tokenizer(made, judging if judging.size else learning)
+    judged_by = (
+        "held-out text" if judging.size else "the text it was trained on (too little to hold some out)"
+    )
+    return Tokenized(Path(out), made, report, judged_by, text.skipped)
 
 
-def _choice(
-    kind: str | None, family: str | None, lowercase: bool, strip_accents: bool, normalise: str | None
+def training_choice(
+    kind: str | None,
+    family: str | None,
+    size: int | None,
+    lowercase: bool = False,
+    strip_accents: bool = False,
+    form: str | None = None,
 ) -> dict[str, Any]:
     """What `train_tokenizer` is told: the family's recipe, as far as it is not overridden."""
     from etymon.data.tokenizer_training import LOSSLESS
@@ -131,41 +135,26 @@ def _choice(
             "say which tokenizer: --kind byte-bpe, unigram, wordpiece, ..., or --family gpt2, bert or t5"
         )
     home = family or HOMES.get(kind or "")
-    if home is None:
-        specials = {role: token for role, token in PLAIN.items() if kind != "byte" or role != "unknown"}
-        return {
-            "kind": kind, "specials": specials, "lowercase": lowercase, "strip_accents": strip_accents,
-            "normalise": normalise,
-        }  # fmt: skip
-    from etymon.families import get_family
+    specials, sentinels, framing = dict(PLAIN), 0, None
+    if home is not None:
+        from etymon.families import get_family
 
-    known = get_family(home)
-    own = known.tokenizer
-    chosen = kind or own.kind
-    recipe = (
-        family is not None and chosen not in LOSSLESS
-    )  # case and accents go only where a family was named
-    specials = dict(own.specials)
-    if chosen not in LOSSLESS and "unknown" not in specials:
-        specials["unknown"] = PLAIN["unknown"]
+        known = get_family(home)
+        own, framing = known.tokenizer, known.framing
+        specials = dict(own.specials)
+        sentinels = own.sentinels if family is not None or kind == own.kind else 0
+        kind = kind or own.kind
+        if family is not None and kind not in LOSSLESS:  # case and accents go only where a family was named
+            lowercase, strip_accents = lowercase or own.lowercase, strip_accents or own.strip_accents
+    if kind not in LOSSLESS:
+        specials.setdefault("unknown", PLAIN["unknown"])
+    elif home is None:
+        del specials["unknown"]
+    usual = {"byte": 256 + len(set(specials.values())) + sentinels, "character": sys.maxunicode}
     return {
-        "kind": chosen,
-        "specials": specials,
-        "sentinels": own.sentinels if family is not None or chosen == own.kind else 0,
-        "framing": known.framing,
-        "lowercase": lowercase or (recipe and own.lowercase),
-        "strip_accents": strip_accents or (recipe and own.strip_accents),
-        "normalise": normalise,
-    }
-
-
-def _train(texts: Iterator[str], size: int | None, choice: dict[str, Any]) -> Tokenizer:
-    from etymon.data.tokenizer_training import train_tokenizer
-
-    specials = len(set(choice["specials"].values())) + choice.get("sentinels", 0)
-    wanted = size or (256 + specials if choice["kind"] == "byte" else DEFAULT_SIZE)
-    arguments = {name: value for name, value in choice.items() if name != "kind"}
-    return train_tokenizer(choice["kind"], texts, wanted, **arguments)
+        "kind": kind, "size": size or usual.get(kind or "", DEFAULT_SIZE), "lowercase": lowercase, "strip_accents": strip_accents,
+        "normalise": form, "specials": specials, "sentinels": sentinels, "framing": framing,
+    }  # fmt: skip
 
 
 def _old(name: str | Path, size: int | None) -> Tokenizer:
@@ -194,17 +183,18 @@ def _check_free(folder: Path) -> None:
         raise EtymonError(f"{folder} is a file, and the tokenizer needs a folder: give another --out")
 
 
-def _read(sample: Sample, source: TextFiles, progress: Any) -> None:
-    from etymon.verbs.reading import byte_progress
+@contextmanager
+def _sampled(text: TextFiles, limit: str, progress: Any) -> Iterator[tuple[Sample, Sample]]:
+    """Texts to learn from and texts to judge by, after all files were read."""
+    from etymon.data.sampling import sampled
+    from etymon.verbs.reading import byte_progress, parse_size
 
-    with byte_progress("reading", source.size(), progress) as done:
-        sample.add(source.documents(), lambda: done(source.tally.bytes))
-        done(source.tally.bytes)
-
-
-def _all(sample: Sample) -> Iterator[str]:
-    yield from sample.learning()
-    yield from sample.held_out()
+    with ExitStack() as stack:
+        with byte_progress("reading", text.size(), progress) as done:
+            reading = sampled(text.documents(), parse_size(limit), progress=lambda: done(text.bytes_read))
+            samples = stack.enter_context(reading)
+            done(text.bytes_read)
+        yield samples
 
 
 def present(result: Tokenized, json: Annotated[bool, "print JSON"] = False) -> None:
@@ -212,24 +202,11 @@ def present(result: Tokenized, json: Annotated[bool, "print JSON"] = False) -> N
     if json:
         import json as encoder
 
-        names = (
-            "bytes",
-            "words",
-            "tokens",
-            "unknown",
-            "fertility",
-            "bytes_per_token",
-            "unknown_rate",
-            "longest",
-        )
+        about: dict[str, Any] = {"folder": str(result.folder), "kind": made.kind, "size": made.size}
+        about |= {"judged_by": result.judged_by, "skipped": result.skipped}
+        names = "bytes words tokens unknown fertility bytes_per_token unknown_rate longest".split()
         figures = {} if report is None else {name: getattr(report, name) for name in names}
-        about = {
-            "folder": str(result.folder),
-            "kind": made.kind,
-            "size": made.size,
-            "judged_by": result.judged_by,
-        }
-        print(encoder.dumps({**about, **figures, "skipped": result.skipped}, indent=2, ensure_ascii=False))
+        print(encoder.dumps({**about, **figures}, indent=2, ensure_ascii=False))
         return
     if result.skipped:
         print(f"{result.skipped:,} documents could not be read and were left out")

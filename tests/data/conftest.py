@@ -47,8 +47,8 @@ def story(number: int, sentences: int) -> str:
 
 @pytest.fixture(scope="session")
 def documents() -> list[Document]:
-    made = [Document(story(number, 3 + number % 17), f"story {number}") for number in range(60)]
-    made.append(Document("我们去公园。天气很好！你呢？ 😀 नमस्ते। ठीक है।", "mixed"))
+    made = [Document(story(number, 3 + number % 17)) for number in range(60)]
+    made.append(Document("我们去公园。天气很好！你呢？ 😀 नमस्ते। ठीक है।"))
     return made
 
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.data.framing import BERT, DISTILBERT, FRAMINGS, PLAIN, ROBERTA, T5, Framing
+from etymon.data.framing import BERT, DISTILBERT, FRAMINGS, GPT1, PLAIN, ROBERTA, T5, Framing
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 
-IDS = {"class": 101, "separator": 102, "end": 1}
+IDS = {"class": 101, "separator": 102, "end": 1, "begin": 50}
 
 
 def test_templates() -> None:
@@ -47,6 +47,8 @@ def test_other_families_are_other_values() -> None:
     assert not roberta.segments.any()
     distilbert, bert = (each.resolve(IDS.get).frame([5], [6]) for each in (DISTILBERT, BERT))
     assert distilbert.ids.tolist() == bert.ids.tolist() and not distilbert.segments.any()
+    assert GPT1.resolve(IDS.get).frame([5], [6]).ids.tolist() == [50, 5, 102, 6, 101]
+    assert GPT1.resolve(IDS.get).frame([5]).ids.tolist() == [50, 5, 101]
     assert xlnet.resolve(IDS.get).frame([5], [6]).segments.tolist() == [0, 0, 1, 1, 2]
 
 

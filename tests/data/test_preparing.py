@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from itertools import pairwise
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etymon.data import cutting, encoding, store_building, workers
-from etymon.data.columns import ArrayFile, Column
-from etymon.data.document import Document
 from etymon.data.encoding import batches
 from etymon.data.sentences import sentence_starts
 from etymon.data.sources import PreparedText, TextFiles, text_source
 from etymon.data.store import TokenStore, build_store, ensure_store, link_store
-from etymon.data.text import documents_fingerprint
+from etymon.data.store_building import Rows
+from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 
@@ -38,7 +39,6 @@ def test_parts_give_the_store_of_the_whole(
     texts = [story(number, 8 + number % 5) for number in range(25)]
     whole = [Document(text) for text in texts]
     parts = [part for text in texts for part in in_parts(text, 150)]
-    assert documents_fingerprint(whole) == documents_fingerprint(parts)
     build_store(whole, tokenizer, tmp_path / "a", validation=0.3)
     for limit in (1, 700):  # parts in batches of their own, and together
         monkeypatch.setattr(encoding, "BATCH", limit)
@@ -66,7 +66,7 @@ def test_a_single_long_document_loses_its_tail(
 
 
 @settings(max_examples=60)
-@given(st.text("ab. \n!A。x", min_size=1, max_size=200), st.integers(3, 40))
+@given(st.text("ab. \n!A。x", min_size=1, max_size=200).filter(str.strip), st.integers(3, 40))
 def test_context_finds_the_sentences_of_the_whole(text: str, size: int) -> None:
     found, offset = [], 0
     for batch in batches(in_parts(text, size)):
@@ -102,41 +102,57 @@ def test_workers_report_their_mistakes(
 
     with pytest.raises(EtymonError, match="the disk went away"):
         build_store(broken(), tokenizer, tmp_path / "a", workers=2)
-    monkeypatch.setattr(workers, "SERVE", "import sys; sys.exit(3)")
-    with pytest.raises(EtymonError, match=r"a worker process ended early .exit code 3.*fewer --workers"):
+    monkeypatch.setattr(workers, "_encode", dict)  # which cannot be made of a batch
+    with pytest.raises(ValueError, match="dictionary update sequence"):
         build_store(documents, tokenizer, tmp_path / "a", workers=2)
-    monkeypatch.setattr(workers, "SERVE", "from etymon.data import workers, encoding\nimport numpy\n"
-        "encoding.Encoder.__call__ = lambda *_: 1 / 0\nworkers.serve()")  # fmt: skip
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr(workers, "_encode", os._exit)
+    monkeypatch.setattr(store_building, "batches", lambda documents: iter([3]))
+    with pytest.raises(EtymonError, match=r"a worker process ended early .*fewer --workers"):
         build_store(documents, tokenizer, tmp_path / "a", workers=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_do_not_run_the_users_script_again(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    trained["byte-bpe"].save(tmp_path / "tokenizer")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from etymon.data.store import build_store\n"
+        "from etymon.data.text import Document\n"
+        "from etymon.data.tokenizer import Tokenizer\n"
+        "print('once')\n"
+        "build_store([Document('The river. ' * 9)], Tokenizer.load('tokenizer'), 'store', workers=2)\n"
+    )
+    home = str(Path(workers.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": home},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    assert TokenStore.open(tmp_path / "store").summary.train.tokens > 0
 
 
 def test_small_texts_start_no_process(
     trained: dict[str, Tokenizer], documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "Worker", None)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", None)
     build_store(documents, trained["byte-bpe"], tmp_path / "a")
     assert TokenStore.open(tmp_path / "a").summary.train.documents > 0
 
 
-# ---------------------------------------------------------------- columns
-
-
-def test_columns(tmp_path: Path) -> None:
-    column = Column(tmp_path / "a", np.int64)
-    assert column.find(3) == 0
-    column.append(np.arange(0, 20, 2))
-    column.flush()
-    assert column.read(2, 4).tolist() == [4, 6] and column.read(9, 99).tolist() == [18]
-    assert [column.find(value) for value in (0, 5, 6, 99)] == [0, 3, 3, 10]
-    assert column.sum(1, 4) == 12
-    column.replace(2, 1, [100, 101])
-    assert column.read(0, 99).tolist() == [0, 2, 100, 101, 6, 8, 10, 12, 14, 16, 18]
-    column.close()
-    with ArrayFile(tmp_path / "b.npy", np.int64) as file:
-        for number in range(3):
-            file.append(np.arange(number))
+def test_rows(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "a", width=2)
+    assert rows.find(3) == 0
+    for number in range(0, 20, 4):
+        rows.append(np.array([[number, 1], [number + 2, 1]]))
+    assert rows.read(2, 4).tolist() == [[4, 1], [6, 1]] and rows.read(9, 99).tolist() == [[18, 1]]
+    assert [rows.find(value) for value in (0, 5, 6, 99)] == [0, 3, 3, 10]
+    column = Rows(tmp_path / "b")
+    for number in range(3):
+        column.append(np.arange(number))
+    column.as_npy()
     assert np.load(tmp_path / "b.npy", mmap_mode="r").tolist() == [0, 0, 1]
 
 
@@ -149,8 +165,7 @@ def test_stores_follow_their_files(trained: dict[str, Tokenizer], tmp_path: Path
     tokenizer = trained["byte-bpe"]
 
     def ensure(**options: Any) -> bool:
-        source = TextFiles((str(path),), **options)
-        return ensure_store(source.documents(), source, tokenizer, tmp_path / "s").reused
+        return ensure_store(TextFiles([path], **options), tokenizer, tmp_path / "s").reused
 
     assert ensure() is False
     assert ensure() is True
@@ -161,6 +176,15 @@ def test_stores_follow_their_files(trained: dict[str, Tokenizer], tmp_path: Path
     assert ensure(errors="skip") is False
     again = Tokenizer.load(tmp_path / "s" / "tokenizer")
     assert again.fingerprint == tokenizer.fingerprint
+
+
+def test_standard_input_is_always_read(
+    trained: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("The river. It saw.", "A letter. A garden. A winter."):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        made = ensure_store(TextFiles(["-"], format="txt"), trained["byte-bpe"], tmp_path / "s")
+        assert made.reused is False and made.train.bytes + made.validation.bytes == len(text)
 
 
 def test_a_link_stands_for_the_store(
@@ -181,14 +205,3 @@ def test_a_link_stands_for_the_store(
     (tmp_path / "s" / "train" / "tokens.bin").write_bytes(b"12")
     with pytest.raises(EtymonError, match="missing or cut short"):
         link_store(tmp_path / "link", tmp_path / "s")
-
-
-def test_spans_of_long_documents_stay_whole(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
-    text = story(3, 60)
-    build_store(in_parts(text, 200), trained["byte-bpe"], tmp_path / "s", validation=0)
-    split = TokenStore.open(tmp_path / "s").train
-    assert len(split) == 1 and split.words[0] == len(text.split())
-    spans = split.document_sentences(0)
-    assert len(spans) == len(sentence_starts(text))
-    assert all(stop == start for (_, stop), (start, _) in pairwise(spans))
-    assert trained["byte-bpe"].decode(split.document(0)) == text

@@ -16,10 +16,7 @@ def prose() -> list[Document]:
 def test_amount_and_order(prose: list[Document]) -> None:
     size = sum(len(document.text) for document in prose)
     assert 600_000 < size < 3_000_000  # differs from Python to Python
-    assert len(prose) > 200 and len({document.source for document in prose}) == len(prose)
-    assert [document.source for document in prose] == sorted(
-        (document.source for document in prose), key=lambda source: source.startswith("module")
-    )
+    assert len(prose) > 200
 
 
 def test_nothing_twice(prose: list[Document]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from etymon.data.framing import BERT, ROBERTA
 from etymon.data.text import Document
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
+from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 
 from .conftest import train
@@ -93,6 +94,23 @@ def test_bert_vocabulary_file(trained: dict[str, Tokenizer], tmp_path: Path) -> 
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     with pytest.raises(EtymonError, match=r"no \[UNK\] token"):
         Tokenizer.load(tmp_path)
+
+
+def test_gpt1_merges_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = train_tokenizer(
+        "word-bpe", SAMPLES, 300, lowercase=True, strip_accents=True, specials={"unknown": "<unk>"}
+    )
+    model = json.loads(tokenizer.backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.kind, loaded.roles, loaded.framing.name) == ("word-bpe", {"unknown": "<unk>"}, "plain")
+    theirs = transformers.OpenAIGPTTokenizer.from_pretrained(tmp_path)
+    for text in SAMPLES:
+        assert theirs(text)["input_ids"] == loaded.encode(text).tolist() == tokenizer.encode(text).tolist()
+        assert theirs.decode(loaded.encode(text)) == loaded.decode(loaded.encode(text), skip_special=False)
 
 
 def test_gpt2_merges_file(trained: dict[str, Tokenizer], tmp_path: Path) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from etymon.data import word_cache
-from etymon.data.document import Document
-from etymon.data.sampling import Sample, Thinned
+from etymon.data.sampling import Sample, sampled
+from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer_growing import grow_tokenizer
 from etymon.data.tokenizer_report import measure_tokenizer
 from etymon.data.tokenizer_training import KINDS, LONGEST_RUN, train_tokenizer
 from etymon.errors import EtymonError
@@ -57,7 +57,7 @@ def test_kinds_know_themselves(kinds: dict[str, Tokenizer], tmp_path: Path) -> N
 
 def test_training_is_deterministic(kinds: dict[str, Tokenizer]) -> None:
     texts = [*TEXTS[:3], " ".join(LETTERS), " ".join(LETTERS[::-1]), "the river the mountain"] * 3
-    for kind in ("bpe", "word", "character", "byte"):
+    for kind in ("bpe", "word-bpe", "word", "character", "byte"):
         assert train(kind, texts).backend.to_str() == kinds[kind].backend.to_str()
 
 
@@ -72,6 +72,18 @@ def test_orders_of_ids(kinds: dict[str, Tokenizer]) -> None:
     assert kinds["byte"].id("pad") == 256 and kinds["byte"].encode("a<pad>").tolist() == [0x61, 256]
 
 
+def test_ends_of_words_are_letters_of_their_own() -> None:
+    tokenizer = train("word-bpe", ["Low lower lowest, low slow"] * 4, 44, lowercase=True)
+    assert tokenizer.tokens[4:7] == [",</w>", "e</w>", "l</w>"] and "lowest</w>" in tokenizer.tokens
+    ids = tokenizer.encode("LOW slo, x").tolist()
+    assert [tokenizer.tokens[number] for number in ids] == ["low</w>", "s", "l", "o</w>", ",</w>", "<unk>"]
+    stream = tokenizer.stream(skip_special=False)
+    assert [*map(stream.feed, ids), stream.finish()] == ["low", " s", "l", "o", " ,", " <unk>", ""]
+    assert tokenizer.decode(ids) == "low slo ,"
+    with pytest.raises(EtymonError, match="'word-bpe' cannot be grown"):
+        grow_tokenizer(tokenizer, lambda: ["more"], 90)
+
+
 # ---------------------------------------------------------------- there and back
 
 
@@ -83,6 +95,8 @@ def test_bytes_are_lossless(kinds: dict[str, Tokenizer], text: str) -> None:
         assert tokenizer.decode(ids, skip_special=False) == text and tokenizer.byte_lengths is not None
         if not tokenizer.special_ids & set(ids.tolist()):  # spelled out, they are recognised
             assert tokenizer.byte_lengths[ids].sum() == len(text.encode())
+            assert tokenizer.character_lengths is not None
+            assert tokenizer.character_lengths[ids].sum() == len(text)
         assert ids.tolist() == tokenizer.backend.encode(text, add_special_tokens=False).ids
 
 
@@ -93,6 +107,9 @@ def test_characters_are_lossless(kinds: dict[str, Tokenizer], text: str) -> None
     assert len(ids) == len(text) and tokenizer.decode(ids) == text
     assert tokenizer.byte_lengths is not None
     assert tokenizer.byte_lengths[ids].tolist() == [len(letter.encode()) for letter in text]
+    assert tokenizer.character_lengths is not None
+    more = [*ids, tokenizer.id("unknown"), tokenizer.id("pad")]
+    assert tokenizer.character_lengths[more].sum() == len(text) + 1
     stream = tokenizer.stream()
     assert "".join([*map(stream.feed, ids.tolist()), stream.finish()]) == text
     assert tokenizer.encode(text + "Ж").tolist() == [*ids.tolist(), tokenizer.id("unknown")]
@@ -104,9 +121,10 @@ def test_the_others_keep_the_text_but_for_what_they_say(kinds: dict[str, Tokeniz
         tokenizer = kinds[kind]
         normal = " ".join(unicodedata.normalize("NFKC", text).split())
         assert tokenizer.decode(tokenizer.encode(text)) == normal
-    pieces = kinds["wordpiece"]
-    if pieces.id("unknown") not in pieces.encode(text):
-        assert "".join(pieces.decode(pieces.encode(text)).split()) == "".join(text.split())
+    for kind in ("wordpiece", "word-bpe"):
+        pieces = kinds[kind]
+        if pieces.id("unknown") not in pieces.encode(text):
+            assert "".join(pieces.decode(pieces.encode(text)).split()) == "".join(text.split())
     words = kinds["word"]
     ids = words.encode(text)
     if words.id("unknown") not in ids:
@@ -158,77 +176,25 @@ def test_reports_count(kinds: dict[str, Tokenizer]) -> None:
     assert (report.fertility, report.bytes_per_token, report.unknown_rate) == (5 / 3, 6 / 5, 1 / 5)
 
 
-# ---------------------------------------------------------------- word by word
-
-
-@settings(max_examples=150)
-@given(st.lists(st.text(" \n\t\u00a0\u1680\x1c\u0301aB'12.,<s>é字▁😀", max_size=50), max_size=4))
-def test_word_by_word_is_like_the_whole(kinds: dict[str, Tokenizer], texts: list[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(word_cache, "FEWEST", 0)
-        for kind, tokenizer in kinds.items():
-            if kind in ("byte-bpe", "wordpiece", "unigram", "bpe", "word"):
-                assert tokenizer._word_cache is not None
-            for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-                assert ids.tolist() == tokenizer.backend.encode(text, add_special_tokens=False).ids, kind
-            places = [np.arange(len(text)) for text in texts]
-            quick = tokenizer.encode_located(texts, places)
-            patch.setattr(word_cache, "FEWEST", 1 << 40)
-            for one, two in zip(quick, tokenizer.encode_located(texts, places), strict=True):
-                assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
-            patch.setattr(word_cache, "FEWEST", 0)
-
-
-def test_sentence_places_word_by_word(kinds: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "The river. Café the\n mountain.\nThe river"
-    places = np.array([0, 11, 21, 31])
-    for kind in ("wordpiece", "unigram", "bpe", "word"):
-        tokenizer = kinds[kind]
-        slow = tokenizer.encode_located([text], [places])[0]
-        monkeypatch.setattr(word_cache, "FEWEST", 0)
-        monkeypatch.setattr(tokenizer, "offsets", None)  # not needed
-        quick = tokenizer.encode_located([text], [places])[0]
-        monkeypatch.undo()
-        assert np.array_equal(slow[0], quick[0]) and np.array_equal(slow[1], quick[1])
-
-
-def test_the_cache_is_bounded(kinds: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "KNOWN", 5)
-    monkeypatch.setattr(word_cache, "FEWEST", 0)
-    tokenizer = Tokenizer(kinds["byte-bpe"].backend, kinds["byte-bpe"].roles)
-    for number in range(30):
-        text = f"the river {number} saw {'x' * 40}{number} again"
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert tokenizer._word_cache is not None and len(tokenizer._word_cache._known) <= 6
-
-
-def test_foreign_pipelines_see_the_whole(kinds: dict[str, Tokenizer]) -> None:
-    description = json.loads(kinds["bpe"].backend.to_str())
-    assert word_cache.WordCache.fits(description)
-    description["pre_tokenizer"]["prepend_scheme"] = "first"
-    assert not word_cache.WordCache.fits(description)
-    description["pre_tokenizer"] = None
-    assert not word_cache.WordCache.fits(description)
-
-
 # ---------------------------------------------------------------- a bounded sample
 
 
 def test_a_sample_is_spread_evenly_and_bounded() -> None:
-    kept = Thinned(1000)
-    for number in range(5000):
-        kept.offer([f"{number:05} "])
-    numbers = [int(text) for text in kept.texts()]
-    assert 500 < kept.size <= 1000 and kept.size == 6 * len(numbers)
-    assert set(np.diff(numbers)) == {32} and numbers[0] == 0
+    with TemporaryFile() as file:
+        kept = Sample(file, 1000)
+        for number in range(5000):
+            kept.offer([f"{number:05} "])
+        for _ in range(2):
+            numbers = [int(text) for text in kept]
+            assert 500 < kept.size <= 1000 and kept.size == 6 * len(numbers)
+            assert set(np.diff(numbers)) == {32} and numbers[0] == 0
 
 
 def test_a_sample_holds_out_some() -> None:
     documents = [Document("river " * 200, more=number % 2 == 0) for number in range(400)]
-    with Sample() as sample:
-        sample.add(documents)
-        learnt, held = "".join(sample.learning()), "".join(sample.held_out())
-        assert sample.size == len(learnt) and len(learnt) + len(held) == 400 * 1200
+    with sampled(documents) as (learning, judging):
+        learnt, held = "".join(learning), "".join(judging)
+        assert learning.size == len(learnt) and len(learnt) + len(held) == 400 * 1200
         assert 0.03 < len(held) / len(learnt) < 0.07
-    with Sample(hold_out=False) as sample:
-        assert "".join(sample.add(documents[:9]).learning()) == "river " * 1800
+    with sampled(documents[:9], hold_out=False) as (learning, judging):
+        assert "".join(learning) == "river " * 1800 and judging.size == 0

@@ -21,10 +21,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"vocabulary": 31, "positions": 12, "dim": 16, "layers": 2, "heads": 2, "inner_dim": 20},
     "t5": {"vocabulary": 31, "dim": 16, "head_dim": 5, "inner_dim": 20, "layers": 2, "heads": 2},
 }
+NEO = {"attention_bias": False, "scaled": False}
+"""What makes a GPT-3 one that Transformers opens."""
+SHAPES |= {
+    "gpt1": SHAPES["gpt2"],
+    "gpt3": {**SHAPES["gpt2"], "band": 3, **NEO},
+    "gptj": {**SHAPES["gpt2"], "rotary_dim": 4},
+}
 SHAPES |= dict.fromkeys(("roberta", "distilbert"), SHAPES["bert"])
 SHAPES |= {name: {**SHAPES["bert"], "embedding_dim": 12} for name in ("albert", "electra")}
 PRETRAINED = {
-    "gpt2": {"vocabulary"},
+    **{name: {"vocabulary"} for name in ("gpt1", "gpt2", "gpt3", "gptj")},
     "bert": {"vocabulary", "next_sentence"},
     "t5": {"vocabulary"},
     "roberta": {"vocabulary"},

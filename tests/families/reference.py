@@ -22,6 +22,14 @@ GPT2 = {
     "vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 44,
     "bos_token_id": 2, "eos_token_id": END, "pad_token_id": PAD,
 }  # fmt: skip
+GPT1 = {name: value for name, value in GPT2.items() if name != "n_inner"}
+GPTJ = {**GPT2, "rotary_dim": 4}
+# So wide that padding on the right still sees a word: beyond that Transformers gives anything.
+GPTNEO = {
+    "vocab_size": VOCABULARY, "max_position_embeddings": 16, "hidden_size": 32, "num_layers": 3, "num_heads": 4,
+    "intermediate_size": 44, "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5,
+    "bos_token_id": 2, "eos_token_id": END, "pad_token_id": PAD,
+}  # fmt: skip
 BERT = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 44, "max_position_embeddings": 16, "pad_token_id": PAD,
@@ -64,7 +72,8 @@ class Reference:
 
     @property
     def family(self) -> str:
-        return next(family for family in REGISTRY if self.name.lower().startswith(family))
+        plain = self.name.lower().replace("openaigpt", "gpt1").replace("gptneo", "gpt3")
+        return next(family for family in REGISTRY if plain.startswith(family))
 
     @property
     def spare_bias(self) -> str | None:
@@ -114,7 +123,8 @@ class Reference:
             arguments["labels"] = labels.masked_fill(~mask.view(labels.shape), -100)
         if self.choices > 1:
             for name in ("input_ids", "attention_mask", "token_type_ids"):
-                if name in arguments:
+                # GPT-1 wants its mask flat.
+                if name in arguments and (self.family, name) != ("gpt1", "attention_mask"):
                     arguments[name] = arguments[name].view(3, self.choices, LENGTH)
         return arguments
 
@@ -250,6 +260,25 @@ RELATIVES = [
     *_tasks("Electra", ELECTRA, _segments),
     Reference("ElectraModel", ELECTRA, frozenset(), _segments),
 ]  # fmt: skip
+WORDS = frozenset({"vocabulary"})
+DECODERS = [
+    Reference("OpenAIGPTLMHeadModel", GPT1, WORDS, _words),
+    Reference("OpenAIGPTLMHeadModel", {**GPT1, **UNTIED, "afn": "silu"}, WORDS, _words, "-untied"),
+    Reference("OpenAIGPTDoubleHeadsModel", GPT1, frozenset({"vocabulary", "choice"}), _choices, choices=2),
+    Reference("OpenAIGPTForSequenceClassification", {**GPT1, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("OpenAIGPTModel", GPT1, frozenset(), _none),
+    Reference("GPTNeoForCausalLM", GPTNEO, WORDS, _words),
+    Reference("GPTNeoForCausalLM", {**GPTNEO, **UNTIED, "activation_function": "relu"}, WORDS, _words, "-untied"),
+    Reference("GPTNeoForSequenceClassification", {**GPTNEO, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("GPTNeoForTokenClassification", {**GPTNEO, **LABELLED}, frozenset({"tagging"}), _tags),
+    Reference("GPTNeoForQuestionAnswering", GPTNEO, frozenset({"span"}), _spans),
+    Reference("GPTNeoModel", GPTNEO, frozenset(), _none),
+    Reference("GPTJForCausalLM", GPTJ, WORDS, _words),
+    Reference("GPTJForCausalLM", {**GPTJ, "tie_word_embeddings": True, "rotary_dim": 8}, WORDS, _words, "-tied"),
+    Reference("GPTJForSequenceClassification", {**GPTJ, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("GPTJForQuestionAnswering", GPTJ, frozenset({"span"}), _spans),
+    Reference("GPTJModel", GPTJ, frozenset(), _none),
+]  # fmt: skip
 V11 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 REFERENCES = [
     Reference("GPT2LMHeadModel", GPT2, frozenset({"vocabulary"}), _words),
@@ -277,4 +306,5 @@ REFERENCES = [
     Reference("T5EncoderModel", T5, frozenset({"encoder"}), _none),
     Reference("T5Model", T5, frozenset(), _decoded),
     *RELATIVES,
+    *DECODERS,
 ]  # fmt: skip

@@ -19,6 +19,9 @@ from etymon.families import get_family
 from tests.families.folders import PRETRAINED, assert_same, moved, refusal, rewrite, tiny, without
 
 ONE_OF_THEIRS = {
+    "gpt1": "transformer.h.1.mlp.c_proj.weight",
+    "gpt3": "transformer.h.1.attn.attention.q_proj.weight",
+    "gptj": "transformer.h.1.mlp.fc_in.bias",
     "gpt2": "transformer.h.1.attn.c_attn.weight",
     "bert": "bert.encoder.layer.1.attention.self.key.bias",
     "t5": "decoder.block.1.layer.1.EncDecAttention.v.weight",
@@ -65,6 +68,8 @@ class TestRefusals:
 
 
 TIED_COPIES = {
+    "gpt1": ("lm_head.weight", "transformer.tokens_embed.weight"),
+    "gpt3": ("lm_head.weight", "transformer.wte.weight"),
     "gpt2": ("lm_head.weight", "transformer.wte.weight"),
     "bert": ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     "t5": ("decoder.embed_tokens.weight", "shared.weight"),
@@ -109,7 +114,7 @@ def test_old_names_of_norms(saved: Callable[..., Path]) -> None:
 
 
 PREFIXES = {
-    "gpt2": "transformer.",
+    **dict.fromkeys(("gpt1", "gpt2", "gpt3", "gptj"), "transformer."),
     **{name: f"{name}." for name in ("bert", "roberta", "albert", "distilbert", "electra")},
 }
 
@@ -124,6 +129,12 @@ def test_names_without_the_prefix_of_the_body(saved: Callable[..., Path], family
 
 STRAYS = {
     "gpt2": {"transformer.h.0.attn.bias": (1, 1, 12, 12), "transformer.h.1.attn.masked_bias": ()},
+    "gpt1": {"transformer.h.0.attn.bias": (1, 1, 12, 12)},
+    "gpt3": {
+        "transformer.h.0.attn.attention.bias": (1, 1, 12, 12),
+        "transformer.h.1.attn.attention.masked_bias": (),
+    },
+    "gptj": {"transformer.h.0.attn.bias": (1, 1, 12, 12), "transformer.h.1.attn.masked_bias": ()},
     "bert": {"bert.embeddings.position_ids": (1, 12)},
     "roberta": {"roberta.embeddings.position_ids": (1, 14)},
     "albert": {"albert.embeddings.position_ids": (1, 12)},
@@ -216,6 +227,17 @@ def test_unknown_keys_of_the_configuration(saved: Callable[..., Path], family: s
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
         ("gpt2", "activation_function", "mish"),
         ("gpt2", "n_head", 3),
+        ("gpt1", "afn", "mish"),
+        ("gpt1", "summary_type", "mean"),
+        ("gpt3", "attention_types", [[["global", "sparse"], 1]]),
+        ("gpt3", "attention_types", "global"),
+        ("gpt3", "attention_types", [[["global", "local"], 2]]),
+        ("gpt3", "attention_layers", ["local", "global"]),
+        ("gpt3", "window_size", 0),
+        ("gptj", "rotary_dim", None),
+        ("gptj", "rotary_dim", 7),
+        ("gptj", "rotary_dim", 10),
+        ("gptj", "rotary", False),
         ("bert", "position_embedding_type", "relative_key"),
         ("bert", "is_decoder", True),
         ("bert", "hidden_size", "16"),

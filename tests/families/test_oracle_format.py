@@ -22,6 +22,8 @@ from tests.oracle.runner import check
 
 pytest.importorskip("transformers")
 
+CAUSAL = ("gpt1", "gpt2", "gpt3", "gptj")
+
 
 def write_case(reference: Reference, folder: Path, side: str) -> None:
     """Everything that Transformers computes for a class, as a case."""
@@ -46,7 +48,7 @@ def write_case(reference: Reference, folder: Path, side: str) -> None:
     mask = arguments["attention_mask"].reshape(-1, arguments["attention_mask"].shape[-1])
     compared = {}
     if (
-        side == "left" and reference.family == "gpt2"
+        side == "left" and reference.family in CAUSAL
     ):  # leading pads see nothing at all: anything may come out
         for name, dim in (("hidden_states", 1), ("attentions", 2), ("last_hidden_state", 1), ("logits", 1)):
             compared[f"fwd.{name}"] = {"mask": "mask", "dim": dim}
@@ -86,7 +88,7 @@ def _tied(model: Any) -> list[list[str]]:
 def sides(reference: Reference) -> list[str]:
     # Losses over padding, rows of several choices and a last token that is told by its id are as they are on one side.
     plain = not reference.heads & {"choice", "classification", "span", "tagging"}
-    causal = reference.family == "gpt2" and "vocabulary" in reference.heads
+    causal = reference.family in CAUSAL and "vocabulary" in reference.heads
     return ["right", "left"] if plain and not causal else ["right"]
 
 

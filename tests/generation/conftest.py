@@ -23,6 +23,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"dim": 24, "layers": 2, "heads": 3, "inner_dim": 40, "positions": 48},
     "t5": {"dim": 24, "layers": 2, "heads": 3, "head_dim": 8, "inner_dim": 40},
 }
+SHAPES |= {
+    "gpt1": SHAPES["gpt2"],
+    "gpt3": {**SHAPES["gpt2"], "band": 5},
+    "gptj": {**SHAPES["gpt2"], "rotary_dim": 4},
+}
 SHAPES |= dict.fromkeys(("roberta", "distilbert"), SHAPES["bert"])
 SHAPES |= {name: {**SHAPES["bert"], "embedding_dim": 16} for name in ("albert", "electra")}
 SPARE = 9

@@ -25,20 +25,34 @@ KEYWORDS = {
 }
 
 
-SEEDS = {"gpt2": 0, "t5": 5}
+SEEDS = {"gpt1": 3, "gpt2": 0, "gpt3": 1, "gptj": 9, "t5": 5}
 """With texts that vary, some of which come to an end."""
+
+SIZES = {"n_positions": 48, "n_embd": 24, "n_layer": 2, "n_head": 3}
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt1": ("OpenAIGPTLMHeadModel", SIZES),
+    "gpt2": ("GPT2LMHeadModel", SIZES),
+    "gpt3": (
+        "GPTNeoForCausalLM",
+        {
+            "max_position_embeddings": 48, "hidden_size": 24, "num_layers": 2, "num_heads": 3, "window_size": 4,
+            "attention_types": [[["global", "local"], 1]],
+        },
+    ),
+    "gptj": ("GPTJForCausalLM", {**SIZES, "rotary_dim": 4}),
+}  # fmt: skip
 
 
 def reference_model(family: str, seed: int | None = None) -> Any:
     """Weights so large that texts vary and end: the first values would repeat one token for ever."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(SEEDS[family] if seed is None else seed)
-    if family == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=48, n_embd=24, n_layer=2, n_head=3,
-            bos_token_id=1, eos_token_id=1, pad_token_id=PAD,
-        )  # fmt: skip
-        model = transformers.GPT2LMHeadModel(config)
+    if family != "t5":
+        name, sizes = DECODERS[family]
+        cls = getattr(transformers, name)
+        model = cls(
+            cls.config_class(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=1, pad_token_id=PAD, **sizes)
+        )
     else:
         config = transformers.T5Config(
             vocab_size=VOCABULARY, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3,
@@ -52,7 +66,10 @@ def reference_model(family: str, seed: int | None = None) -> Any:
                 parameter.normal_(0, 0.25)
             elif parameter.dim() > 1:
                 quiet = "EncDecAttention.o" in name  # the source is the same at every step
-                parameter.normal_(0, 0.1 if quiet else 0.6 if "wpe" in name or family == "t5" else 0.35)
+                parameter.normal_(
+                    0,
+                    0.1 if quiet else 0.6 if "wpe" in name or "positions" in name or family == "t5" else 0.35,
+                )
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             if name == "decoder.final_layer_norm.weight":

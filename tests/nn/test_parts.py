@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
-from etymon.nn.blocks import ACTIVATIONS, FeedForward
+from etymon.nn.attention import Attention
+from etymon.nn.batch import Batch
+from etymon.nn.blocks import ACTIVATIONS, FeedForward, ParallelBlock, Stack
 from etymon.nn.heads import DeepProjection, Pooler, Projection
 from etymon.nn.initialise import constant, initialise, normal, truncated_normal
 from etymon.nn.linear import Linear, RootMeanSquareNorm
-from etymon.nn.positions import BucketedBias
+from etymon.nn.positions import BucketedBias, Rotary
+from etymon.nn.visibility import Causal
 
 # Key position minus query position -> bucket, of 32 buckets up to a distance of 128.
 BOTH_WAYS = {
@@ -50,6 +53,48 @@ def test_a_bias_is_looked_up_by_distance() -> None:
             for j in range(3):
                 bucket = bias.bucket(key[row, j] - query[row, i])
                 assert torch.equal(found[row, :, i, j], bias.table.weight[bucket])
+
+
+def test_rotation_is_that_of_complex_numbers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x_NHK, positions_N = torch.randn(5, 2, 10, generator=generator), torch.tensor([0, 1, 2, 7, 1900])
+    turned_NHK = Rotary(6)(positions_N)(x_NHK)
+    speeds = torch.tensor([10000 ** (-2 * pair / 6) for pair in range(3)])
+    angles_NP = positions_N[:, None] * speeds
+    pairs_NHP = torch.view_as_complex(x_NHK[..., :6].reshape(5, 2, 3, 2)) * torch.exp(1j * angles_NP)[:, None]
+    torch.testing.assert_close(
+        turned_NHK[..., :6], torch.view_as_real(pairs_NHP).flatten(-2), atol=2e-4, rtol=0
+    )
+    assert torch.equal(turned_NHK[..., 6:], x_NHK[..., 6:])
+    assert torch.equal(turned_NHK[0], x_NHK[0])
+
+
+def test_turned_scores_know_only_distances() -> None:
+    generator = torch.Generator().manual_seed(1)
+    q_NHK, k_NHK = torch.randn(2, 1, 1, 8, generator=generator, dtype=torch.float64)
+    scores = [
+        float((Rotary(8)(torch.tensor([at]))(q_NHK) * Rotary(8)(torch.tensor([at - 3]))(k_NHK)).sum())
+        for at in (3, 4, 50)
+    ]
+    assert scores == pytest.approx([scores[0]] * 3, abs=1e-5)
+    assert abs(scores[0] - float((q_NHK * k_NHK).sum())) > 0.1
+
+
+def test_a_parallel_block_adds_both_parts_of_one_norm() -> None:
+    block = ParallelBlock(
+        Attention(8, 2), FeedForward(8, 12, "gelu"), torch.nn.LayerNorm(8), residual_scale=0.5
+    ).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+        x_ND, batch = torch.randn(4, 8, generator=generator), Batch.of([[1, 2, 3, 4]])
+        n_ND = block.attention_norm(x_ND)
+        own = block.attention
+        q, k, v = (part(n_ND).view(4, 2, 4).transpose(0, 1) for part in (own.query, own.key, own.value))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(4, 8)
+        expected = x_ND + 0.5 * (own.output(mixed) + block.feed_forward(n_ND))
+        torch.testing.assert_close(Stack([block], Causal())(x_ND, batch), expected)
 
 
 def test_root_mean_square_norm() -> None:

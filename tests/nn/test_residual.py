@@ -17,7 +17,7 @@ from etymon.nn.blocks import Block
 from etymon.training.optimisers import gradient_norms
 from tests.families.folders import PRETRAINED, refusal, tiny
 
-FAMILIES = ["gpt2", "bert", "t5"]
+FAMILIES = ["gpt2", "gptj", "bert", "t5"]
 SCALE = 0.3
 
 

@@ -17,24 +17,29 @@ from torch import Tensor
 from etymon.nn import visibility
 from etymon.nn.batch import Batch
 from etymon.nn.positions import BucketedBias
-from etymon.nn.visibility import Band, Causal, Everything, Prefix, Rule, cached_view, flat_view, group_rows
+from etymon.nn.visibility import Band, Causal, Everything, Rule, cached_view, flat_view, group_rows
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 HEADS, WIDTH = 2, 4
-PREFIX = 2
+PREFIX = 4
 
 # What the rules mean, for one query and one key of a row.
 MEANINGS: dict[Rule, Callable[[int, int], bool]] = {
     Everything(): lambda query, key: True,
     Causal(): lambda query, key: key <= query,
     Band(3): lambda query, key: query - 2 <= key <= query,
-    Prefix(): lambda query, key: key <= query or key < PREFIX,
+}
+# The same with a prefix that is read in both directions.
+PREFIXED: dict[Rule, Callable[[int, int], bool]] = {
+    Everything(): lambda query, key: True,
+    Causal(): lambda query, key: key <= query or key < PREFIX,
+    Band(3): lambda query, key: abs(query - key) < 3 and (key <= query or key < PREFIX),
 }
 
 
-def batch_of(lengths: list[int] | tuple[int, ...]) -> Batch:
-    batch = Batch.of([[1] * length for length in lengths])
-    return replace(batch, prefix=torch.full_like(batch.ids, PREFIX))
+def batch_of(lengths: list[int] | tuple[int, ...], prefix: int | None = None) -> Batch:
+    rows = [[1] * length for length in lengths]
+    return Batch.of(rows, prefix=None if prefix is None else [prefix] * len(rows))
 
 
 def parts(tokens: int, seed: int = 0) -> Tensor:
@@ -64,7 +69,8 @@ def by_hand(
 def assert_same_attention(queries: Batch, keys: Batch | None, rule: Rule) -> None:
     source = queries if keys is None else keys
     q, k, v = parts(queries.layout.tokens, 1), parts(source.layout.tokens, 2), parts(source.layout.tokens, 3)
-    expected = by_hand(q, k, v, queries, source, MEANINGS[rule])
+    meanings = MEANINGS if source.prefix is None else PREFIXED
+    expected = by_hand(q, k, v, queries, source, meanings[rule])
     weights = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     gradients = torch.autograd.grad((expected * weights).sum(), (q, k, v))
     for seen in (None, []):  # the fused kernel and the eager formula
@@ -87,6 +93,27 @@ def grouping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("lengths", [[5], [4, 4, 4], [1, 2, 5, 9], [9, 2, 5, 2, 1], [3, 8, 3]], ids=str)
 def test_rules_mean_what_they_say(rule: Rule, lengths: list[int]) -> None:
     assert_same_attention(batch_of(lengths), None, rule)
+
+
+@pytest.mark.usefixtures("grouping")
+@pytest.mark.parametrize("rule", MEANINGS, ids=str)
+@pytest.mark.parametrize("lengths", [[6, 6], [1, 2, 5, 9], [9, 2, 5, 2, 1]], ids=str)
+def test_rules_honour_a_prefix(rule: Rule, lengths: list[int]) -> None:
+    assert_same_attention(batch_of(lengths, PREFIX), None, rule)
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("rule", [Causal(), Band(4)], ids=str)
+def test_a_prefix_of_nothing_is_no_prefix(rule: Rule, prefix: int) -> None:
+    (group,) = flat_view(rule, batch_of([4, 4], prefix)).groups
+    assert group.mask is None and group.causal
+    (group,) = flat_view(rule, batch_of([4, 4], 2)).groups
+    assert group.mask is not None and not group.causal
+
+
+def test_a_prefix_comes_first() -> None:
+    with pytest.raises(ValueError, match="at once"):
+        cached_view(Causal(), batch_of([3, 3], 2), (1, 1))
 
 
 @pytest.mark.usefixtures("grouping")

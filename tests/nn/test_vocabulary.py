@@ -185,7 +185,9 @@ def test_draws_have_the_softmax_as_their_distribution() -> None:
 
 def test_divergence_and_its_gradient_are_those_of_the_plain_formula() -> None:
     generator = torch.Generator().manual_seed(2)
-    head, teacher = (DenseVocabulary(torch.randn(50, 6, generator=generator).double(), bias=True) for _ in range(2))
+    head, teacher = (
+        DenseVocabulary(torch.randn(50, 6, generator=generator).double(), bias=True) for _ in range(2)
+    )
     head, teacher = head.double(), teacher.double()
     hidden = torch.randn(9, 6, generator=generator, dtype=torch.float64, requires_grad=True)
     taught = torch.randn(9, 6, generator=generator, dtype=torch.float64)

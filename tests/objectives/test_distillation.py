@@ -42,7 +42,9 @@ def batch_of(family: str, objective: Any, folder: Path) -> Any:
     return objective.collate([objective.prepare(split, row, key(0, n)) for n, row in enumerate(plan)])
 
 
-@pytest.mark.parametrize("family, name, everywhere", [(*CASES[0], True), (*CASES[0], False), (*CASES[1], True)])
+@pytest.mark.parametrize(
+    "family, name, everywhere", [(*CASES[0], True), (*CASES[0], False), (*CASES[1], True)]
+)
 def test_terms_are_the_published_ones(family: str, name: str, everywhere: bool, tmp_path: Path) -> None:
     options = {"everywhere": everywhere} if family == "bert" else {}
     objective = get_objective(name, tiny.tokenizer(family), 24, **options)
@@ -68,7 +70,9 @@ def test_terms_are_the_published_ones(family: str, name: str, everywhere: bool, 
 
 
 @pytest.mark.parametrize("family, name", CASES)
-def test_attention_transfer_is_the_divergence_of_the_last_layers(family: str, name: str, tmp_path: Path) -> None:
+def test_attention_transfer_is_the_divergence_of_the_last_layers(
+    family: str, name: str, tmp_path: Path
+) -> None:
     options = {"attention": 1.0, "soft": 0.0, "hard": 0.0, "cosine": 0.0}
     objective = get_objective(name, tiny.tokenizer(family), 24, **options)
     student, teacher = models(family, name)

@@ -224,16 +224,19 @@ def test_whole_validation_text_in_bits_per_byte(stores: dict[str, Any]) -> None:
             )
     size = sum(len(text.encode()) for text in texts)
     assert figures["bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
+    assert figures["bits_per_character"] == pytest.approx(bits / sum(map(len, texts)), rel=1e-5)
     assert figures["loss"] == pytest.approx(bits * math.log(2) / (len(stream) - 1), rel=1e-5)
 
 
 def test_averages_choose_the_unit() -> None:
     totals, counts = {"first": 12.0, "second": 3.0}, {"first": 4.0, "second": 0.0, "unused": 9.0}
-    assert averages(totals, counts, None, 0.0) == {
+    assert averages(totals, counts, None) == {
         "first": 3.0, "second": 3.0, "bits_per_target": 3.0 / math.log(2),
     }  # fmt: skip
-    assert averages(totals, counts, "first", 6.0)["bits_per_byte"] == pytest.approx(2.0 / math.log(2))
-    assert "bits_per_target" in averages(totals, counts, "first", 0.0), "bytes unknown: a lossy tokenizer"
+    read = averages(totals, {**counts, "/bytes": 6.0, "/characters": 3.0}, "first")
+    assert read["bits_per_byte"] == pytest.approx(2.0 / math.log(2))
+    assert read["bits_per_character"] == pytest.approx(4.0 / math.log(2))
+    assert "bits_per_target" in averages(totals, {**counts, "/bytes": 0.0}, "first"), "a lossy tokenizer"
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(trainer: Maker, tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ def test_only_what_can_be_compared_is(text: Path, tmp_path: Path, capsys: pytest
         "vocabulary=300", "vocabulary=400",
     }  # fmt: skip
     assert load_yaml(swept.folder / "vocabulary=300" / "run.yaml", RunFile).vocabulary == 300
+    # What follows a prefix is not the whole text.
+    swept = sweep("gpt2", tmp_path / "prefix", text, grid=["objective=causal,prefix"], budget="2steps")
+    assert len(swept.rankings) == 2 and {ranking.unit for ranking in swept.rankings} == {"bits per byte"}
     swept = sweep("t5", tmp_path / "tokens", text, grid=["vocabulary=150,160"], budget="2steps")
     assert len(swept.rankings) == 2, "bits per target of different tokens"
 

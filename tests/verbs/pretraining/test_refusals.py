@@ -52,6 +52,7 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"length": "12"}, "length is \"12\""),
         ("gpt2", {"schedule": "cosin"}, "no schedule 'cosin': did you mean 'cosine'"),
         ("gpt2", {"optimiser": "adam"}, "optimiser is \"adam\""),
+        ("gpt2", {"optimiser": "muon", "learning_rate": None}, "give --learning-rate with muon"),
         ("gpt2", {"warmup": 30.0}, "warmup is a share of the steps"),
         ("gpt2", {"clip": -1.0}, "clip is the largest norm"),
         ("gpt2", {"layer_decay": 2.0}, "layer_decay is above 0 and at most 1"),

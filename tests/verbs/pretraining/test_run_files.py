@@ -150,7 +150,7 @@ def test_parameters_may_be_frozen_and_the_gradient_left_as_it_is(
     before = dict(straight("gpt2").model.named_parameters())
     same = {name for name, value in frozen.model.named_parameters() if value.equal(before[name])}
     assert same == {name for name in before if name.startswith("body.embeddings.") or ".layers.0." in name}
-    with pytest.raises(EtymonError, match="no parameter matches the frozen pattern 'body.embedings"):
+    with pytest.raises(EtymonError, match="no parameter matches the frozen pattern"):
         pretrain("gpt2", tmp_path / "other", set=["frozen=[body.embedings.*]"])
 
 

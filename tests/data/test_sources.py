@@ -1,4 +1,4 @@
-"""Every format and packing, and what is said when they cannot be read."""
+"""Files of every format and packing as documents, and what is said when they cannot be read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import bz2
 import gzip
 import io
 import json
+import logging
 import lzma
 import os
 import re
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow
@@ -20,11 +22,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etymon.data import cutting, document, inputs, text
-from etymon.data.document import Document, Tally
-from etymon.data.sources import TextFiles
-from etymon.data.text import read_documents
+from etymon.data import cutting
+from etymon.data.sources import PACKINGS, TextFiles, Texts
 from etymon.errors import EtymonError
+from etymon.files import sha256
 
 TEXTS = ['Über "den" Fluss,\nso sagt man.', "我们去公园。", "third"]
 
@@ -49,15 +50,16 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-def read(*paths: Path | str, **options: object) -> list[str]:
-    """Whole documents."""
+def read(*paths: Path | str, skipped: int = 0, **options: object) -> list[str]:
+    """Whole documents; so many were skipped."""
+    files = TextFiles(paths, **options)  # type: ignore[arg-type]
     whole, part = [], ""
-    for found in read_documents(list(paths), **options):  # type: ignore[arg-type]
+    for found in files.documents():
         part += found.text
         if not found.more:
             whole.append(part)
             part = ""
-    assert not part
+    assert not part and files.skipped == skipped
     return whole
 
 
@@ -69,10 +71,11 @@ def test_every_format_in_every_packing(tmp_path: Path, kind: str, packing: str) 
     path = tmp_path / f"b{kind}{packing}"
     path.write_bytes(PACK[packing](plain.read_bytes()))
     expected = [text.replace("\n", " ") for text in TEXTS] if kind == ".tsv" else TEXTS
-    tally = Tally()
-    assert read(path, documents="blank", tally=tally) == expected
-    (seen,) = tally.files.values()
-    assert seen == document.Identity(path.stat().st_size, path.stat().st_mtime_ns, text.sha256(path))
+    assert read(path, boundary="blank") == expected
+    files = TextFiles([path], boundary="blank")
+    assert len(list(files.documents())) == 3 and files.bytes_read == path.stat().st_size
+    seen = {"bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns, "sha256": sha256(path)}
+    assert files.files == {str(path.resolve()): seen}
 
 
 @pytest.mark.parametrize("kind", [".csv", ".tsv", ".parquet"])
@@ -89,21 +92,23 @@ def test_tables_name_their_columns_and_kinds(tmp_path: Path, kind: str) -> None:
             read(path)
 
 
-def test_tables_in_small_blocks(tmp_path: Path) -> None:
+def test_rows_of_tables(tmp_path: Path) -> None:
     texts = [f"text {number}\n, {'x' * (number % 50)}" for number in range(500)]
     path = tmp_path / "a.csv"
     write(path, texts)
     assert read(path, max_document=2000) == texts
-    path.write_text("text\n" + "x" * 9000 + "\n")
-    with pytest.raises(EtymonError, match=r"longer than 2,000 bytes; allow more with --max-document"):
-        read(path, max_document=2000)
-    path.write_text("id,text\n1,a\n2\n3,c\n")
+    for long in ("x" * 9000, '"' + "x\n" * 4000 + '"'):
+        path.write_text(f"text\n{long}\nshort\n")
+        with pytest.raises(EtymonError, match=r"longer than 2,000 bytes; allow more with --max-document"):
+            read(path, max_document=2000)
+    path.write_text("text\n" + "x" * 9000 + "\nshort\n")
+    assert read(path, max_document=2000, errors="skip", skipped=1) == ["short"]
+    path.write_text('id,text\n1,a\n2\n\n3,c\r\n4,"d\r\ne"\r\n')
     with pytest.raises(
-        EtymonError, match=r"not a table \(CSV parse error: Row #3: Expected 2 columns, got 1"
+        EtymonError, match=r"a.csv, line 3: a row of 1 columns where the header has 2; .* skip"
     ):
         read(path)
-    tally = Tally()
-    assert read(path, errors="skip", tally=tally) == ["a", "c"] and tally.skipped == 1
+    assert read(path, errors="skip", skipped=1) == ["a", "c", "d\ne"]
     pyarrow.parquet.write_table(
         pyarrow.table({"text": pyarrow.array([*texts, None, ""]).dictionary_encode()}), tmp_path / "b.parquet",
         row_group_size=64,
@@ -125,12 +130,13 @@ def test_bad_bytes_are_located_replaced_or_skipped(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(EtymonError, match=rf"{name} is not UTF-8 at {place}.*--errors replace or skip"):
-        read(path, documents="blank")
-    assert any("\ufffd" in found for found in read(path, documents="blank", errors="replace"))
-    tally = Tally()
-    assert read(path, documents="blank", errors="skip", tally=tally) == good
-    assert tally.skipped == 1
+    for boundary in ("file", "blank", "line"):
+        with pytest.raises(
+            EtymonError, match=rf"{name} is not UTF-8 at {place}.*-f LATIN1.*--errors replace or skip"
+        ):
+            read(path, boundary=boundary)
+    assert any("\ufffd" in found for found in read(path, boundary="blank", errors="replace"))
+    assert read(path, boundary="blank", errors="skip", skipped=1) == good
 
 
 def test_bad_bytes_in_parquet_and_only_bad_bytes(tmp_path: Path) -> None:
@@ -138,10 +144,13 @@ def test_bad_bytes_in_parquet_and_only_bad_bytes(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(EtymonError, match="row 2 is not UTF-8 at byte 0"):
         read(tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet", errors="skip") == ["good"]
+    assert read(tmp_path / "a.parquet", errors="skip", skipped=1) == ["good"]
     (tmp_path / "b.txt").write_bytes(b"\xff")
     with pytest.raises(EtymonError, match=r"every file is empty .but for 1 documents left out"):
         read(tmp_path / "b.txt", errors="skip")
+    (tmp_path / "c.txt").write_text("hello", encoding="utf-16")
+    with pytest.raises(EtymonError, match=r"c.txt is not UTF-8 at byte 0 \(line 1\).*-f UTF-16"):
+        read(tmp_path / "c.txt")
     with pytest.raises(EtymonError, match="errors must be"):
         read(tmp_path / "b.txt", errors="ignore")
 
@@ -150,12 +159,8 @@ def test_a_long_document_is_skipped_as_a_whole(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cutting, "PART", 50)
     path = tmp_path / "a.txt"
     path.write_bytes(b"long words\n" * 30 + b"\xff\n\n" + b"good words\n" * 30 + b"\n" + b"short")
-    tally = Tally()
-    assert read(path, documents="blank", errors="skip", tally=tally) == [
-        ("good words\n" * 30).strip(),
-        "short",
-    ]
-    assert tally.skipped == 1
+    good = ("good words\n" * 30).strip()
+    assert read(path, boundary="blank", errors="skip", skipped=1) == [good, "short"]
 
 
 def test_long_records(tmp_path: Path) -> None:
@@ -163,17 +168,19 @@ def test_long_records(tmp_path: Path) -> None:
     path.write_text('{"text": "a"}\n{"text": "' + "b" * 100 + '"}\n{"text": "c"}\n{broken\n{"text": "d"}')
     with pytest.raises(EtymonError, match=r"line 2: the record is longer than 50 bytes; .* --max-document"):
         read(path, max_document=50)
-    tally = Tally()
-    assert read(path, max_document=50, errors="skip", tally=tally) == ["a", "c", "d"] and tally.skipped == 2
+    assert read(path, max_document=50, errors="skip", skipped=2) == ["a", "c", "d"]
 
 
 @pytest.mark.parametrize("packing", [name for name in PACK if name])
 def test_damaged_packings(tmp_path: Path, packing: str) -> None:
     path = tmp_path / f"a.txt{packing}"
     whole = PACK[packing](os.urandom(3000).hex().encode())
-    for damaged in (whole[: len(whole) // 2], b"plain text"):
+    altered = [] if packing == ".zst" else [whole[:-8] + bytes(8)]  # a checksum need not be in such a file
+    for damaged in (whole[: len(whole) // 2], whole[:20], b"plain text", *altered):
         path.write_bytes(damaged)
-        with pytest.raises(EtymonError, match=f"a damaged {inputs.PACKERS[packing]} file"):
+        with pytest.raises(
+            EtymonError, match=rf"a.txt{packing} is damaged .* again with {PACKINGS[packing]}"
+        ):
             read(path)
 
 
@@ -182,17 +189,17 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
     stdin(b"one\ntwo\n")
-    assert read("-", format="txt", documents="line") == ["one", "two"]
+    assert read("-", format="txt", boundary="line") == ["one", "two"]
     stdin(b'text,x\n"a\nb",1\n')
     assert read("-", format="csv") == ["a\nb"]
-    with pytest.raises(EtymonError, match=r"standard input has no name .* --format"):
+    with pytest.raises(EtymonError, match=r"standard input has no name: add --format"):
         read("-")
     with pytest.raises(EtymonError, match="cannot read standard input as 'parquet'"):
         read("-", format="parquet")
     stdin(b"ab\xff")
     with pytest.raises(EtymonError, match=r"standard input is not UTF-8 at byte 2 \(line 1\)"):
         read("-", format="txt")
-    source = TextFiles(("-",), format="txt")
+    source = TextFiles(["-"], format="txt")
     with pytest.raises(EtymonError, match="standard input can be read only once"):
         source.fingerprint()
     stdin(b"one")
@@ -202,7 +209,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_does_not_matter_with_a_format(tmp_path: Path) -> None:
     (tmp_path / "corpus.dat").write_text("one\ntwo")
-    assert read(tmp_path / "corpus.dat", format="txt", documents="line") == ["one", "two"]
+    assert read(tmp_path / "corpus.dat", format="txt", boundary="line") == ["one", "two"]
     with pytest.raises(EtymonError, match=r"known text files are .*; name another file's kind with --format"):
         read(tmp_path / "corpus.dat")
 
@@ -221,18 +228,19 @@ def test_parts_add_up_however_the_bytes_come(data: str, part: int, buffer: int) 
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cutting, "PART", part)
-        patch.setattr("etymon.data.plain_text.BUFFER", buffer)
+        patch.setattr("etymon.data.text.BUFFER", buffer)
         for boundary, texts in wanted.items():
-            stream = io.BufferedReader(io.BytesIO(data.encode()))  # type: ignore[arg-type]
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
             whole, text_so_far, longest = [], "", 0
-            options = document.Reading(boundary)  # type: ignore[arg-type]
-            for found in text.read_text(stream, "x", options, Tally()):
-                text_so_far += found.text
-                longest = max(longest, len(found.text))
-                if not found.more:
-                    whole.append(text_so_far)
-                    text_so_far = ""
-            assert whole == texts
+            files = TextFiles(["-"], boundary=boundary, format="txt")  # type: ignore[arg-type]
+            with suppress(EtymonError):  # there may be no text
+                for found in files.documents():
+                    text_so_far += found.text
+                    longest = max(longest, len(found.text))
+                    if not found.more:
+                        whole.append(text_so_far)
+                        text_so_far = ""
+            assert whole == [text for text in texts if text.strip()]
             assert longest <= 2 * part + buffer
 
 
@@ -242,7 +250,7 @@ def test_a_line_of_many_megabytes_is_never_held(tmp_path: Path) -> None:
         for _ in range(40):
             file.write(b"word " * 200_000)
     tracemalloc.start()
-    size = sum(len(found.text) for found in read_documents(path, documents="line"))
+    size = sum(len(found.text) for found in TextFiles([path], boundary="line").documents())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert size == 40_000_000 and peak < 12_000_000
@@ -251,24 +259,103 @@ def test_a_line_of_many_megabytes_is_never_held(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- recognising files again
 
 
-def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_files_are_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
-    first = TextFiles((str(path),))
+    first = TextFiles([path])
     assert [found.text for found in first.documents()] == ["one"]
-    read_again: list[Path] = []
-    original = text.sha256
-    monkeypatch.setattr(text, "sha256", lambda file: (read_again.append(file), original(file))[1])
     fingerprint = first.fingerprint()  # it was hashed while it was read
-    second = TextFiles((str(path),))
-    second.recall(first.inputs())
-    assert second.fingerprint() == fingerprint and read_again == []
-    assert TextFiles((str(path),)).fingerprint() == fingerprint and read_again == [path]
+    second = TextFiles([path])
+    second.files = first.files
+    assert second.fingerprint() == fingerprint and (first.bytes_read, second.bytes_read) == (3, 0)
+    third = TextFiles([path])
+    assert third.fingerprint() == fingerprint and third.bytes_read == 3
     status = path.stat()
     path.write_text("two")  # another time
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    third = TextFiles((str(path),))
-    third.recall(first.inputs())
-    assert third.fingerprint() != fingerprint
-    assert TextFiles((str(path),), errors="skip").fingerprint() != third.fingerprint()
-    assert Document("x").more is False
+    assert second.fingerprint() != fingerprint and second.bytes_read == 3
+
+
+def test_fingerprints_follow_content_and_reading(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    options = [
+        {},
+        {"boundary": "line"},
+        {"errors": "skip"},
+        {"column": "x"},
+        {"max_document": 9},
+        {"format": "txt"},
+    ]
+    made = {TextFiles([path], **some).fingerprint() for some in options}  # type: ignore[arg-type]
+    assert len(made) == len(options) and TextFiles([path]).fingerprint() in made
+    path.write_text("two")
+    assert TextFiles([path]).fingerprint() not in made
+    assert Texts(["a", "b"]).fingerprint() == Texts(("a", "b")).fingerprint() != Texts(["ab"]).fingerprint()
+
+
+# ---------------------------------------------------------------- which files, and what ends a document
+
+
+def test_what_ends_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\r\ntwo\r\n \r\n\r\nthree".encode())
+    assert read(path) == ["one\ntwo\n \n\nthree"]
+    assert read(path, boundary="blank") == ["one\ntwo", "three"]
+    assert read(path, boundary="line") == ["one", "two", "three"]
+
+
+def test_folders_globs_and_gzip_in_sorted_order(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.md").write_text("b")
+    (tmp_path / "c.txt").write_text("c")
+    (tmp_path / "picture.png").write_bytes(b"\xff")
+    with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("ä")
+    with gzip.open(tmp_path / "d.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write('{"text": "d \\ud800"}\n\n')
+    assert read(tmp_path) == ["ä", "c", "d \ufffd", "b"]
+    assert read(str(tmp_path / "**" / "*.md"), tmp_path / "c.txt") == ["b", "c"]
+    assert TextFiles([tmp_path / "c.txt", tmp_path]).listed() == [
+        tmp_path / name for name in ("c.txt", "a.txt.gz", "d.jsonl.gz", "deep/b.md")
+    ]
+
+
+def test_jsonl_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"id": n, "body": f"text {n}"}) for n in range(3)))
+    assert read(path, column="body") == ["text 0", "text 1", "text 2"]
+    with pytest.raises(EtymonError, match=r"line 1: no column 'text'; columns there: 'id', 'body'"):
+        read(path)
+    with pytest.raises(EtymonError, match="holds a int"):
+        read(path, column="id")
+    path.write_text('{"text": "a"}\n{"text": }\n')
+    with pytest.raises(EtymonError, match="line 2: not valid JSON"):
+        read(path)
+    path.write_text("[1]\n")
+    with pytest.raises(EtymonError, match="line 1: expected an object"):
+        read(path)
+
+
+def test_missing_and_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(EtymonError, match="no such file or folder"):
+        read(tmp_path / "nothing.txt")
+    with pytest.raises(EtymonError, match="no text files in the folder"):
+        read(tmp_path)
+    with pytest.raises(EtymonError, match="no text files match"):
+        read(str(tmp_path / "*.txt"))
+    with pytest.raises(EtymonError, match="no text files were given"):
+        read()
+    (tmp_path / "table.xls").write_text("x")
+    with pytest.raises(EtymonError, match=r"known text files are .txt, .md, .jsonl"):
+        read(tmp_path / "table.xls")
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(EtymonError, match="every file is empty"):
+        read(tmp_path)
+    (tmp_path / "full.txt").write_text("x")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path) == ["x"]
+    assert "empty.txt holds no text" in caplog.text
+    with pytest.raises(EtymonError, match="documents must be"):
+        read(tmp_path, boundary="page")

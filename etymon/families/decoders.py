@@ -1,0 +1,231 @@
+"""What GPT-1, GPT-2, GPT-3 and GPT-J have in common: the shape, the body, the heads, and how these are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveFloat
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap, Row, rows
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
+from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.nn.attention import Attention
+from etymon.nn.blocks import Block, FeedForward, Stack
+from etymon.nn.bodies import Body
+from etymon.nn.embeddings import Embeddings
+from etymon.nn.heads import Projection
+from etymon.nn.initialise import COMMON, Filler, normal
+from etymon.nn.linear import Embedding
+from etymon.nn.visibility import Causal, Rule
+from etymon.nn.vocabulary import DenseVocabulary
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class DecoderShape:
+    vocabulary: int = 50257
+    positions: int = 1024
+    dim: int = 768
+    layers: int = 12
+    heads: int = 12
+    activation: Literal["gelu_tanh", "gelu", "relu", "silu"] = "gelu_tanh"
+    embedding_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    residual_dropout: float = 0.1
+    norm_epsilon: float = 1e-5
+    deviation: float = 0.02
+    tied: bool = True
+    residual_scale: PositiveFloat = 1.0
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+    pointer: NonNegativeInt = 0
+    """How many recent words a pointer may copy (0: there is none). Transformers has no such thing either."""
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+
+
+POCKET = {
+    "positions": 256, "embedding_dropout": 0.0, "attention_dropout": 0.0, "residual_dropout": 0.0,
+}  # fmt: skip
+SMALL_POCKET = {"vocabulary": 4096, "dim": 256, "layers": 4, "heads": 4, **POCKET}
+CAPABILITIES = frozenset({"causal", "prefix", "state"})
+BYTE_BPE = TokenizerChoice("byte-bpe", {"begin": "<|endoftext|>", "end": "<|endoftext|>"})
+
+
+def pocket_recipe(rate: float) -> Recipe:
+    """Minutes, not weeks: Muon needed far fewer steps for the same loss (docs/lab-notes.md)."""
+    return Recipe(
+        learning_rate=rate,
+        optimiser="muon",
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+        schedule="cosine",
+        warmup=0.05,
+        final=0.1,
+    )
+
+
+# --- the body
+
+
+def layer_norm(shape: Any) -> nn.LayerNorm:
+    return nn.LayerNorm(shape.dim, shape.norm_epsilon)
+
+
+def attention(shape: Any, **options: Any) -> Attention:
+    return Attention(shape.dim, shape.heads, dropout=shape.attention_dropout, **options)
+
+
+def feed_forward(shape: Any) -> FeedForward:
+    """Four times as wide inside, unless the shape has a field for it that says otherwise."""
+    return FeedForward(shape.dim, getattr(shape, "inner_dim", None) or 4 * shape.dim, shape.activation)
+
+
+def block(shape: Any, *, norm_first: bool, **options: Any) -> Block:
+    """One layer; the options are those of its attention."""
+    return Block(
+        attention(shape, **options),
+        feed_forward(shape),
+        norms=(layer_norm(shape), layer_norm(shape)),
+        norm_first=norm_first,
+        dropout=shape.residual_dropout,
+        residual_scale=shape.residual_scale,
+    )
+
+
+def decoder(
+    shape: Any,
+    layer: Callable[[], nn.Module],
+    rules: Rule | Sequence[Rule] = Causal(),  # noqa: B008  (a frozen value)
+    *,
+    table: bool = True,
+    norm: bool = True,
+) -> Body:
+    """Words, a `table` of learned positions, layers, and a last `norm`."""
+    embeddings = Embeddings(
+        Embedding(shape.vocabulary, shape.dim),
+        positions=Embedding(shape.positions, shape.dim) if table else None,
+        longest=shape.positions,
+        dropout=shape.embedding_dropout,
+    )
+    layers = [layer() for _ in range(shape.layers)]
+    return Body(embeddings, Stack(layers, rules, norm=layer_norm(shape) if norm else None))
+
+
+def residual_initial(shape: Any) -> list[tuple[str, Filler]]:
+    """GPT-2's first values: what is added to the residual path starts small, the smaller the more layers add to it."""
+    residual = normal(shape.deviation / (2 * shape.layers) ** 0.5)
+    return [
+        ("*.attention.output.weight", residual),
+        ("*.feed_forward.outer.weight", residual),
+        ("body.embeddings.positions.weight", normal(shape.deviation / 2)),
+        *COMMON,
+        ("*.weight", normal(shape.deviation)),
+    ]
+
+
+# --- heads
+
+
+def vocabulary_head(bias: bool = False) -> Head:
+    def build(shape: Any, body: nn.Module, labels: int) -> nn.Module:
+        assert isinstance(body, Body)
+        own = Embedding(shape.vocabulary, shape.dim)
+        return DenseVocabulary(body.embeddings.words.weight if shape.tied else own.weight, bias=bias)
+
+    return Head(build)
+
+
+def dropped(shape: Any, outputs: int) -> nn.Module:
+    """A linear map behind the dropout of task heads, where a family has one."""
+    return Projection(shape.dim, outputs, dropout=getattr(shape, "head_dropout", 0.0))
+
+
+HEADS = {
+    "vocabulary": vocabulary_head(),
+    "classification": Head(lambda s, body, labels: Projection(s.dim, labels, bias=False), at="last"),
+    "tagging": Head(lambda s, body, labels: dropped(s, labels)),
+    "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
+    "choice": Head(lambda s, body, labels: dropped(s, 1), at="last"),
+}
+"""GPT-2's. Heads that Transformers has no class for are there all the same, so that any task can be trained."""
+
+
+# --- as it is published
+
+BODY = "transformer."
+LAYER = "body.stack.layers.{}."
+THEIRS = BODY + "h.{}."
+NORM_NAMES = {
+    LAYER + "attention_norm.*": THEIRS + "ln_1.*",
+    LAYER + "feed_forward_norm.*": THEIRS + "ln_2.*",
+    "body.stack.norm.*": BODY + "ln_f.*",
+}
+TABLE_NAMES = {
+    "body.embeddings.words.weight": BODY + "wte.weight",
+    "body.embeddings.positions.weight": BODY + "wpe.weight",
+}
+HEAD_NAMES = {
+    "heads.vocabulary.*": "lm_head.*",
+    "heads.classification.linear.weight": "score.weight",
+    "heads.tagging.linear.*": "classifier.*",
+    "heads.span.linear.*": "qa_outputs.*",
+    "heads.choice.linear.*": "multiple_choice_head.summary.*",
+}
+# GPT-1's and GPT-2's matrices are `[in, out]`, and query, key and value are one.
+FUSED = [
+    Row(tuple(LAYER + f"attention.{part}.*" for part in ("query", "key", "value")), THEIRS + "attn.c_attn.*", True),
+    *rows({
+        LAYER + "attention.output.*": THEIRS + "attn.c_proj.*",
+        LAYER + "feed_forward.inner.*": THEIRS + "mlp.c_fc.*",
+        LAYER + "feed_forward.outer.*": THEIRS + "mlp.c_proj.*",
+    }, transposed=True),
+]  # fmt: skip
+
+
+def separate(prefix: str) -> dict[str, str]:
+    """Query, key, value and output by themselves, as GPT-Neo and GPT-J name them."""
+    parts = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+    return {LAYER + f"attention.{ours}.*": THEIRS + f"{prefix}{theirs}.*" for ours, theirs in parts.items()}
+
+
+def name_map(shape: Any, table: Mapping[str, str], others: Sequence[Row] = ()) -> NameMap:
+    """The table with the norms and the heads, and with rows that do more than rename."""
+    words = table["body.embeddings.words.weight"]
+    return NameMap(
+        [*others, *rows({**NORM_NAMES, **table, **HEAD_NAMES})],
+        prefix=BODY,
+        ties={"lm_head.weight": words} if shape.tied else {},
+        ignored=[r"transformer\.h\.\d+\.attn\.(attention\.)?(bias|masked_bias)"],
+    )
+
+
+ACTIVATION_NAMES = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+FIELDS = [
+    Field("vocabulary", "vocab_size"),
+    Field("positions", "n_positions"),
+    Field("dim", "n_embd"),
+    Field("layers", "n_layer"),
+    Field("heads", "n_head"),
+    Field("embedding_dropout", "embd_pdrop"),
+    Field("attention_dropout", "attn_pdrop"),
+    Field("residual_dropout", "resid_pdrop"),
+    Field("norm_epsilon", "layer_norm_epsilon"),
+    Field("deviation", "initializer_range"),
+    Field("tied", "tie_word_embeddings"),
+    RESIDUAL_SCALE,
+]
+INNER_FIELDS = [
+    Field("inner_dim", "n_inner"),
+    Field("activation", "activation_function", ACTIVATION_NAMES),
+]
+CHOICE = [
+    Constant("summary_type", "cls_index", "the choice head reads one token"),
+    Constant("summary_use_proj", True, "the choice head is a linear map"),
+    Constant("summary_activation", None, "the choice head has no activation"),
+    Constant("summary_proj_to_labels", True, "the choice head gives one score"),
+]
+"""How GPT-1 and GPT-2 publish the choice head."""

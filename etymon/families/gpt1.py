@@ -1,0 +1,113 @@
+"""GPT-1 (Radford et al. 2018): a causal decoder whose norms follow the sums, over lower-cased words in pieces.
+
+Transformers computes every step of a text anew for this family; here it has the same cache as the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from etymon.checkpoints.names import NameMap
+from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.data import framing
+from etymon.families.decoders import (
+    BODY,
+    CAPABILITIES,
+    CHOICE,
+    FIELDS,
+    FUSED,
+    HEADS,
+    SMALL_POCKET,
+    DecoderShape,
+    block,
+    decoder,
+    name_map,
+    pocket_recipe,
+)
+from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
+from etymon.nn.bodies import Body
+from etymon.nn.initialise import COMMON, Filler, normal
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape(DecoderShape):
+    vocabulary: int = 40478
+    positions: int = 512
+    activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
+    head_dropout: float = 0.1
+
+
+SIZES: dict[str, dict[str, Any]] = {"pocket": SMALL_POCKET, "base": {}}
+
+
+def body(shape: Shape, heads: frozenset[str]) -> Body:
+    return decoder(shape, lambda: block(shape, norm_first=False), norm=False)
+
+
+ARCHITECTURES = [
+    Architecture("OpenAIGPTLMHeadModel", frozenset({"vocabulary"})),
+    Architecture("OpenAIGPTDoubleHeadsModel", frozenset({"vocabulary", "choice"})),
+    Architecture("OpenAIGPTForSequenceClassification", frozenset({"classification"})),
+    Architecture("OpenAIGPTModel", frozenset(), prefix=""),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    tables = {
+        "body.embeddings.words.weight": BODY + "tokens_embed.weight",
+        "body.embeddings.positions.weight": BODY + "positions_embed.weight",
+    }
+    return name_map(shape, tables, FUSED)
+
+
+SETTINGS = SettingsMap(
+    fields=[
+        *FIELDS,
+        # Their "gelu" is the approximation by tanh, in this family alone.
+        Field("activation", "afn", {"gelu_tanh": "gelu", "relu": "relu", "silu": "silu"}),
+        Field("head_dropout", "summary_first_dropout"),
+    ],
+    constants=CHOICE,
+    ignored=["n_ctx", "n_special", "predict_special_tokens"],
+)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    return [*COMMON, ("*.weight", normal(shape.deviation))]
+
+
+FAMILY = Family(
+    name="gpt1",
+    title="GPT-1",
+    model_type="openai-gpt",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=CAPABILITIES,
+    objective="causal",
+    recipe=Recipe(learning_rate=2.5e-4, weight_decay=0.01, schedule="cosine", warmup_steps=2000),
+    size_recipes={"pocket": pocket_recipe(4e-3)},
+    # One token begins a text and so ends the one before it; the others serve tasks. None was there in the published
+    # pretraining, which knew no texts, only books on end.
+    tokenizer=TokenizerChoice(
+        "word-bpe",
+        {
+            "unknown": "<unk>",
+            "begin": "_start_",
+            "end": "_start_",
+            "separator": "_delimiter_",
+            "class": "_classify_",
+        },
+        lowercase=True,
+        strip_accents=True,
+    ),
+    framing=framing.GPT1,
+)

@@ -1,0 +1,152 @@
+"""GPT-J (Wang and Komatsuzaki 2021): attention and feed-forward part side by side, and positions by rotation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from etymon.checkpoints.names import NameMap
+from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.data import framing
+from etymon.families.decoders import (
+    BODY,
+    BYTE_BPE,
+    CAPABILITIES,
+    FIELDS,
+    HEADS,
+    INNER_FIELDS,
+    LAYER,
+    SMALL_POCKET,
+    THEIRS,
+    DecoderShape,
+    attention,
+    decoder,
+    feed_forward,
+    layer_norm,
+    name_map,
+    pocket_recipe,
+    separate,
+    vocabulary_head,
+)
+from etymon.families.family import Architecture, Family, Recipe
+from etymon.nn.blocks import ParallelBlock
+from etymon.nn.bodies import Body
+from etymon.nn.initialise import COMMON, Filler, normal, truncated_normal
+from etymon.nn.positions import Rotary
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape(DecoderShape):
+    vocabulary: int = 50400
+    """143 of them have no token: the number was rounded up for the machine."""
+    positions: int = 2048
+    dim: int = 4096
+    layers: int = 28
+    heads: int = 16
+    inner_dim: int | None = None
+    """Of the feed-forward part; four times the width unless told."""
+    rotary_dim: int = 64
+    """So many numbers of every head are turned by their position."""
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.dim // self.heads:
+            raise ValueError(
+                f"rotary_dim {self.rotary_dim} must be even and at most the width of a head, "
+                f"{self.dim // self.heads}"
+            )
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": {**SMALL_POCKET, "rotary_dim": 16},
+    "6B": {},
+}
+
+
+def body(shape: Shape, heads: frozenset[str]) -> Body:
+    rotary = Rotary(shape.rotary_dim)
+
+    def layer() -> ParallelBlock:
+        return ParallelBlock(
+            attention(shape, bias=False, rotary=rotary),
+            feed_forward(shape),
+            layer_norm(shape),
+            dropout=shape.residual_dropout,
+            residual_scale=shape.residual_scale,
+        )
+
+    return decoder(shape, layer, table=False)
+
+
+ARCHITECTURES = [
+    Architecture("GPTJForCausalLM", frozenset({"vocabulary"})),
+    Architecture("GPTJForSequenceClassification", frozenset({"classification"})),
+    Architecture("GPTJForQuestionAnswering", frozenset({"span"})),
+    Architecture("GPTJModel", frozenset(), prefix=""),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    return name_map(
+        shape,
+        {
+            "body.embeddings.words.weight": BODY + "wte.weight",
+            **separate("attn."),
+            LAYER + "feed_forward.inner.*": THEIRS + "mlp.fc_in.*",
+            LAYER + "feed_forward.outer.*": THEIRS + "mlp.fc_out.*",
+        },
+    )
+
+
+SETTINGS = SettingsMap(
+    fields=[*FIELDS, *INNER_FIELDS, Field("rotary_dim", "rotary_dim")],
+    constants=[
+        Constant("rotary", True, "positions that are not told by rotation are not GPT-J's", write=False),
+        Constant("scale_attn_weights", True, "scores without scaling are not GPT-J's", write=False),
+    ],
+    # The published configuration is full of GPT-2's keys, which GPT-J's class does not read.
+    ignored=["n_ctx", "summary_activation", "summary_first_dropout",
+             "summary_proj_to_labels", "summary_type", "summary_use_proj"],
+)  # fmt: skip
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    """The authors' own: by the width of what comes in, and smaller the more layers add to the residual path."""
+    usual = truncated_normal(shape.dim**-0.5)
+    residual = truncated_normal(2 / shape.layers * shape.dim**-0.5)
+    return [
+        ("*.attention.output.weight", residual),
+        ("*.feed_forward.outer.weight", residual),
+        ("body.embeddings.words.weight", truncated_normal(shape.vocabulary**-0.5)),
+        *COMMON,
+        ("heads.vocabulary.weight", usual),
+        ("heads.*", normal(shape.deviation)),
+        ("*.weight", usual),
+    ]
+
+
+FAMILY = Family(
+    name="gptj",
+    title="GPT-J",
+    model_type="gptj",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads={**HEADS, "vocabulary": vocabulary_head(bias=True)},
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=CAPABILITIES,
+    objective="causal",
+    recipe=Recipe(learning_rate=1.2e-4, weight_decay=0.1, schedule="cosine", warmup_steps=3000, final=0.1),
+    size_recipes={"pocket": pocket_recipe(4e-3)},
+    tokenizer=BYTE_BPE,
+    framing=framing.PLAIN,
+)
