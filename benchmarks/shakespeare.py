@@ -165,7 +165,7 @@ STEPS, BATCH = 600, 12
 def prepared(ids: np.ndarray, targets: np.ndarray) -> CausalPrepared:
     return CausalPrepared(
         counts={"loss": targets.size}, tokens=targets.size, bytes=float(targets.size),
-        batch=Batch.of(list(ids)), targets=torch.from_numpy(targets.reshape(-1)),
+        batch=Batch.of(list(ids)), targets=torch.from_numpy(targets.reshape(-1)), at=None,
     )  # fmt: skip
 
 

@@ -173,7 +173,7 @@ def gpt2_ours() -> Callable[[], float]:
     targets = ids[:, 1:].ravel()
     prepared = CausalPrepared(
         counts={"loss": targets.size}, tokens=targets.size, bytes=0.0,
-        batch=Batch.of(list(ids[:, :-1])), targets=torch.from_numpy(targets),
+        batch=Batch.of(list(ids[:, :-1])), targets=torch.from_numpy(targets), at=None,
     )  # fmt: skip
     return our_step(TrainingUnit(model, Causal.__new__(Causal)), prepared)
 

@@ -84,7 +84,7 @@ def test_the_joint_step_is_that_of_the_two_classes(split: Split, tmp_path: Path)
     finding = F.binary_cross_entropy_with_logits(scores, replaced, reduction="sum")
     (guessing / len(batch.at) + 50 * finding / layout.tokens).backward()
 
-    assert 0 < replaced.sum()
+    assert replaced.sum() > 0
     torch.testing.assert_close(terms["generator"].sum, guessing, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(terms["discriminator"].sum, finding, rtol=1e-5, atol=1e-4)
     for own, theirs in ((model, finder), (generator, masked)):
