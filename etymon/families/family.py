@@ -57,6 +57,10 @@ class Recipe:
     """Instead of the share, where the number itself was published and carries over to runs of any length."""
     final: float = 0.0
     """Learning rate at the end, as a share of the peak."""
+    decay_end: float = 1.0
+    """The share of the steps after which a linear or cosine schedule has fallen."""
+    ramp: float = 0.0
+    """The share of the samples over which the batch grows from a sixteenth to its full size."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the family's own objective, where they differ from that objective's usual ones."""
 

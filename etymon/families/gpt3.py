@@ -217,8 +217,9 @@ SETTINGS = NeoSettings(
 )  # fmt: skip
 # A rate for every size. The warm-up was 375 million of 300 billion tokens.
 RECIPE = Recipe(
-    learning_rate=2e-4, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.00125, final=0.1
-)
+    learning_rate=2e-4, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.00125, final=0.1,
+    decay_end=260 / 300, ramp=4 / 300,
+)  # fmt: skip
 FAMILY = Family(
     name="gpt3",
     title="GPT-3",

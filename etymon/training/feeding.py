@@ -157,10 +157,22 @@ class Course(Dataset[Prepared]):
         finally:
             made.close()
 
+    def samples(self, steps: int) -> int:
+        """Samples of the first `steps` steps."""
+        ends = [*(phase.first for phase in self.phases[1:]), steps]
+        return sum(
+            max(0, min(end, steps) - phase.first) * phase.feed.slices * phase.feed.rows
+            for phase, end in zip(self.phases, ends, strict=True)
+        )
+
     def _place(self, step: int, position: Position) -> tuple[Phase, Position]:
-        """A new phase begins a new epoch, so that its order is new as well."""
+        """A phase with other samples begins a new epoch; one that only takes more of them a step goes on."""
         phase = self.phase(step)
-        return phase, Position(position.epoch + 1, 0) if phase.first == step > 0 else position
+        if phase.first == step > 0:
+            before, now = self.phase(step - 1).feed, phase.feed
+            if before.objective is not now.objective or before.split is not now.split:
+                position = Position(position.epoch + 1, 0)
+        return phase, position
 
     def _addresses(
         self, first: int, position: Position, count: int, planned: deque[tuple[Phase, Position]]

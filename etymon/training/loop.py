@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict
@@ -56,8 +56,10 @@ class TrainingSettings:
     save_every: int = 1000
     log_layers_every: int = 50
     keep: int = 2
+    paced: Literal["steps", "samples"] = "steps"
+    """What the schedule goes by: samples where the batch grows, so that warm-up and decay are counted in text."""
 
-    def rate(self, step: int) -> float:
+    def rate(self, step: float) -> float:
         return self.optimiser.learning_rate * self.schedule.share(step, self.steps)
 
 
@@ -267,7 +269,14 @@ class Trainer:
                 f"(it is {settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
             )
         if learning_rate is None:
-            learning_rate = settings.rate(self.state.step)
+            done: float = self.state.step
+            if settings.paced == "samples":
+                done = (
+                    settings.steps
+                    * self.course.samples(self.state.step)
+                    / self.course.samples(settings.steps)
+                )
+            learning_rate = settings.rate(done)
         set_rate(self.optimiser, learning_rate)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)

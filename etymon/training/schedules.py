@@ -14,11 +14,17 @@ SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "noam", "wsd
 
 
 def rate(
-    schedule: str, step: int, steps: int, warmup: int, final: float = 0.0, decay_share: float = 0.1
+    schedule: str,
+    step: float,
+    steps: int,
+    warmup: int,
+    final: float = 0.0,
+    decay_share: float = 0.1,
+    end: float = 1.0,
 ) -> float:
     """The share of the peak rate at `step` (from 0) of `steps`: a linear rise over `warmup` steps, then the schedule.
 
-    - `constant` stays; `linear` and `cosine` fall to `final` at the last step.
+    - `constant` stays; `linear` and `cosine` fall to `final` at the last step, or at the share `end` of the steps.
     - `noam` falls as 1 / sqrt(t), t counted from 1 (Vaswani et al. 2017, whose rate is this times (dim * warmup)^-0.5).
       `inverse-square-root` is T5's: the same, but the warm-up is taken at the full rate, 1 / sqrt(max(t, warmup)). For
       both, which know no last step, `final` is a floor.
@@ -31,11 +37,12 @@ def rate(
     if schedule in ("inverse-square-root", "noam") and step >= warmup:
         return max(final, math.sqrt(max(warmup, 1) / (step + 1)))
     if step < warmup:
-        return 1.0 if schedule == "inverse-square-root" else (step + 1) / warmup
+        return 1.0 if schedule == "inverse-square-root" else min(1.0, (step + 1) / warmup)
     if schedule == "constant":
         return 1.0
     begin = max(warmup, steps - round(decay_share * steps)) if schedule.startswith("wsd") else warmup
-    done = min(1.0, max(0, step - begin) / max(1, steps - begin))
+    last = steps if schedule.startswith("wsd") else end * steps
+    done = min(1.0, max(0, step - begin) / max(1, last - begin))
     if schedule == "cosine":
         left = 0.5 * (1.0 + math.cos(math.pi * done))
     else:
@@ -54,16 +61,18 @@ class ScheduleChoice:
     """The rate at the end, as a share of the peak."""
     decay_share: float = 0.1
     """The share of all steps in which `wsd` falls."""
+    end: float = 1.0
+    """The share of all steps after which `linear` and `cosine` have fallen."""
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
             raise EtymonError(f"there is no schedule {self.name!r}: {did_you_mean(self.name, SCHEDULES)}")
         if self.warmup < 0:
             raise EtymonError(f"warmup cannot be below 0 steps, and it is {self.warmup}")
-        for field in ("final", "decay_share"):
+        for field in ("final", "decay_share", "end"):
             if not 0 <= getattr(self, field) <= 1:
                 raise EtymonError(f"{field} is a share, from 0 to 1, not {getattr(self, field):g}")
 
-    def share(self, step: int, steps: int) -> float:
+    def share(self, step: float, steps: int) -> float:
         """The share of the peak rate at `step` (from 0) of `steps`."""
-        return rate(self.name, step, steps, self.warmup, self.final, self.decay_share)
+        return rate(self.name, step, steps, self.warmup, self.final, self.decay_share, self.end)

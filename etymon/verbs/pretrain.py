@@ -42,7 +42,7 @@ class Pretrained:
 
 
 def pretrain(
-    family: Annotated[str, "gpt2, bert or t5"],
+    family: Annotated[str, "gpt1, gpt2, gpt3, gptj, bert, roberta, albert, distilbert, electra or t5"],
     *,
     data: Annotated[
         Sequence[str | Path] | Path | TextSource | None,

@@ -35,7 +35,7 @@ from etymon.verbs.run_folder import claimed, require_free
 from etymon.verbs.run_judge import Judge, PhasePlan
 from etymon.verbs.run_members import assembled, begun, member_of, opened_teacher, save_members
 from etymon.verbs.run_report import write_run_report
-from etymon.verbs.run_settings import VALIDATIONS, steps_within, training_settings
+from etymon.verbs.run_settings import VALIDATIONS, chosen, ramped, steps_within, training_settings
 from etymon.verbs.run_start import grown, start_tokenizer
 from etymon.verbs.run_text import RunText
 
@@ -70,6 +70,8 @@ class Pretraining:
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         self.positions: int | None = getattr(shape, "positions", None)
         self.phase_files = file.phases or (PhaseFile(1.0),)
+        if not file.phases and (share := chosen(file.ramp, self.recipe.ramp)):
+            self.phase_files = ramped(share, self._rows(self.phase_files[0]) * file.slices, file.slices)
         self.member = member_of([objective_class(self._objective_name(phase)) for phase in self.phase_files])
         for phase in self.phase_files:
             check_fit(objective_class(self._objective_name(phase)), self.family)
@@ -249,10 +251,13 @@ class Pretraining:
     def _text(self, text: RunText, given: Tokenizer | None) -> tuple[Tokenizer, list[PhasePlan]]:
         tokenizer = text.tokenizer(given)
         store = text.store(tokenizer)
-        phases = []
+        phases: list[PhasePlan] = []
+        asked: tuple[str, int, dict[str, Any]] | None = None
         for number, phase in enumerate(self.phase_files):
             length, rows = self._length(phase), self._rows(phase)
-            objective = get_objective(self._objective_name(phase), tokenizer, length, **self._options(phase))
+            before, asked = asked, (self._objective_name(phase), length, self._options(phase))
+            if asked != before:  # else the same samples as before, only more of them a step
+                objective = get_objective(asked[0], tokenizer, length, **asked[2])
             own = text.phase_store(number, phase.data, tokenizer) if phase.data else store
             feed = Feed(objective, own.train, self.file.seed, slices=self.file.slices, rows=rows)
             phases.append(PhasePlan(phase.share, length, rows, objective, own, feed))
@@ -312,7 +317,8 @@ class Pretraining:
             self.file,
             training=settings,
             length=phases[0].length if not self.file.phases else self.file.length,
-            batch=phases[0].rows * self.file.slices if not self.file.phases else self.file.batch,
+            batch=phases[-1].rows * self.file.slices if not self.file.phases else self.file.batch,
+            ramp=None if self.file.phases else chosen(self.file.ramp, self.recipe.ramp),
             objective=self.file.objective or self.family.objective,
             budget=self.file.budget or USUAL_BUDGET,
             text=described or self.file.text,

@@ -66,6 +66,8 @@ class RunFile:
     batch: int | None = None
     slices: int = 1
     phases: tuple[PhaseFile, ...] = ()
+    ramp: float | None = None
+    """Share of the samples over which the batch grows from a sixteenth to its full size."""
     budget: str | None = None
     """A time (10m), or 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops."""
     optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon"] | None = None
@@ -113,6 +115,10 @@ class RunFile:
         for batch in (self.batch, *(phase.batch for phase in self.phases)):
             if batch is not None and batch % self.slices:
                 raise EtymonError(f"a batch of {batch} samples cannot be cut into {self.slices} equal slices")
+        if self.ramp is not None and not 0 <= self.ramp < 1:
+            raise EtymonError(f"ramp is a share of the samples, from 0 to below 1, not {self.ramp:g}")
+        if self.ramp and self.phases:
+            raise EtymonError("phases have batches of their own: leave ramp out, or the phases")
         if self.warmup is not None and not 0 <= self.warmup <= 1:
             raise EtymonError(f"warmup is a share of the steps, from 0 to 1, not {self.warmup:g}")
         if self.clip is not None and not self.clip >= 0:

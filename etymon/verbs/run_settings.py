@@ -9,7 +9,7 @@ from etymon.families.family import Recipe
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
-from etymon.verbs.run_file import RunFile
+from etymon.verbs.run_file import PhaseFile, RunFile
 
 Value = TypeVar("Value")
 
@@ -48,6 +48,7 @@ def training_settings(
             name=chosen(file.schedule, recipe.schedule),
             warmup=warmup,
             final=recipe.final,
+            end=recipe.decay_end if file.schedule is None else 1.0,
         ),
         clip=chosen(file.clip, recipe.clip) or None,
         seed=file.seed,
@@ -55,7 +56,23 @@ def training_settings(
         # A checkpoint with every validation, so that the best one is there to be kept.
         save_every=file.save_every or every,
         keep=file.keep,
+        paced="samples" if chosen(file.ramp, recipe.ramp) and not file.phases else "steps",
     )
+
+
+STAGES = 8
+"""Of a growing batch."""
+
+
+def ramped(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
+    """The phases of a run whose batch grows from a sixteenth to `batch` over a share of its samples, by equal steps of samples."""
+    sizes = [batch * (1 + 15 * (number + 0.5) / STAGES) / 16 for number in range(STAGES)]
+    whole = [max(slices, round(size / slices) * slices) for size in sizes]
+    parts: dict[int, float] = {}
+    for size, samples in [*((size, share / STAGES) for size in whole), (batch, 1 - share)]:
+        parts[size] = parts.get(size, 0.0) + samples / size  # in steps
+    total = sum(parts.values())
+    return tuple(PhaseFile(steps / total, batch=size) for size, steps in parts.items() if steps)
 
 
 def _alike(usual: str, asked: str | None) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from etymon.verbs.options import Column, Documents, Errors
+
 if TYPE_CHECKING:
     from etymon.data.sources import TextSource
 
@@ -94,7 +96,7 @@ class Swept:
 
 
 def sweep(
-    family: Annotated[str, "gpt2, bert, t5, ..."],
+    family: Annotated[str, "as for pretrain: gpt2, bert, t5, ..."],
     *,
     grid: Annotated[
         Sequence[str] | Mapping[str, Sequence[Any]],
@@ -108,7 +110,14 @@ def sweep(
     budget: Annotated[
         str | None, "of every single run: 90s, 10m; 5000steps, 20Mtokens, 3epochs, 100Mwords (10m)"
     ] = None,
+    objective: Annotated[str | None, "what to learn from the text (the family's own)"] = None,
+    batch: Annotated[int | None, "samples a step (about 2,048 tokens unless told)"] = None,
+    length: Annotated[int | None, "tokens a sample (up to 256, as the model allows)"] = None,
+    vocabulary: Annotated[int | None, "size of the tokenizer to train (the size's own)"] = None,
     from_: Annotated[str | Path | None, "folder or hub id of a model to go on from"] = None,
+    documents: Documents = None,
+    column: Column = None,
+    errors: Errors = None,
     out: Annotated[str | Path | None, "the sweep's folder (sweeps/FAMILY-SIZE)"] = None,
     config: Annotated[Path | None, "a YAML file with the settings of a run; options beat it"] = None,
     set: Annotated[Sequence[str] | None, "a setting of all runs by its dotted name: batch=16"] = None,
@@ -131,7 +140,9 @@ def sweep(
     source = None if data is None or isinstance(data, Sequence) else data
     given = {
         "family": family, "size": size, "budget": budget, "start": None if from_ is None else str(from_),
-        "data": [str(path) for path in data] if isinstance(data, Sequence) else None,
+        "data": [str(path) for path in data] if isinstance(data, Sequence) else None, "objective": objective,
+        "batch": batch, "length": length, "vocabulary": vocabulary,
+        "documents": documents, "column": column, "errors": errors,
     }  # fmt: skip
     file = assemble(given, config, tuple(set or ()))
     folder = Path(out or Path("sweeps") / f"{file.family}-{file.size}")

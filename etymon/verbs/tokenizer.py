@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZE = 8000
 PLAIN = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>", "mask": "<mask>"}
-HOMES = {"byte-bpe": "gpt2", "wordpiece": "bert", "unigram": "t5"}
+HOMES = {"byte-bpe": "gpt2", "word-bpe": "gpt1", "wordpiece": "bert", "unigram": "t5"}
 """The family whose special tokens a kind has, unless another is named."""
 MANY_UNKNOWN = 0.01
 
@@ -39,7 +39,8 @@ class Tokenized:
 def tokenizer(
     *,
     kind: Annotated[
-        Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "character", "char", "byte"] | None,
+        Literal["byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character", "char", "byte"]
+        | None,
         "what tokens are (the family's own)",
     ] = None,
     data: Data = (),
@@ -47,7 +48,9 @@ def tokenizer(
         int | None, "tokens to learn at most, special ones included (8000; of characters all)"
     ] = None,
     out: Annotated[str | Path | None, "folder to write"] = None,
-    family: Annotated[str | None, "gpt2, bert or t5: take its kind, special tokens and framing"] = None,
+    family: Annotated[
+        str | None, "take the kind, special tokens and framing of a family (gpt2, bert, t5, ...)"
+    ] = None,
     lowercase: Annotated[bool, "ignore case"] = False,
     strip_accents: Annotated[bool, "remove accents and all other combining marks, vowel signs too"] = False,
     normalise: Annotated[
@@ -132,7 +135,7 @@ def training_choice(
 
     if kind is None and family is None:
         raise EtymonError(
-            "say which tokenizer: --kind byte-bpe, unigram, wordpiece, ..., or --family gpt2, bert or t5"
+            "say which tokenizer: --kind byte-bpe, unigram, wordpiece, ..., or --family gpt2, bert, t5, ..."
         )
     home = family or HOMES.get(kind or "")
     specials, sentinels, framing = dict(PLAIN), 0, None

@@ -99,3 +99,10 @@ def test_a_choice_is_checked() -> None:
         rate("cosin", 0, 10, 1)
     with pytest.raises(EtymonError, match="unknown key 'warm_up'"):
         strict(ScheduleChoice, {"warm_up": 3}, "run.yaml")
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_decay_may_end_early(name: str) -> None:
+    shares = [rate(name, step, 300, 10, final=0.1, end=260 / 300) for step in range(300)]
+    assert shares[:260] == pytest.approx([rate(name, step, 260, 10, final=0.1) for step in range(260)])
+    assert shares[260:] == pytest.approx([0.1] * 40)

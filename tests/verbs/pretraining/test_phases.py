@@ -13,6 +13,7 @@ import etymon
 from etymon.errors import EtymonError
 from etymon.training.runs import Run, read_state
 from etymon.verbs.pretrain import Pretrained
+from etymon.verbs.run_settings import ramped
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume
@@ -159,3 +160,35 @@ def test_budgets_of_text(budget: str, unit: str, tmp_path: Path) -> None:
     state, _ = read_state(Run(run.folder).checkpoint(run.steps))
     amount = float(budget.removesuffix(unit))
     assert getattr(state, unit) == pytest.approx(amount, abs=0.6 * amount / run.steps)
+
+
+def test_a_batch_that_grows_counts_its_schedule_in_samples_and_goes_on_exactly(
+    tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 24, "batch": 16, "slices": 1, "save_every": 7, "schedule": "linear", "warmup": 0.0, "set": ["ramp=0.5"],
+    }  # fmt: skip
+    result = pretrain("gpt2", tmp_path / "run", **changes)
+    records = [record for record in metrics(result.folder) if "learning_rate" in record]
+    sizes = [b["tokens"] - a["tokens"] for a, b in zip(records, records[1:], strict=False)]
+    assert sizes[-1] > 4 * records[0]["tokens"] and sizes[:8] == sorted(sizes[:8])
+    rates = [record["learning_rate"] for record in records]
+    steps = [a - b for a, b in zip(rates, rates[1:], strict=False)]
+    assert max(rates) == rates[0] and steps[-1] > 2 * steps[7] > 0, (
+        "a small batch uses up little of the schedule"
+    )
+    at_step(10, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain("gpt2", tmp_path / "again", **changes)
+    assert metrics(resume("gpt2", tmp_path / "again").folder) == metrics(result.folder)
+    with pytest.raises(EtymonError, match="leave ramp out"):
+        pretrain("gpt2", tmp_path / "both", set=["ramp=0.5", "phases=[{share: 1}]"])
+
+
+def test_the_stages_of_a_growing_batch_take_equal_parts_of_the_samples() -> None:
+    phases = ramped(0.25, 256, 4)
+    samples = [phase.share * phase.batch for phase in phases]
+    whole = sum(samples)
+    assert phases[-1].batch == 256 and all(phase.batch % 4 == 0 for phase in phases)
+    assert [part / whole for part in samples[:-1]] == pytest.approx([0.25 / 8] * 8)
+    assert sum(phase.share for phase in phases) == pytest.approx(1)
