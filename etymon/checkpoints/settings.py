@@ -55,6 +55,7 @@ CARRIED = (
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
     "decoder_start_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
     "etymon_prefix",
+    "etymon_weights",
 )  # fmt: skip
 IGNORED = (
     "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",

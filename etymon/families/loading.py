@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,8 @@ from etymon.errors import EtymonError
 from etymon.families import family_of, get_family
 from etymon.families.family import Family
 from etymon.families.model import TOKEN_KEYS, Model
+from etymon.nn.int8 import shrink
+from etymon.nn.int8 import stored as stored_int8
 
 HISTORY = "history.json"
 """Beside the published files: which heads the folder holds and how it was trained."""
@@ -70,12 +72,14 @@ def load(
     revision: str | None = None,
     ignore_config_keys: Sequence[str] = (),
     partial: bool = False,
+    quantize: Literal["int8"] | None = None,
     seed: int = 0,
 ) -> Model:
     """A model from a folder or a hub id, in evaluation mode, with its tokenizer where the folder has one.
 
     Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are initialised
-    and listed in `model.new_heads`. With `partial`, missing and unexpected weights are tolerated as well.
+    and listed in `model.new_heads`. With `partial`, missing and unexpected weights are tolerated as well. `quantize` rounds
+    the weights to eight bits, for inference on a processor.
     """
     folder = model_folder(name, revision=revision)
     config = read_config(folder)
@@ -93,7 +97,12 @@ def load(
     model = Model(family, shape, stored if heads is None else heads, labels)
     model.carried = carried
     model.history = read_history(folder)
-    _fill(model, weights, _name_map(family, shape, stored), stored, folder, heads is not None, partial, seed)
+    if model.int8:
+        _fill_int8(model, weights, folder)
+    else:
+        _fill(
+            model, weights, _name_map(family, shape, stored), stored, folder, heads is not None, partial, seed
+        )
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
         model.tokenizer = Tokenizer.load(folder)
         if model.tokenizer.size > shape.vocabulary:
@@ -103,6 +112,10 @@ def load(
             )
         if set(family.framing.roles) <= set(model.tokenizer.roles):
             model.tokenizer.framing = family.framing
+    if quantize is not None:
+        model.quantized()
+    if model.int8 and torch.device(device).type != "cpu":
+        raise EtymonError(f"weights of eight bits are for a processor, not for {device}: say --device cpu")
     return model.to(device).eval()
 
 
@@ -126,6 +139,7 @@ def save(
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     scale = shape["residual_scale"]
     foreign = family.expressible(model.shape) and not shape.get("pointer") and (fold or scale == 1.0)
+    foreign = foreign and not model.int8
     if foreign and scale != 1.0:
         ends = (name for name in named if any(end in name for end in BRANCH_ENDS))
         named |= {name: named[name] * scale for name in ends}
@@ -147,7 +161,7 @@ def save(
     write_model_folder(
         folder,
         config=config,
-        weights=names.export(named, architecture.prefix),
+        weights=stored_int8(model) if model.int8 else names.export(named, architecture.prefix),
         generation_config=tokens if "vocabulary" in model.asked and "state" in family.capabilities else None,
         card=_card(model, shape, architecture.name if foreign else None, past),
         tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
@@ -226,6 +240,19 @@ def _fill(
         raise EtymonError(f"the weights in {folder} do not fit {model.family.title}: {problems}{hint}")
     model.initialise(seed, only=sorted(new))
     model.new_heads = tuple(sorted(new))
+
+
+def _fill_int8(model: Model, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Weights of eight bits lie under our own names."""
+    try:
+        shrink(model, model.shape.vocabulary, lambda name: weights[name])
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+    except KeyError as error:
+        raise EtymonError(
+            f"the eight-bit weights in {folder} have no {error.args[0]}: ask for the heads that it was stored with"
+        ) from error
 
 
 def _head_of(names: NameMap, stored: str) -> str | None:

@@ -20,6 +20,7 @@ from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.initialise import initialise
+from etymon.nn.int8 import shrink
 from etymon.nn.pointer import PointerVocabulary
 from etymon.nn.state import KeyValueState
 from etymon.nn.vocabulary import DenseVocabulary
@@ -34,6 +35,7 @@ TOKEN_KEYS = {
 }  # fmt: skip
 """The keys of a published configuration for the roles of special tokens."""
 PREFIX_KEY = "etymon_prefix"
+WEIGHTS_KEY = "etymon_weights"
 """The key of our own for models that read a prompt in both directions."""
 
 
@@ -149,9 +151,23 @@ class Model(nn.Module):
     def encoder_decoder(self) -> bool:
         return isinstance(self.body, EncoderDecoder)
 
+    @property
+    def int8(self) -> bool:
+        """Its weights have eight bits: it computes, and cannot be trained."""
+        return self.carried.get(WEIGHTS_KEY) == "int8"
+
+    def quantized(self) -> Model:
+        """Itself, with weights of eight bits from now on."""
+        if not self.int8:
+            shrink(self.to("cpu").eval(), self.shape.vocabulary)
+            self.carried = {**self.carried, WEIGHTS_KEY: "int8"}
+        return self
+
     def parameter_count(self) -> int:
         """Every parameter once, tied ones not twice."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        with torch.device("meta"):
+            whole = self if not self.int8 else Model(self.family, self.shape, self.asked, self.labels)
+        return sum(parameter.numel() for parameter in whole.parameters())
 
     def token(self, role: str) -> int | None:
         """The id of a special token by role, from the tokenizer or else from the checkpoint's configuration."""

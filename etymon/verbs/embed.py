@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from etymon.verbs.options import Quantize
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
@@ -48,6 +50,7 @@ def embed(
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     normalise: Annotated[bool, "scale every vector to length 1"] = False,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    quantize: Quantize = None,
     out: Annotated[
         Path | None, "write a .npy, .parquet or .jsonl file instead of printing JSON lines"
     ] = None,
@@ -75,7 +78,7 @@ def embed(
     block = list(islice(asked, BLOCK))
     if not block:
         raise EtymonError("there is no text: give some, or - to read lines from standard input")
-    reader = Reader(opened(model, device))
+    reader = Reader(opened(model, device, quantize))
     if pooling == "cls":
         reader.need_class("mean or max")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.verbs.options import Quantize
+
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.generation.blanks import Filling
@@ -20,6 +22,7 @@ def fill(
     max_new_tokens: Annotated[int | None, "T5: at most so many tokens in all spans together"] = None,
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    quantize: Quantize = None,
 ) -> list[Filling]:
     """Fill the blanks of a text.
 
@@ -31,7 +34,11 @@ def fill(
 
     asked = texts_of(texts)
     return fill_texts(
-        opened(model, device), asked, top_k=top_k, max_new_tokens=max_new_tokens, batch_size=batch_size
+        opened(model, device, quantize),
+        asked,
+        top_k=top_k,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
     )
 
 

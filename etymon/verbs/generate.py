@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.verbs.options import Quantize
+
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.generation.text import Generation
@@ -36,6 +38,7 @@ def generate(
     seed: Annotated[int, "of the draws: the same seed gives the same text"] = 0,
     batch_size: Annotated[int, "prompts that are decoded together"] = 32,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    quantize: Quantize = None,
     on_text: Callable[[str], None] | None = None,
 ) -> list[Generation]:
     """Write on from a prompt.
@@ -70,7 +73,7 @@ def generate(
         def listener(prompt: int, number: int, piece: str) -> None:
             hear(piece)
 
-    return generate_texts(opened(model, device), asked, settings, listener, batch_size=batch_size)
+    return generate_texts(opened(model, device, quantize), asked, settings, listener, batch_size=batch_size)
 
 
 def on_text(piece: str, *, json: bool) -> None:

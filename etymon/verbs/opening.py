@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from etymon.errors import EtymonError
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from etymon.families.model import Model
 
 
-def opened(model: str | Path | Model, device: str | None = None) -> Model:
+def opened(
+    model: str | Path | Model, device: str | None = None, quantize: Literal["int8"] | None = None
+) -> Model:
     """A model with its tokenizer: loaded from a folder or hub id, or the one that was given."""
     import torch
 
@@ -24,7 +26,8 @@ def opened(model: str | Path | Model, device: str | None = None) -> Model:
     target = None if device is None else _device(device)
     if isinstance(model, str | Path):
         where = str(model)
-        chosen = load(model, device=target or ("cuda" if torch.cuda.is_available() else "cpu"))
+        usual = "cuda" if torch.cuda.is_available() and quantize is None else "cpu"
+        chosen = load(model, device=target or usual, quantize=quantize)
     else:
         where = f"this {model.family.title}"
         chosen = model if target is None else model.to(target)

@@ -21,3 +21,6 @@ Format = Annotated[
     Literal["txt", "jsonl", "csv", "tsv", "parquet"] | None, "what the files are, whatever their names"
 ]
 Progress = Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"]
+Quantize = Annotated[
+    Literal["int8"] | None, "round the weights to eight bits: faster and smaller, on a processor"
+]

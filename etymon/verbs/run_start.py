@@ -12,6 +12,10 @@ from etymon.verbs.run_file import RunFile
 
 def start_tokenizer(file: RunFile, started: Model) -> Tokenizer:
     """The model's own tokenizer, or the one that was given if it is an extension of it."""
+    if started.int8:
+        raise EtymonError(
+            f"{file.start} has weights of eight bits and cannot be trained: go on from the whole model"
+        )
     asked = None if file.tokenizer is None or file.kind else Tokenizer.load(file.tokenizer)
     given = asked or started.tokenizer
     if given is None:

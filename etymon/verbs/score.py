@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.verbs.options import Quantize
+
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.generation.likelihood import Score
@@ -22,6 +24,7 @@ def score(
     target: Annotated[Sequence[str] | str, "score this given the text; one for all texts, or one each"] = (),
     overlap: Annotated[int | None, "tokens that windows over a long text share (half the positions)"] = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    quantize: Quantize = None,
 ) -> list[Score]:
     """Measure how likely a model finds a text.
 
@@ -35,7 +38,7 @@ def score(
     targets = [target] if isinstance(target, str) else list(target)
     if len(targets) == 1:
         targets *= len(asked)
-    return score_texts(opened(model, device), asked, targets or None, overlap=overlap)
+    return score_texts(opened(model, device, quantize), asked, targets or None, overlap=overlap)
 
 
 def present(

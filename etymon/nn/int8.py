@@ -1,0 +1,158 @@
+"""Weights of eight bits, for inference on a processor.
+
+Every row of a matrix has its own scale, and activations are scaled on the fly (FBGEMM's dynamic kernels). A quarter of the
+memory is read a token, which is what decoding waits for.
+
+Legend: N tokens, D width, F outputs, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from etymon.errors import EtymonError
+from etymon.nn.linear import Embedding, Linear
+from etymon.nn.vocabulary import Context, DenseVocabulary, Score
+
+Tensors = Callable[[str], Tensor]
+"""Reads a stored tensor by its name."""
+
+
+def rounded(weight_FD: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest whole numbers from -127 to 127 and a scale a row."""
+    scale_F = weight_FD.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    return (weight_FD / scale_F[:, None]).round().to(torch.int8), scale_F
+
+
+def _packed(weight_FD: Tensor, scale_F: Tensor, bias_F: Tensor | None) -> Any:
+    torch.backends.quantized.engine = (
+        "fbgemm"  # the fastest here, and it needs no instruction that may be missing
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation functions.*deprecated")
+        matrix = torch._make_per_channel_quantized_tensor(
+            weight_FD, scale_F.double(), torch.zeros(len(scale_F), dtype=torch.long), 0
+        )
+    return torch.ops.quantized.linear_prepack(matrix, bias_F)
+
+
+# Without these instructions the kernel adds pairs in 16 bits, which seven bits of activation cannot overflow.
+NARROW = not getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
+
+
+def _product(x_ND: Tensor, packed: Any) -> Tensor:
+    product: Tensor = torch.ops.quantized.linear_dynamic(x_ND, packed, NARROW)
+    return product
+
+
+def _unpacked(packed: Any) -> dict[str, Tensor]:
+    matrix, bias_F = torch.ops.quantized.linear_unpack(packed)
+    found = {"weight": matrix.int_repr(), "scale": matrix.q_per_channel_scales().float()}
+    return found if bias_F is None else {**found, "bias": bias_F.detach()}
+
+
+class Int8Linear(nn.Module):
+    def __init__(self, weight_FD: Tensor, scale_F: Tensor, bias_F: Tensor | None) -> None:
+        super().__init__()
+        self.packed = _packed(weight_FD, scale_F, bias_F)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return _product(x_ND, self.packed)
+
+    def stored(self) -> dict[str, Tensor]:
+        return _unpacked(self.packed)
+
+
+class Int8Embedding(nn.Module):
+    """Word vectors."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight_VD)
+        self.register_buffer("scale", scale_V)
+        self.num_embeddings = len(weight_VD)
+
+    def forward(self, ids_N: Tensor) -> Tensor:
+        vectors_ND = F.embedding(ids_N, self.weight).float()
+        return vectors_ND * self.scale[ids_N, None]
+
+    def stored(self) -> dict[str, Tensor]:
+        return {"weight": self.weight, "scale": self.scale}
+
+
+class Int8Vocabulary(DenseVocabulary):
+    def __init__(self, head: DenseVocabulary, weight_VD: Tensor, scale_V: Tensor, tied: bool) -> None:
+        nn.Module.__init__(self)
+        self.tied = tied
+        self.transform, self.scale = head.transform, head.scale
+        bias_V = None if head.bias is None else head.bias.detach()
+        self.packed = _packed(weight_VD, scale_V, bias_V)
+        self.words = len(weight_VD)
+
+    @property
+    def size(self) -> int:
+        return self.words
+
+    def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
+        return _product(self._features(hidden_ND, at), self.packed)
+
+    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+        raise EtymonError("a model of eight-bit weights cannot be trained: train the one that it was made of")
+
+    def stored(self) -> dict[str, Tensor]:
+        """The word vectors are stored already where the matrix is theirs."""
+        found = _unpacked(self.packed)
+        return {name: found[name] for name in found if name == "bias" or not self.tied}
+
+
+def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) -> nn.Module:
+    """Replaces linear maps, word vectors and vocabulary heads by eight-bit ones: rounded here, or as they were stored."""
+    known = dict(model.named_modules())
+    made: dict[int, nn.Module] = {}
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def values(name: str, weight_FD: Tensor) -> tuple[Tensor, Tensor]:
+        if id(weight_FD) not in kept:  # tied weights are rounded, and stored, once
+            kept[id(weight_FD)] = (
+                rounded(weight_FD.detach().float())
+                if tensors is None
+                else (tensors(f"{name}.weight"), tensors(f"{name}.scale"))
+            )
+        return kept[id(weight_FD)]
+
+    for name, part in known.items():
+        if isinstance(part, Linear):
+            bias_F: Tensor | None = part.bias
+            if bias_F is not None:
+                bias_F = (bias_F if tensors is None else tensors(f"{name}.bias")).detach()
+            made[id(part)] = Int8Linear(*values(name, part.weight), bias_F)
+        elif isinstance(part, Embedding) and part.num_embeddings == vocabulary:
+            made[id(part)] = Int8Embedding(*values(name, part.weight))
+        elif type(part) is DenseVocabulary:
+            if tensors is not None and part.bias is not None:
+                part.bias.data.copy_(tensors(f"{name}.bias"))
+            tied = id(part.weight) in kept
+            made[id(part)] = Int8Vocabulary(part, *values(name, part.weight), tied)
+    for part in known.values():
+        for child, old in list(part.named_children()):
+            if id(old) in made:
+                setattr(part, child, made[id(old)])
+    return model
+
+
+def stored(model: nn.Module) -> dict[str, Tensor]:
+    """Everything to keep of a model that was shrunk, by the names of its modules."""
+    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for name, part in model.named_modules():
+        if isinstance(part, Int8Linear | Int8Embedding | Int8Vocabulary):
+            found |= {f"{name}.{quantity}": value for quantity, value in part.stored().items()}
+    return found
