@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,10 @@ def test_a_batch_that_grows_counts_its_schedule_in_samples_and_goes_on_exactly(
     }  # fmt: skip
     result = pretrain("gpt2", tmp_path / "run", **changes)
     records = [record for record in metrics(result.folder) if "learning_rate" in record]
-    sizes = [b["tokens"] - a["tokens"] for a, b in zip(records, records[1:], strict=False)]
+    sizes = [b["tokens"] - a["tokens"] for a, b in pairwise(records)]
     assert sizes[-1] > 4 * records[0]["tokens"] and sizes[:8] == sorted(sizes[:8])
     rates = [record["learning_rate"] for record in records]
-    steps = [a - b for a, b in zip(rates, rates[1:], strict=False)]
+    steps = [a - b for a, b in pairwise(rates)]
     assert max(rates) == rates[0] and steps[-1] > 2 * steps[7] > 0, (
         "a small batch uses up little of the schedule"
     )
