@@ -17,6 +17,7 @@ from benchmarks.harness import THREADS, record
 BENCHMARKS = {
     "preparing": "benchmarks.preparing",
     "sentence-encoding": "benchmarks.sentence_encoding",
+    "prompting": "benchmarks.prompting",
     "training-steps": "benchmarks.training_steps",
     "shakespeare": "benchmarks.shakespeare",
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from etymon.verbs.prepare import prepare
     from etymon.verbs.pretrain import pretrain
     from etymon.verbs.probe import probe
+    from etymon.verbs.prompt import prompt
     from etymon.verbs.replaced import replaced
     from etymon.verbs.score import score
     from etymon.verbs.show import show
@@ -42,6 +43,7 @@ __all__ = [
     "fill",
     "replaced",
     "score",
+    "prompt",
     "embed",
     "probe",
     "convert",

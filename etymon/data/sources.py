@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from etymon.data.prose import stdlib_documents
-from etymon.data.text import BUFFER, READERS, Boundary, Document, Errors, Reading
+from etymon.data.text import BUFFER, READERS, RECORDS, Boundary, Document, Errors, Reading, Record
 from etymon.errors import EtymonError
 
 logger = logging.getLogger("etymon.data")
@@ -76,6 +76,16 @@ class TextFiles(Reading):
             raise EtymonError(
                 f"no text in {self.description}: every file is empty{skipped}; give files that hold text"
             )
+
+    def records(self) -> Iterator[Record]:
+        """Every record of .jsonl, .csv and .tsv files, with all its columns."""
+        self.bytes_read = self.skipped = 0
+        for path in self.listed():
+            kind, name = self._kind(path), _shown(path)
+            if kind not in RECORDS:
+                raise EtymonError(f"{name} has no named columns: give a {', '.join(RECORDS)} file")
+            with self._open(path) as stream:
+                yield from RECORDS[kind](stream, name, self)
 
     def fingerprint(self) -> str:
         """Changes when any file's name or content, or the way to read it, changes.

@@ -21,6 +21,8 @@ from etymon.errors import EtymonError
 
 Boundary = Literal["file", "blank", "line"]
 Errors = Literal["strict", "replace", "skip"]
+Record = tuple[str, dict[str, Any]]
+"""Where it stands, and its values by the names of their columns."""
 
 BUFFER = 1 << 20
 HELD = 1 << 24  # bytes of a document that may yet be skipped; more of it waits on the disk
@@ -212,20 +214,30 @@ def _record_lines(stream: IO[bytes], name: str, reading: Reading) -> Iterator[tu
 
 
 def _jsonl(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
+    for place, record in _json_records(stream, name, reading):
+        try:
+            text = _column(record, place, reading)
+        except EtymonError as error:
+            reading.refuse(error)
+        else:
+            # JSON can spell half of a surrogate pair, which is no character and cannot be written as UTF-8.
+            yield _document(SURROGATE.sub("\ufffd", text))
+
+
+def _json_records(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Record]:
     for place, line in _record_lines(stream, name, reading):
         if SURROGATE.search(line):
             reading.skipped += 1
         elif line.strip():
             try:
-                text = _from_json(line, place, reading)
+                record = _object(line, place, reading)
             except EtymonError as error:
                 reading.refuse(error)
             else:
-                # JSON can spell half of a surrogate pair, which is no character and cannot be written as UTF-8.
-                yield _document(SURROGATE.sub("\ufffd", text))
+                yield place, record
 
 
-def _from_json(line: str, place: str, reading: Reading) -> str:
+def _object(line: str, place: str, reading: Reading) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -235,6 +247,10 @@ def _from_json(line: str, place: str, reading: Reading) -> str:
         ) from error
     if not isinstance(record, dict):
         raise EtymonError(f'{place}: expected an object such as {{"{reading.column}": "..."}}')
+    return record
+
+
+def _column(record: dict[str, Any], place: str, reading: Reading) -> str:
     if reading.column not in record:
         raise reading.no_column(place, record)
     text = record[reading.column]
@@ -244,11 +260,33 @@ def _from_json(line: str, place: str, reading: Reading) -> str:
 
 
 def _table(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[Document]:
+    rows = _rows(stream, name, reading, **dialect)
+    _, header = next(rows)
+    if header and reading.column not in header:
+        raise reading.no_column(name, header)
+    for _, row in rows:
+        if SURROGATE.search(text := row[header.index(reading.column)]):
+            reading.skipped += 1
+        else:
+            yield _document(text)
+
+
+def _table_records(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[Record]:
+    rows = _rows(stream, name, reading, **dialect)
+    _, header = next(rows)
+    for place, row in rows:
+        if any(map(SURROGATE.search, row)):
+            reading.skipped += 1
+        else:
+            yield place, dict(zip(header, row))
+
+
+def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[tuple[str, list[str]]]:
+    """Place and cells of every row: the header, and rows of as many cells."""
     csv.field_size_limit(reading.max_document)
     rows = csv.reader((line + "\n" for _, line in _record_lines(stream, name, reading)), **dialect)
     header = next(rows, [])
-    if header and reading.column not in header:
-        raise reading.no_column(name, header)
+    yield name, header
     while True:
         try:
             row = next(rows, None)
@@ -266,10 +304,8 @@ def _table(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> It
                     "mend it, or leave such rows out with --errors skip"
                 )
             )
-        elif SURROGATE.search(text := row[header.index(reading.column)]):
-            reading.skipped += 1
         else:
-            yield _document(text)
+            yield f"{name}, line {rows.line_num}", row
 
 
 def _parquet(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
@@ -334,11 +370,19 @@ def _document(text: str) -> Document:
     return Document(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
+COMMAS: dict[str, Any] = {"delimiter": ","}
+TABS: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}  # it knows no quotes
 READERS: dict[str, Callable[[IO[bytes], str, Reading], Iterator[Document]]] = {
     ".txt": _plain_text,
     ".md": _plain_text,
     ".jsonl": _jsonl,
-    ".csv": partial(_table, delimiter=","),
-    ".tsv": partial(_table, delimiter="\t", quoting=csv.QUOTE_NONE),  # it knows no quotes
+    ".csv": partial(_table, **COMMAS),
+    ".tsv": partial(_table, **TABS),
     ".parquet": _parquet,
 }
+RECORDS: dict[str, Callable[[IO[bytes], str, Reading], Iterator[Record]]] = {
+    ".jsonl": _json_records,
+    ".csv": partial(_table_records, **COMMAS),
+    ".tsv": partial(_table_records, **TABS),
+}
+"""The same files with all their columns."""

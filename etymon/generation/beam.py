@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from etymon.generation.processors import Processing
-from etymon.generation.sequences import Sequence
+from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.stepping import Stepper
 
@@ -29,44 +29,44 @@ class Texts:
     """Texts of every prompt side by side, `[B, n]` and `[B, n, T]`."""
 
     scores: Tensor
-    log_probs: Tensor
-    """What the model itself gives them."""
     lengths: Tensor
     ended: Tensor
     """They reached an end token or a stop string, and not just the limit."""
     held: Tensor
     """They are real finished texts and no placeholders."""
     tokens: Tensor
+    log_probs: Tensor
+    """What the model itself gives each token."""
 
     def at(self, places_Bn: Tensor) -> Texts:
         """Chosen texts of each prompt."""
         return Texts(**{
-            field.name: getattr(self, field.name).gather(1, places_Bn)
-            if field.name != "tokens"
-            else self.tokens.take_along_dim(places_Bn[:, :, None], 1)
-            for field in fields(self)
+            name: column.take_along_dim(places_Bn if column.dim() == 2 else places_Bn[:, :, None], 1)
+            for name, column in self._columns()
         })  # fmt: skip
 
     def of(self, prompts: Tensor) -> Texts:
         """The texts of chosen prompts."""
-        return Texts(**{field.name: getattr(self, field.name)[prompts] for field in fields(self)})
+        return Texts(**{name: column[prompts] for name, column in self._columns()})
 
     def beside(self, others: Texts) -> Texts:
         return Texts(**{
-            field.name: torch.cat([getattr(self, field.name), getattr(others, field.name)], 1)
-            for field in fields(self)
+            name: torch.cat([column, getattr(others, name)], 1) for name, column in self._columns()
         })  # fmt: skip
+
+    def _columns(self) -> list[tuple[str, Tensor]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
     @staticmethod
     def placeholders(prompts: int, beams: int, longest: int, device: torch.device) -> Texts:
         shape = (prompts, beams)
         return Texts(
             scores=torch.full(shape, OUT, device=device),
-            log_probs=torch.zeros(shape, device=device),
             lengths=torch.zeros(shape, dtype=torch.long, device=device),
             ended=torch.zeros(shape, dtype=torch.bool, device=device),
             held=torch.zeros(shape, dtype=torch.bool, device=device),
             tokens=torch.zeros(*shape, longest, dtype=torch.long, device=device),
+            log_probs=torch.zeros(*shape, longest, device=device),
         )
 
 
@@ -74,14 +74,11 @@ def beam_search(
     stepper: Stepper,
     processing: Processing,
     scores_BV: Tensor,
-    settings: DecodingSettings,
-    limits: list[int],
-    end_ids: tuple[int, ...],
-    *,
-    stopped: Callable[[list[int]], bool] | None = None,
-    on_token: Callable[[int, int, int], None] | None = None,
+    writing: Writing,
 ) -> list[list[Sequence]]:
     """The `returns` best texts of every prompt. `scores_BV` are the log-probabilities of the first token."""
+    settings, limits, end_ids = writing.settings, writing.limits, writing.end_ids
+    stopped, on_token = writing.stopped, writing.on_token
     beams, penalty, device = settings.beams, settings.length_penalty, scores_BV.device
     width = beams * min(max(2, 1 + len(end_ids)), scores_BV.shape[1])
     prompts = list(range(len(limits)))
@@ -127,7 +124,7 @@ def beam_search(
         going_on = (hopeful_B1 & ~full_B1 & (step + 1 < limits_B1))[:, 0].tolist()
         for place, prompt in enumerate(prompts):
             if not going_on[place]:
-                results[prompt] = _harvest(finished, place, settings.returns)
+                results[prompt] = _harvest(finished, place, settings)
                 if on_token is not None:
                     for number, sequence in enumerate(results[prompt]):
                         for token in sequence.ids:
@@ -161,8 +158,8 @@ def _extend(
     parents_BW = flat_BW // vocabulary
     candidates = running.at(parents_BW)
     candidates.scores = scores_BW
-    candidates.log_probs = candidates.log_probs + own_RV.view(prompts, -1).gather(1, flat_BW)
     candidates.tokens[:, :, step] = flat_BW % vocabulary
+    candidates.log_probs[:, :, step] = own_RV.view(prompts, -1).gather(1, flat_BW)
     candidates.lengths = torch.full_like(candidates.lengths, step + 1)
     return candidates, parents_BW
 
@@ -172,11 +169,11 @@ def _spelled(tokens_BWT: Tensor, stopped: Callable[[list[int]], bool]) -> Tensor
     return torch.tensor(verdicts, device=tokens_BWT.device)
 
 
-def _harvest(finished: Texts, place: int, returns: int) -> list[Sequence]:
-    columns = (finished.tokens, finished.lengths, finished.log_probs, finished.scores, finished.ended)
+def _harvest(finished: Texts, place: int, settings: DecodingSettings) -> list[Sequence]:
+    columns = (finished.tokens, finished.log_probs, finished.lengths, finished.scores, finished.ended)
     return [
-        Sequence(ids[:length], log_prob, score, ended)
-        for ids, length, log_prob, score, ended in zip(
-            *(column[place, :returns].tolist() for column in columns), strict=True
+        Sequence(ids[:length], sum(own[:length]), score, ended, own[:length] if settings.log_probs else None)
+        for ids, own, length, score, ended in zip(
+            *(column[place, : settings.returns].tolist() for column in columns), strict=True
         )
     ]

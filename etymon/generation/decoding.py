@@ -1,30 +1,28 @@
-"""From prompts to new tokens: greedy, by sampling, or by beam search.
+"""From prompts to new tokens: greedy, by sampling, by beam search, by contrastive search, or among choices.
 
 Every row is on its own: neither padding nor the other rows of a batch change what it becomes.
-
-Legend: R rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.beam import beam_search
-from etymon.generation.processors import Processing, draw, warp
-from etymon.generation.sequences import Sequence
+from etymon.generation.choosing import choice_ids, choose
+from etymon.generation.contrastive import contrastive_search
+from etymon.generation.following import follow
+from etymon.generation.processors import Processing
+from etymon.generation.sequences import OnToken, Sequence, Writing
 from etymon.generation.settings import DEFAULT_NEW_TOKENS, DecodingSettings
-from etymon.generation.stepping import Stepper
+from etymon.generation.speculative import Speculation, check_draft
+from etymon.generation.stepping import SlidingStepper, Stepper
 from etymon.generation.stopping import watcher
-
-OnToken = Callable[[int, int, int], None]
-"""Called with the row, the number of the text among the row's texts, and the new token."""
 
 
 @torch.inference_mode()
@@ -35,12 +33,14 @@ def decode(
     on_token: OnToken | None = None,
     *,
     keys: list[int] | None = None,
+    draft: Model | None = None,
 ) -> list[list[Sequence]]:
     """For every prompt its new texts, best first (sampled ones in the order of their draws).
 
     For an encoder-decoder the prompts are source texts. An empty prompt of a decoder starts from its end-of-text
     token. `on_token` hears of each token as it is chosen, or of a beam search's results at the end of a row.
     Sampled texts are functions of (seed, key of the row, number of the text): `keys` are 0, 1, 2, ... unless told.
+    A `draft` is a smaller model with the same tokenizer, which runs ahead: the texts are those of the model, only sooner.
     """
     settings = settings or DecodingSettings()
     _check_model(model)
@@ -52,7 +52,8 @@ def decode(
         prompts = [prompt or [first_token(model)] for prompt in prompts]
     vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
     check_ids(prompts, vocabulary)
-    limits = _limits(model, prompts, settings)
+    choices = [] if not settings.choices else list(choices_of(model, settings))
+    limits = _limits(model, prompts, settings, max(map(len, choices), default=None))
     end_ids = _end_ids(model, settings)
     check_ids([list(end_ids)], vocabulary)
     stopped = None
@@ -60,97 +61,46 @@ def decode(
         if model.tokenizer is None:
             raise EtymonError("stop strings need the model's tokenizer, and it has none: use end_ids instead")
         stopped = watcher(model.tokenizer, settings.stop)
+    writing = Writing(settings, limits, keys or list(range(len(prompts))), end_ids, stopped, on_token)
+    longest, histories = max(limits), prompts if start is None else [[start]] * len(prompts)
+    if draft is not None:
+        _check_model(draft)
+        needed = max(len(row) + limit for row, limit in zip(histories, limits, strict=True))
+        check_draft(model, draft, settings, needed)
+        longest += settings.draft_tokens + 1
+    processing = Processing(
+        settings,
+        histories,
+        vocabulary=vocabulary,
+        end_ids=end_ids,
+        absent=absent_ids(model, vocabulary),
+        device=model.device,
+    )
     with evaluating(model):
-        stepper = Stepper(model, normalised=settings.beams > 1)
-        scores_RV = stepper.prefill(prompts, max(limits), start)
-        processing = Processing(
-            settings,
-            prompts if start is None else [[start]] * len(prompts),
-            vocabulary=vocabulary,
-            end_ids=end_ids,
-            absent=absent_ids(model, vocabulary),
-            device=model.device,
-        )
+        stepper = _stepper(model, settings)
+        scores_RV = stepper.prefill(prompts, longest, start)
+        if choices:
+            return choose(stepper, scores_RV, choices, writing)
         if settings.beams > 1:
-            return beam_search(
-                stepper, processing, scores_RV, settings, limits, end_ids, stopped=stopped, on_token=on_token
-            )
-        keys = list(range(len(prompts))) if keys is None else keys
-        return _follow(
-            stepper,
-            processing,
-            scores_RV,
-            settings,
-            limits,
-            end_ids,
-            keys,
-            stopped=stopped,
-            on_token=on_token,
-        )
+            return beam_search(stepper, processing, scores_RV, writing)
+        if settings.contrastive:
+            return contrastive_search(stepper, processing, scores_RV, writing)
+        if draft is None:
+            return follow(stepper, processing, scores_RV, writing)
+        with evaluating(draft):
+            ahead = Stepper(draft, normalised=False)
+            ahead.prefill(prompts, longest, start_token(draft))
+            return Speculation(stepper, ahead, processing, writing).run(scores_RV)
 
 
-def _follow(
-    stepper: Stepper,
-    processing: Processing,
-    scores_RV: Tensor,
-    settings: DecodingSettings,
-    limits: list[int],
-    end_ids: tuple[int, ...],
-    keys: list[int],
-    *,
-    stopped: Callable[[list[int]], bool] | None,
-    on_token: OnToken | None,
-) -> list[list[Sequence]]:
-    """Greedy decoding and sampling: one text a row, each token settled when it is chosen."""
-    copies, device = settings.returns, scores_RV.device
-    total = len(limits) * copies
-    if copies > 1:
-        forked = torch.arange(len(limits), device=device).repeat_interleave(copies)
-        stepper.fork(copies)
-        processing.select(forked)
-        scores_RV = scores_RV[forked]
-    uniforms = np.empty((0, 0))
-    if settings.sample:
-        generators = [
-            np.random.default_rng((settings.seed, key, copy)) for key in keys for copy in range(copies)
-        ]
-        uniforms = np.stack([generator.random(max(limits)) for generator in generators])
-    tokens: list[list[int]] = [[] for _ in range(total)]
-    log_probs = [0.0] * total
-    finished = [False] * total
-    rows = list(range(total))
-    for step in range(max(limits)):
-        allowed_RV = processing(scores_RV)
-        if settings.sample:
-            uniforms_R = torch.from_numpy(uniforms[rows, step]).to(device)
-            chosen_R = draw(warp(allowed_RV, settings), uniforms_R)
-        else:
-            chosen_R = allowed_RV.argmax(-1)
-        own_R = scores_RV.gather(1, chosen_R[:, None])[:, 0] - scores_RV.logsumexp(-1)
-        going_on = []
-        for place, (row, token, own) in enumerate(zip(rows, chosen_R.tolist(), own_R.tolist(), strict=True)):
-            tokens[row].append(token)
-            log_probs[row] += own
-            if on_token is not None:
-                on_token(row // copies, row % copies, token)
-            finished[row] = token in end_ids or (stopped is not None and stopped(tokens[row]))
-            if not finished[row] and len(tokens[row]) < limits[row // copies]:
-                going_on.append(place)
-        if not going_on:
-            break
-        processing.append(chosen_R)
-        if len(going_on) < len(rows):
-            kept = torch.tensor(going_on, device=device)
-            rows = [rows[place] for place in going_on]
-            chosen_R = chosen_R[kept]
-            processing.select(kept)
-            stepper.select(kept)
-        scores_RV = stepper.step(chosen_R)
-    results = [
-        Sequence(ids, log_prob, log_prob, done)
-        for ids, log_prob, done in zip(tokens, log_probs, finished, strict=True)
-    ]
-    return [results[first : first + copies] for first in range(0, total, copies)]
+def _stepper(model: Model, settings: DecodingSettings) -> Stepper:
+    slides = settings.window and _decoder_positions(model) is not None
+    made = (SlidingStepper if slides else Stepper)(
+        model, normalised=settings.beams > 1 or bool(settings.choices)
+    )
+    if settings.contrastive:
+        made.shares = False  # every hidden state of a prompt is looked at
+    return made
 
 
 # --- what can be known before work starts
@@ -209,30 +159,49 @@ def _end_ids(model: Model, settings: DecodingSettings) -> tuple[int, ...]:
     return () if end is None else (end,)
 
 
-def _limits(model: Model, prompts: list[list[int]], settings: DecodingSettings) -> list[int]:
+def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...], str]:
+    """The settings' choices by their tokens."""
+    if model.tokenizer is None:
+        raise EtymonError("choices need the model's tokenizer, and it has none: put it into its folder")
+    return choice_ids(model.tokenizer, settings.choices, ended=model.encoder_decoder)
+
+
+def _decoder_positions(model: Model) -> int | None:
+    positions: int | None = (model.body.decoder if model.encoder_decoder else model.body).positions
+    return positions
+
+
+def _limits(
+    model: Model, prompts: list[list[int]], settings: DecodingSettings, longest_choice: int | None
+) -> list[int]:
     """How many tokens each row may get."""
     limits = []
     for prompt in prompts:
-        used, positions = len(prompt), model.positions
+        used, positions = len(prompt), _decoder_positions(model)
         if model.encoder_decoder:
-            if positions is not None and used > positions:
+            if model.positions is not None and used > model.positions:
                 raise EtymonError(
-                    f"the source has {used} tokens, but the model reads {positions}: shorten it"
+                    f"the source has {used} tokens, but the model reads {model.positions}: shorten it"
                 )
-            used, positions = 0, model.body.decoder.positions
+            used = 0
+        asked = settings.max_new_tokens if longest_choice is None else longest_choice
+        if settings.window:
+            limits.append(max(DEFAULT_NEW_TOKENS, settings.min_new_tokens) if asked is None else asked)
+            continue
         room = DEFAULT_NEW_TOKENS if positions is None else positions - used
         if positions is not None and room < 1:
             raise EtymonError(
                 f"the prompt has {used} tokens and the model {positions} positions: there is no room for new "
-                "tokens, shorten the prompt"
+                "tokens, shorten the prompt, or let a window slide (--window)"
             )
-        asked = settings.max_new_tokens
         if asked is None:  # as usual, or the room that is left
             asked = max(min(DEFAULT_NEW_TOKENS, room), settings.min_new_tokens)
         if positions is not None and asked > room:
+            what = "ask for at most" if longest_choice is None else "choices may have"
             raise EtymonError(
                 f"{used} tokens of prompt and {asked} new ones are {used + asked}, but the model has {positions} "
-                f"positions: ask for at most {room} new tokens, or shorten the prompt"
+                f"positions: {what} {room} new tokens, shorten the prompt"
+                + (", or let a window slide (--window)" if longest_choice is None else "")
             )
         limits.append(asked)
     return limits

@@ -60,14 +60,36 @@ def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
     return scores_RV.masked_fill(unlikely.scatter(1, order, unlikely), NEVER)
 
 
+def keep_min_p(scores_RV: Tensor, share: float) -> Tensor:
+    """Only tokens with at least this share of the likeliest one's probability can be chosen."""
+    probs_RV = scores_RV.softmax(-1)
+    return scores_RV.masked_fill(probs_RV < share * probs_RV.amax(-1, keepdim=True), NEVER)
+
+
+def keep_typical(scores_RV: Tensor, mass: float) -> Tensor:
+    """Only tokens that are about as surprising as is to be expected can be chosen: those with -log p nearest to the entropy,
+    the fewest that together hold `mass` (Meister et al. 2023)."""
+    log_probs_RV = scores_RV.log_softmax(-1)
+    entropy_R1 = -(log_probs_RV * log_probs_RV.exp()).nansum(-1, keepdim=True)
+    strange_RV, order = (-log_probs_RV - entropy_R1).abs().sort(-1)
+    below_RV = scores_RV.gather(1, order).softmax(-1).cumsum(-1) < mass
+    last_R1 = below_RV.sum(-1, keepdim=True).clamp(max=below_RV.shape[1] - 1)
+    too_strange = strange_RV > strange_RV.gather(1, last_R1)
+    return scores_RV.masked_fill(too_strange.scatter(1, order, too_strange), NEVER)
+
+
 def warp(scores_RV: Tensor, settings: DecodingSettings) -> Tensor:
-    """The distribution to sample from: temperature, top-k, top-p."""
+    """The distribution to sample from: temperature, top-k, top-p, min-p, typical-p."""
     if settings.temperature != 1:
         scores_RV = scores_RV / settings.temperature
     if settings.top_k:
         scores_RV = keep_top_k(scores_RV, settings.top_k)
     if settings.top_p < 1:
         scores_RV = keep_top_p(scores_RV, settings.top_p)
+    if settings.min_p:
+        scores_RV = keep_min_p(scores_RV, settings.min_p)
+    if settings.typical_p < 1:
+        scores_RV = keep_typical(scores_RV, settings.typical_p)
     return scores_RV
 
 
@@ -98,7 +120,7 @@ class Processing:
     ) -> None:
         self.settings, self.vocabulary, self.absent = settings, vocabulary, absent
         self.end_ids = torch.tensor(end_ids, dtype=torch.long, device=device)
-        self.new_tokens = 0
+        self.new_R = torch.zeros(len(histories), dtype=torch.long, device=device)
         self.history_RT: Tensor | None = None
         if settings.repetition_penalty != 1 or settings.no_repeat_ngram:
             rows = [torch.tensor(row, dtype=torch.long) for row in histories]
@@ -116,19 +138,30 @@ class Processing:
             scores_RV = forbid_repeated_ngrams(
                 scores_RV, self.history_RT, self.lengths_R, settings.no_repeat_ngram
             )
-        if self.new_tokens < settings.min_new_tokens and len(self.end_ids):
-            scores_RV = forbid(scores_RV, self.end_ids)
+        if settings.min_new_tokens and len(self.end_ids):
+            early_R1 = (self.new_R < settings.min_new_tokens)[:, None]
+            scores_RV = torch.where(early_R1, forbid(scores_RV, self.end_ids), scores_RV)
         return scores_RV
 
     def append(self, tokens_R: Tensor) -> None:
         """Every row has one more token."""
-        self.new_tokens += 1
+        self.new_R = self.new_R + 1
         if self.history_RT is not None:
             padded = F.pad(self.history_RT, (0, 1), value=self.vocabulary)
             self.history_RT = padded.scatter(1, self.lengths_R[:, None], tokens_R[:, None])
             self.lengths_R = self.lengths_R + 1
 
+    def take_back(self, tokens_R: Tensor | int) -> None:
+        """Every row has so many tokens less."""
+        self.new_R = self.new_R - tokens_R
+        if self.history_RT is not None:
+            self.lengths_R = self.lengths_R - tokens_R
+            history_RT = self.history_RT[:, : int(self.lengths_R.max())]
+            beyond = torch.arange(history_RT.shape[1], device=history_RT.device) >= self.lengths_R[:, None]
+            self.history_RT = history_RT.masked_fill(beyond, self.vocabulary)
+
     def select(self, rows: Tensor) -> None:
         """The given rows go on, in that order."""
+        self.new_R = self.new_R[rows]
         if self.history_RT is not None:
             self.history_RT, self.lengths_R = self.history_RT[rows], self.lengths_R[rows]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from etymon.errors import EtymonError
 
 DEFAULT_NEW_TOKENS = 64
+MOST_DRAFTED = 16
+"""Tokens that a draft may run ahead: more are never all right, and a state need not forget more."""
 
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """Greedy unless told: `sample` draws, `beams` above 1 searches.
+    """Greedy unless told: `sample` draws, `beams` above 1 searches, `penalty_alpha` searches contrastively, `choices` picks.
 
     Their meaning and order are those of Transformers: repetition penalty, repeated n-grams, minimum length, then
-    (when sampling) temperature, top-k, top-p. Left at None, `max_new_tokens` is 64 or whatever room the model's
-    positions leave; a number is taken at its word and refused if there is no room for it.
+    (when sampling) temperature, top-k, top-p, min-p, typical-p. Left at None, `max_new_tokens` is 64 or whatever room the
+    model's positions leave; a number is taken at its word and refused if there is no room for it and no `window`.
     """
 
     max_new_tokens: int | None = None
@@ -25,66 +28,116 @@ class DecodingSettings:
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
-    """0: no limit."""
+    """0: no limit. In a contrastive search, the number of candidates."""
     top_p: float = 1.0
+    min_p: float = 0.0
+    """Tokens below this share of the likeliest one's probability are left out."""
+    typical_p: float = 1.0
+    """Only tokens whose surprise is nearest to the expected one, as many as hold this probability (Meister et al. 2023)."""
+    penalty_alpha: float = 0.0
+    """Above 0: contrastive search (Su et al. 2022), and how much likeness to what was written counts against a token."""
     beams: int = 1
     length_penalty: float = 1.0
     """A beam's score is its log-probability divided by its length to this power."""
     early_stopping: bool = False
     """Stop a beam search as soon as there are `beams` finished texts, even if a better one might follow."""
+    choices: tuple[str, ...] = ()
+    """Only one of these strings can come out."""
     returns: int = 1
     no_repeat_ngram: int = 0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     end_ids: tuple[int, ...] = ()
     """Tokens that end a text; the model's own end token unless told."""
+    window: bool = False
+    """A text that has filled the model's positions goes on from its last half, which is read again."""
+    draft_tokens: int = 4
+    """How many tokens a draft model, where there is one, runs ahead."""
+    log_probs: bool = False
+    """Keep the log-probability of every token."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        stop: Any = self.stop  # one string, or a list of them, is what people write
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
+        for name in ("stop", "choices"):  # one string, or a list of them, is what people write
+            given: Any = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         object.__setattr__(self, "end_ids", tuple(self.end_ids))
-        if problem := self._problem():
+        if problem := next(self._problems(), None):
             raise EtymonError(problem)
 
-    def _problem(self) -> str | None:
-        """The first thing that is wrong, in a line."""
+    @property
+    def contrastive(self) -> bool:
+        return self.penalty_alpha > 0
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong, each in a line."""
+        yield from self._wrong_numbers()
+        yield from self._misfits()
+
+    def _wrong_numbers(self) -> Iterator[str]:
         longest = self.max_new_tokens
         if longest is not None and longest < 1:
-            return f"max_new_tokens is {longest}: ask for at least 1 new token"
+            yield f"max_new_tokens is {longest}: ask for at least 1 new token"
         if self.min_new_tokens < 0:
-            return f"min_new_tokens is {self.min_new_tokens}: it must be 0 or more"
+            yield f"min_new_tokens is {self.min_new_tokens}: it must be 0 or more"
         if longest is not None and self.min_new_tokens > longest:
-            return f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {longest}: lower one or raise the other"
+            yield f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {longest}: lower one or raise the other"
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            return f"temperature is {self.temperature}: it must be above 0 (for greedy decoding leave it out)"
+            yield f"temperature is {self.temperature}: it must be above 0 (for greedy decoding leave it out)"
         if self.top_k < 0:
-            return f"top_k is {self.top_k}: it must be 1 or more, or 0 for no limit"
-        if not 0 < self.top_p <= 1:
-            return f"top_p is {self.top_p}: it must be above 0 and at most 1"
-        if not self.sample and (self.temperature != 1 or self.top_k or self.top_p != 1):
-            return "temperature, top_k and top_p only matter when sampling: turn on sample, or leave them out"
+            yield f"top_k is {self.top_k}: it must be 1 or more, or 0 for no limit"
+        for name in ("top_p", "typical_p"):
+            if not 0 < getattr(self, name) <= 1:
+                yield f"{name} is {getattr(self, name)}: it must be above 0 and at most 1"
+        if not 0 <= self.min_p <= 1:
+            yield f"min_p is {self.min_p}: it must be 0 (off) to 1"
+        if not 0 <= self.penalty_alpha <= 1:
+            yield f"penalty_alpha is {self.penalty_alpha}: it must be 0 (off) to 1"
         if self.beams < 1:
-            return f"beams is {self.beams}: it must be 1 or more"
-        if self.beams > 1 and self.sample:
-            return f"sampling and a search with {self.beams} beams exclude each other: choose one"
-        if self.beams == 1 and (self.length_penalty != 1 or self.early_stopping):
-            return "length_penalty and early_stopping belong to beam search: ask for beams above 1"
+            yield f"beams is {self.beams}: it must be 1 or more"
         if self.returns < 1:
-            return f"returns is {self.returns}: it must be 1 or more"
-        if self.returns > self.beams and not self.sample:
-            found = (
-                f"{self.beams} beams give at most {self.beams} texts"
-                if self.beams > 1
-                else "greedy decoding gives 1"
-            )
-            return f"returns is {self.returns}, but {found}: sample, or ask for as many beams"
+            yield f"returns is {self.returns}: it must be 1 or more"
         if self.no_repeat_ngram < 0:
-            return f"no_repeat_ngram is {self.no_repeat_ngram}: it must be 0 (off) or more"
+            yield f"no_repeat_ngram is {self.no_repeat_ngram}: it must be 0 (off) or more"
         if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
-            return f"repetition_penalty is {self.repetition_penalty}: it must be above 0 (1 is none)"
-        if not all(self.stop):
-            return "an empty stop string would stop at once: leave it out"
+            yield f"repetition_penalty is {self.repetition_penalty}: it must be above 0 (1 is none)"
+        if not 1 <= self.draft_tokens <= MOST_DRAFTED:
+            yield f"draft_tokens is {self.draft_tokens}: it must be 1 to {MOST_DRAFTED}"
         if self.seed < 0:
-            return f"seed is {self.seed}: it must be 0 or more"
-        return None
+            yield f"seed is {self.seed}: it must be 0 or more"
+        if not all(self.stop):
+            yield "an empty stop string would stop at once: leave it out"
+        if not all(self.choices):
+            yield "an empty choice has no tokens to judge it by: leave it out"
+        if len(set(self.choices)) < len(self.choices):
+            yield "a choice is there twice: leave one out"
+
+    def _misfits(self) -> Iterator[str]:
+        filtered = self.temperature != 1 or self.top_p != 1 or self.min_p or self.typical_p != 1
+        if self.contrastive and (self.sample or self.beams > 1 or filtered):
+            yield "penalty_alpha asks for a contrastive search, which goes without sampling and beams: choose one"
+        if self.contrastive and not self.top_k:
+            yield "a contrastive search needs top_k, the number of candidates: 4 to 8 is usual"
+        if not self.sample and (filtered or (self.top_k and not self.contrastive)):
+            yield "temperature, top_k, top_p, min_p and typical_p only matter when sampling: turn on sample, or leave them out"
+        if self.beams > 1 and self.sample:
+            yield f"sampling and a search with {self.beams} beams exclude each other: choose one"
+        if self.beams == 1 and (self.length_penalty != 1 or self.early_stopping):
+            yield "length_penalty and early_stopping belong to beam search: ask for beams above 1"
+        if self.choices:
+            others = {
+                "beams": self.beams > 1, "penalty_alpha": self.contrastive, "stop": self.stop, "window": self.window,
+                "min_new_tokens": self.min_new_tokens, "max_new_tokens": self.max_new_tokens is not None,
+                "no_repeat_ngram": self.no_repeat_ngram, "repetition_penalty": self.repetition_penalty != 1,
+            }  # fmt: skip
+            for name in (name for name, given in others.items() if given):
+                yield f"choices are judged whole, and {name} has no say in it: leave it out"
+        if self.returns > max(self.beams, len(self.choices)) and not self.sample:
+            found = "greedy decoding gives 1"
+            if self.contrastive:
+                found = "a contrastive search gives 1"
+            if self.choices:
+                found = f"there are {len(self.choices)} choices"
+            if self.beams > 1:
+                found = f"{self.beams} beams give at most {self.beams} texts"
+            yield f"returns is {self.returns}, but {found}: sample, or ask for as many beams"

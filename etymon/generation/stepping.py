@@ -8,6 +8,7 @@ Legend: R rows, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -15,7 +16,28 @@ from torch import Tensor
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout
+from etymon.nn.state import KeyValueState
 from etymon.nn.vocabulary import Context
+
+SHARED = 32
+"""Prompts that have so many tokens in common share them: they are read once."""
+
+
+def common(rows: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all rows have in common; the last of every row is its own, since something is asked of it."""
+    # All rows agree as far as the first and the last of them in the order of the dictionary do.
+    first, last = min(map(list, rows)), max(map(list, rows))
+    alike = next((place for place, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))
+    return max(0, min(alike, *(len(row) - 1 for row in rows)))
+
+
+def begin(model: Model, tokens: Sequence[int], rows: int, capacity: int) -> KeyValueState:
+    """A state of rows that all begin with these tokens, which are read once, with room for `capacity` in all."""
+    if not len(tokens):
+        return model.start(rows, capacity)
+    state = model.start(1, capacity)
+    model.hidden(Batch.of([tokens], device=model.device), state)
+    return state if rows == 1 else state.fork(rows)
 
 
 class Stepper:
@@ -24,11 +46,17 @@ class Stepper:
     Scores are log-probabilities if `normalised`, otherwise the head's logits where it has them.
     """
 
+    shares = True
+    """Prompts that begin alike are read together, and of what they share there are no hidden states to be had."""
+    spills = False
+    """Tokens beyond the model's positions may be fed (they stand on the last one): nobody will keep them."""
+
     def __init__(self, model: Model, *, normalised: bool) -> None:
         self.model = model
         head = model.heads["vocabulary"]
         chosen = head.log_probs if normalised or not hasattr(head, "logits") else head.logits
         self.score: Callable[[Tensor, Tensor | None, Context], Tensor] = chosen  # type: ignore[assignment]
+        self.room: int | None = (model.body.decoder if model.encoder_decoder else model.body).positions
 
     def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
         """Reads ragged prompts, with room for `new_tokens` more; in both directions, if the model was trained so.
@@ -40,12 +68,23 @@ class Stepper:
         if start is not None:
             self.memory = model.encode(Batch.of(prompts, device=device))
             prompts = [[start]] * len(prompts)
-        self.state = model.start(len(prompts), max(map(len, prompts)) + new_tokens)
+        alike = self.shares and len(prompts) > 1 and not model.reads_prefix
+        shared = common(prompts) if alike else 0
+        shared = shared if shared >= SHARED else 0
+        longest = max(map(len, prompts)) + new_tokens
+        self.state = begin(model, prompts[0][:shared], len(prompts), longest)
+        starts = [shared] * len(prompts) if shared else None
         prefix = [len(prompt) for prompt in prompts] if model.reads_prefix else None
-        return self._forward(Batch.of(prompts, prefix=prefix, device=device))
+        own = [prompt[shared:] for prompt in prompts]
+        return self._read(Batch.of(own, starts=starts, prefix=prefix, device=device))
 
     def step(self, tokens_R: Tensor) -> Tensor:
         """Every row goes on with one token."""
+        self.feed(tokens_R)
+        return self.scores(self.last)
+
+    def feed(self, tokens_R: Tensor) -> None:
+        """The same without asking for scores."""
         lengths = self.state.lengths
         batch = Batch(
             ids=tokens_R,
@@ -54,22 +93,104 @@ class Stepper:
             last_position=max(lengths),
             counted=False,
         )
-        return self._forward(batch)
+        self._take(batch)
+
+    def extend(self, rows: Sequence[Sequence[int]]) -> None:
+        """Every row goes on with one or more tokens."""
+        self._take(Batch.of(rows, starts=self.state.lengths, device=self.model.device))
+
+    @property
+    def last(self) -> Tensor | None:
+        """The flat index of every row's last token of those that were fed; None if they are all of them."""
+        layout = self.context.batch.layout
+        return None if layout.tokens == layout.rows else layout.last
+
+    def scores(self, at: Tensor | None) -> Tensor:
+        """Scores `[n, V]` of what follows some of the tokens that were fed last."""
+        return self.score(self.hidden_ND, at, self.context)
+
+    def target_log_probs(self, targets_N: Tensor) -> Tensor:
+        """What the model gives a token behind each of the tokens that were fed last."""
+        head = self.model.heads["vocabulary"]
+        return head.target_log_probs(self.hidden_ND, None, targets_N, self.context)  # type: ignore[operator]
 
     def select(self, rows: Tensor) -> None:
         """The given rows go on, in that order; the others leave."""
-        self.state = self.state.select(rows)
+        self.state.keep(rows)
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Every row forgets what lies beyond its length."""
+        self.state.crop(lengths)
 
     def fork(self, copies: int) -> None:
         """Every row becomes `copies` rows, side by side."""
         if copies > 1:
             self.state = self.state.fork(copies)
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def branch(self, rows: Tensor) -> Stepper:
+        """Another decode that goes on from the given rows of this one."""
+        other = copy(self)
+        other.state = self.state.select(rows)
+        return other
+
+    def _read(self, batch: Batch) -> Tensor:
+        self._take(batch)
+        return self.scores(self.last)
+
+    def _take(self, batch: Batch) -> None:
+        if self.spills and self.room is not None and batch.last_position >= self.room:
+            batch.positions, batch.last_position = batch.positions.clamp(max=self.room - 1), self.room - 1
         if self.memory is None:
-            hidden_ND, _ = self.model.hidden(batch, self.state)
+            self.hidden_ND, _ = self.model.hidden(batch, self.state)
         else:
-            hidden_ND, _ = self.model.decode(batch, self.memory, self.state)
-        # A step has one token a row: all of them are asked, and nothing is gathered.
-        last = None if batch.layout.tokens == batch.layout.rows else batch.layout.last
-        return self.score(hidden_ND, last, Context(batch, self.state))
+            self.hidden_ND, _ = self.model.decode(batch, self.memory, self.state)
+        self.context = Context(batch, self.state)
+
+
+def window_start(length: int, positions: int) -> int:
+    """Where the part of a text that a sliding window holds begins: a text that has outgrown the positions is cut to half
+    of them, and again whenever they are full. So it depends on the length alone, whoever wrote the tokens."""
+    step = positions + 1 - max(1, positions // 2)
+    return max(0, -((positions - length) // step)) * step
+
+
+class SlidingStepper(Stepper):
+    """Goes on beyond the model's positions: rows that have filled them are read again from a later token on."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
+        assert self.room is not None
+        self.texts = [list(prompt) if start is None else [start] for prompt in prompts]
+        self.given = [len(text) for text in self.texts]
+        seen = prompts if start is not None else self._windows()
+        return super().prefill(seen, min(new_tokens, self.room), start)
+
+    def feed(self, tokens_R: Tensor) -> None:
+        for text, token in zip(self.texts, tokens_R.tolist(), strict=True):
+            text.append(token)
+        assert self.room is not None
+        if max(self.state.lengths) < self.room:
+            super().feed(tokens_R)
+            return
+        # All rows at once: those that still have room become what they were.
+        self.state.crop([0] * len(self.texts))
+        windows, prefix = self._windows(), None
+        if self.model.reads_prefix:
+            dropped = [len(text) - len(window) for text, window in zip(self.texts, windows, strict=True)]
+            prefix = [max(0, given - drop) for given, drop in zip(self.given, dropped, strict=True)]
+        self._take(Batch.of(windows, prefix=prefix, device=self.model.device))
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self._choose(rows.tolist())
+
+    def fork(self, copies: int) -> None:
+        super().fork(copies)
+        self._choose([row for row in range(len(self.texts)) for _ in range(copies)])
+
+    def _choose(self, rows: list[int]) -> None:
+        self.texts = [list(self.texts[row]) for row in rows]
+        self.given = [self.given[row] for row in rows]
+
+    def _windows(self) -> list[list[int]]:
+        assert self.room is not None
+        return [text[window_start(len(text), self.room) :] for text in self.texts]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from etymon.data.tokenizer import Tokenizer, TokenStream
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import decode
+from etymon.generation.decoding import choices_of, decode
+from etymon.generation.sequences import Sequence as Decoded
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.stopping import StopFilter, cut
 
@@ -29,6 +30,9 @@ class Generation:
     score: float
     finished: bool
     """It came to an end by itself: an end token or a stop string, and not just the limit."""
+    pieces: list[str] | None = None
+    """Its tokens as the tokenizer spells them, and what the model gave each, if it was asked for."""
+    token_log_probs: list[float] | None = None
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
@@ -56,38 +60,58 @@ def generate_texts(
     on_text: OnText | None = None,
     *,
     batch_size: int = 32,
+    draft: Model | None = None,
 ) -> list[Generation]:
-    """The new texts of all prompts, `returns` for each in turn. What `on_text` hears of a text adds up to it exactly."""
+    """The new texts of all prompts, `returns` for each in turn. What `on_text` hears of a text adds up to it exactly.
+
+    A `draft` is a smaller model of the same tokenizer that runs ahead (see `decode`).
+    """
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
     settings = settings or DecodingSettings()
     tokenizer = tokenizer_of(model)
     encoded = encode_prompts(model, prompts)
+    choices = choices_of(model, settings) if settings.choices else {}
+
+    def generation(prompt: str, sequence: Decoded) -> Generation:
+        # A choice comes out as it was given, also from a tokenizer that cannot spell it.
+        text = choices.get(tuple(sequence.ids))
+        if text is None:
+            text = cut(tokenizer.decode(sequence.ids, whole=True), settings.stop)
+        shown = sequence.token_log_probs is not None
+        return Generation(
+            prompt,
+            text,
+            sequence.ids,
+            sequence.log_prob,
+            sequence.score,
+            sequence.finished,
+            [tokenizer.tokens[number] for number in sequence.ids] if shown else None,
+            sequence.token_log_probs,
+        )
+
     results: list[Generation] = []
     for first in range(0, len(prompts), batch_size):
         keys = list(range(first, min(first + batch_size, len(prompts))))
-        streams = _Streams(tokenizer, settings.stop, on_text, first) if on_text is not None else None
+        streams = None
+        if on_text is not None and not choices:
+            streams = _Streams(tokenizer, settings.stop, on_text, first)
         decoded = decode(
             model,
             [encoded[key] for key in keys],
             settings,
             None if streams is None else streams.feed,
             keys=keys,
+            draft=draft,
         )
         if streams is not None:
             streams.finish()
         for key, sequences in zip(keys, decoded, strict=True):
-            results += [
-                Generation(
-                    prompts[key],
-                    cut(tokenizer.decode(sequence.ids, whole=True), settings.stop),
-                    sequence.ids,
-                    sequence.log_prob,
-                    sequence.score,
-                    sequence.finished,
-                )
-                for sequence in sequences
-            ]
+            found = [generation(prompts[key], sequence) for sequence in sequences]
+            if on_text is not None and choices:
+                for number, one in enumerate(found):
+                    on_text(key, number, one.text)
+            results += found
     return results
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from etymon.nn.batch import Batch
 from etymon.nn.linear import Linear
-from etymon.nn.ragged import Layout
-from etymon.nn.state import Cache
+from etymon.nn.state import Cache, Places
 from etymon.nn.visibility import CachedView, FlatView
 
 
@@ -33,8 +32,7 @@ class Sight:
     """What one layer looks at: itself, perhaps an encoder's memory, perhaps a past."""
 
     view: FlatView | CachedView
-    layout: Layout
-    past: tuple[int, ...] = ()
+    places: Places | None = None
     cache: Cache | None = None
     memory: Memory | None = None
     cross_view: FlatView | CachedView | None = None
@@ -78,7 +76,8 @@ class Attention(nn.Module):
             turn = self.rotary(sight.view.positions)
             q_NHK, k_NHK = turn(q_NHK), turn(k_NHK)
         if sight.cache is not None:
-            sight.cache.append(k_NHK, v_NHK, sight.layout, sight.past)
+            assert sight.places is not None
+            sight.cache.append(k_NHK, v_NHK, sight.places)
         return self._attend(sight.view, q_NHK, k_NHK, v_NHK, sight.cache)
 
     def across(self, x_ND: Tensor, sight: Sight) -> Tensor:
@@ -90,7 +89,7 @@ class Attention(nn.Module):
             k_MHK, v_MHK = self.project(sight.memory.hidden_MD)
             if cache is not None:
                 layout = sight.memory.batch.layout
-                cache.append(k_MHK, v_MHK, layout, (0,) * layout.rows)
+                cache.append(k_MHK, v_MHK, Places(layout, (0,) * layout.rows))
         else:
             k_MHK = v_MHK = q_NHK  # unused: the view reads the cache
         return self._attend(sight.cross_view, q_NHK, k_MHK, v_MHK, cache)

@@ -15,7 +15,7 @@ from etymon.nn.attention import Attention, Memory, Sight
 from etymon.nn.batch import Batch
 from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Linear
-from etymon.nn.state import KeyValueState
+from etymon.nn.state import KeyValueState, Places
 from etymon.nn.visibility import Bias, CachedView, Everything, FlatView, Rule, cached_view, flat_view
 
 
@@ -174,14 +174,13 @@ class Stack(nn.Module):
         for rule in set(self.rules):
             views[rule] = self._view(rule, batch, state, self.position_bias)
         cross_view = None if memory is None else self._cross_view(batch, memory, state)
-        past = () if state is None else state.lengths
+        places = None if state is None else Places(batch.layout, state.lengths)
         if self.seen is not None:
             self.seen.append(x_ND)
         for number, (physical, rule) in enumerate(zip(self.schedule, self.rules, strict=True)):
             sight = Sight(
                 view=views[rule],
-                layout=batch.layout,
-                past=past,
+                places=places,
                 cache=None if state is None else state.self_caches[number],
                 memory=memory,
                 cross_view=cross_view,

@@ -9,6 +9,8 @@ Legend: N new tokens, R rows, H heads, C capacity, K head width, D width, T most
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cached_property
 from typing import Protocol, Self
 
 import torch
@@ -23,14 +25,35 @@ class State(Protocol):
     def select(self, rows: Tensor) -> Self:
         """The given rows, in that order (beams reorder, finished rows leave)."""
 
+    def keep(self, rows: Tensor) -> None:
+        """The same in place, for at most as many rows as there are: only rows that change places are copied."""
+
     def fork(self, copies: int) -> Self:
         """Every row repeated `copies` times, side by side (beams, shared prefixes)."""
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Every row forgets what lies beyond its length; nothing is copied."""
 
     def detach(self) -> Self:
         """The same values without their history."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What has to be saved to go on exactly."""
+
+
+class Places:
+    """Where the new tokens of one call go: behind the past ones of their rows. All layers share it."""
+
+    def __init__(self, layout: Layout, past: Sequence[int]) -> None:
+        self.layout, self.past = layout, past
+        self.needed = max((old + new for old, new in zip(past, layout.lengths, strict=True)), default=0)
+        self.even = layout.equal and len(set(past)) <= 1
+
+    @cached_property
+    def indices(self) -> tuple[Tensor, Tensor]:
+        """The row of every token and its place there."""
+        past_R = torch.tensor(self.past, device=self.layout.device)
+        return self.layout.row, self.layout.index + past_R[self.layout.row]
 
 
 class Cache:
@@ -41,20 +64,19 @@ class Cache:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
-    def append(self, k_NHK: Tensor, v_NHK: Tensor, layout: Layout, past: tuple[int, ...]) -> None:
+    def append(self, k_NHK: Tensor, v_NHK: Tensor, places: Places) -> None:
         """Writes the new tokens of every row behind its past ones."""
-        needed = max((old + new for old, new in zip(past, layout.lengths, strict=True)), default=0)
-        self._reserve(needed, layout.rows, k_NHK)
+        layout = places.layout
+        self._reserve(places.needed, layout.rows, k_NHK)
         assert self.keys is not None and self.values is not None
-        if layout.equal and len(set(past)) <= 1:
-            begin, length = past[0] if past else 0, layout.longest
-            shape = (layout.rows, length, *k_NHK.shape[1:])
-            self.keys[:, :, begin : begin + length] = k_NHK.view(shape).transpose(1, 2)
-            self.values[:, :, begin : begin + length] = v_NHK.view(shape).transpose(1, 2)
+        if places.even:
+            shape, end = (layout.rows, layout.longest, *k_NHK.shape[1:]), places.needed
+            self.keys[:, :, end - layout.longest : end] = k_NHK.view(shape).transpose(1, 2)
+            self.values[:, :, end - layout.longest : end] = v_NHK.view(shape).transpose(1, 2)
         else:
-            place = layout.index + torch.tensor(past, device=k_NHK.device)[layout.row]
-            self.keys[layout.row, :, place] = k_NHK
-            self.values[layout.row, :, place] = v_NHK
+            row_N, place_N = places.indices
+            self.keys[row_N, :, place_N] = k_NHK
+            self.values[row_N, :, place_N] = v_NHK
 
     def _reserve(self, needed: int, rows: int, like: Tensor) -> None:
         if self.keys is not None and needed <= self.keys.shape[2]:
@@ -68,17 +90,38 @@ class Cache:
                 new[:, :, : old.shape[2]] = old
             setattr(self, name, new)
 
-    def pick(self, rows: Tensor) -> Cache:
+    def pick(self, rows: Tensor, filled: int) -> Cache:
+        """Chosen rows, of which `filled` cells are worth copying."""
         picked = Cache(self.capacity)
         if self.keys is not None and self.values is not None:
-            picked.keys, picked.values = self.keys[rows], self.values[rows]
+            picked.keys, picked.values = (_picked(part, rows, filled) for part in (self.keys, self.values))
         return picked
+
+    def keep(self, rows: int, to: Tensor, source: Tensor, filled: int) -> None:
+        """The first `rows` rows go on, some of them as copies of others."""
+        if self.keys is not None and self.values is not None:
+            for part in (self.keys, self.values):
+                if len(to):
+                    cells = part[:, :, :filled]
+                    cells.index_copy_(0, to, cells.index_select(0, source))
+            self.keys, self.values = self.keys[:rows], self.values[:rows]
 
     def detached(self) -> Cache:
         copy = Cache(self.capacity)
         if self.keys is not None and self.values is not None:
             copy.keys, copy.values = self.keys.detach(), self.values.detach()
         return copy
+
+
+def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
+    picked = part_RHCK.new_empty(len(rows), *part_RHCK.shape[1:])
+    picked[:, :, :filled] = part_RHCK[:, :, :filled].index_select(0, rows)
+    picked[:, :, filled:] = 0  # what nobody may see has to be finite all the same
+    return picked
+
+
+SPARE = 16
+"""Tokens before the last call that a window can be cropped by."""
 
 
 class Window:
@@ -88,23 +131,37 @@ class Window:
         self.reach = reach
         self.new: tuple[int, ...] = ()
         """How many tokens the last call brought, by row."""
-        self.hidden_RMD = self.ids_RM = torch.empty(0)
+        self._hidden_RMD = self._ids_RM = torch.empty(0, SPARE)
+
+    @property
+    def hidden_RMD(self) -> Tensor:
+        return self._hidden_RMD[:, SPARE:]
+
+    @property
+    def ids_RM(self) -> Tensor:
+        return self._ids_RM[:, SPARE:]
 
     def append(self, hidden_ND: Tensor, ids_N: Tensor, layout: Layout) -> None:
-        padding = Padding(layout.lengths, ids_N.device)
+        padding, before = Padding(layout.lengths, ids_N.device), self.reach + SPARE
         if not self.new:
-            before_RMD = hidden_ND.new_zeros(layout.rows, self.reach, hidden_ND.shape[1])
-            before_RM = ids_N.new_full((layout.rows, self.reach), -1)
+            before_RMD = hidden_ND.new_zeros(layout.rows, before, hidden_ND.shape[1])
+            before_RM = ids_N.new_full((layout.rows, before), -1)
         else:
             columns = torch.tensor(self.new, device=ids_N.device)[:, None] + torch.arange(
-                self.reach, device=ids_N.device
+                before, device=ids_N.device
             )
-            places = torch.arange(layout.rows, device=ids_N.device)[:, None], columns
-            before_RMD, before_RM = self.hidden_RMD[places], self.ids_RM[places]
+            # Behind a crop the oldest cells are none: they are spare ones, which nobody looks at.
+            places = torch.arange(layout.rows, device=ids_N.device)[:, None], columns.clamp(min=0)
+            before_RMD, before_RM = self._hidden_RMD[places], self._ids_RM[places]
         new_RT = padding.lift(ids_N).masked_fill(~padding.real, -1)
-        self.hidden_RMD = torch.cat([before_RMD, padding.lift(hidden_ND)], 1)
-        self.ids_RM = torch.cat([before_RM, new_RT], 1)
+        self._hidden_RMD = torch.cat([before_RMD, padding.lift(hidden_ND)], 1)
+        self._ids_RM = torch.cat([before_RM, new_RT], 1)
         self.new = layout.lengths
+
+    def crop(self, dropped: Sequence[int]) -> None:
+        self.new = tuple(new - drop for new, drop in zip(self.new, dropped, strict=True))
+        if min(self.new, default=0) < -SPARE:
+            raise ValueError(f"a window can be cropped by {SPARE} tokens before the last call")
 
     def select(self, rows: Tensor) -> Window:
         return self._changed(
@@ -117,12 +174,12 @@ class Window:
     def _changed(self, change: Callable[[Tensor], Tensor], new: Sequence[int]) -> Window:
         other = Window(self.reach)
         if new:
-            other.hidden_RMD, other.ids_RM, other.new = (
-                change(self.hidden_RMD),
-                change(self.ids_RM),
-                tuple(new),
-            )
+            other._hidden_RMD, other._ids_RM = change(self._hidden_RMD), change(self._ids_RM)
+            other.new = tuple(new)
         return other
+
+
+Mark = tuple[tuple[int, ...], Window | None]
 
 
 class KeyValueState:
@@ -142,15 +199,49 @@ class KeyValueState:
     def advance(self, layout: Layout) -> None:
         self.lengths = tuple(old + new for old, new in zip(self.lengths, layout.lengths, strict=True))
 
+    def mark(self) -> Mark:
+        """Where the rows are, to come back to."""
+        return self.lengths, copy(self.window)
+
+    def rewind(self, mark: Mark) -> None:
+        """Back to a mark: what came after it is written over, and nothing is copied."""
+        self.lengths, self.window = mark[0], copy(mark[1])
+
     def select(self, rows: Tensor) -> KeyValueState:
         chosen = KeyValueState(0, 0)
-        places = rows.tolist()
-        chosen.lengths = tuple(self.lengths[row] for row in places)
-        chosen.self_caches = [cache.pick(rows) for cache in self.self_caches]
-        chosen.cross_caches = [cache.pick(rows) for cache in self.cross_caches]
-        chosen.cross_lengths = tuple(self.cross_lengths[row] for row in places) if self.cross_lengths else ()
-        chosen.window = None if self.window is None else self.window.select(rows)
+        chosen.self_caches = [cache.pick(rows, max(self.lengths, default=0)) for cache in self.self_caches]
+        chosen.cross_caches = [
+            cache.pick(rows, max(self.cross_lengths, default=0)) for cache in self.cross_caches
+        ]
+        chosen._rows_of(self, rows)
         return chosen
+
+    def keep(self, rows: Tensor) -> None:
+        order = rows.tolist()
+        moved = [place for place, row in enumerate(order) if place != row]
+        to, source = (torch.tensor(some, device=rows.device) for some in (moved, [order[at] for at in moved]))
+        for cache in self.self_caches:
+            cache.keep(len(order), to, source, max(self.lengths, default=0))
+        for cache in self.cross_caches:
+            cache.keep(len(order), to, source, max(self.cross_lengths, default=0))
+        self._rows_of(self, rows)
+
+    def _rows_of(self, other: KeyValueState, rows: Tensor) -> None:
+        order = rows.tolist()
+        self.lengths = tuple(other.lengths[row] for row in order)
+        self.cross_lengths = tuple(other.cross_lengths[row] for row in order) if other.cross_lengths else ()
+        self.window = None if other.window is None else other.window.select(rows)
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        dropped = [old - new for old, new in zip(self.lengths, lengths, strict=True)]
+        if min(dropped, default=0) < 0 or min(lengths, default=0) < 0:
+            raise ValueError(f"rows of {self.lengths} tokens cannot be cropped to {tuple(lengths)}")
+        self.lengths = tuple(lengths)
+        if self.window is not None and self.window.new:
+            if any(lengths):
+                self.window.crop(dropped)
+            else:
+                self.window = Window(self.window.reach)
 
     def fork(self, copies: int) -> KeyValueState:
         return self.select(torch.arange(len(self.lengths)).repeat_interleave(copies))

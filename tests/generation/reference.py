@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,3 +131,17 @@ def assert_same(ours: list[list[Sequence]], theirs: list[list[tuple[list[int], f
         for one, (_, score) in zip(row, expected):
             if score is not None:
                 assert one.score == pytest.approx(score, rel=2e-5, abs=2e-5)
+
+
+def fit(counts: Any, share: Any) -> float:
+    """The p-value of counts against exact probabilities; what is expected fewer than five times is one cell."""
+    stats = pytest.importorskip("scipy.stats")
+    counts, expected = np.ravel(counts), np.ravel(share) / np.sum(share) * np.sum(counts)
+    assert not counts[expected == 0].any(), "what cannot be has come out"
+    rare = expected < 5
+    cells = [
+        np.append(column[~rare], column[rare].sum() if expected[rare].sum() else []).astype(float)
+        for column in (counts, expected)
+    ]
+    assert len(cells[0]) > 1, "there is nothing to choose"
+    return float(stats.chisquare(*cells).pvalue)

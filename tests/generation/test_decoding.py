@@ -10,7 +10,8 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.generation import DecodingSettings, decode
-from tests.generation.reference import assert_same, their_texts
+from tests.generation.reference import assert_same, fit, their_texts
+from tests.generation.test_processors import WAYS, by_definition
 
 PROMPTS = [[7, 12, 9, 33, 41], [5], [18, 20, 2]]
 FAMILIES = ["gpt1", "gpt2", "gpt3", "gptj", "t5"]
@@ -128,25 +129,30 @@ def test_more_tokens_begin_with_the_same_ones(pair):
             assert other.ids[: len(one.ids)] == one.ids
 
 
-def test_samples_follow_the_model(pair):
-    """Many draws of one token from the model's own distribution."""
-    stats = pytest.importorskip("scipy.stats")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_samples_follow_the_model(pair, way):
+    """Many draws of one token, against the logits of Transformers and what the filters promise."""
     reference, model = pair("gpt2")
-    settings = DecodingSettings(
-        sample=True, max_new_tokens=1, temperature=0.8, top_k=12, returns=3000, end_ids=(1,)
-    )
+    settings = DecodingSettings(sample=True, max_new_tokens=1, returns=3000, end_ids=(1,), **way)
     with torch.no_grad():
-        logits = reference(torch.tensor([PROMPTS[0]])).logits[0, -1] / 0.8
-    expected = (
-        torch.where(logits < logits.topk(12).values[-1], float("-inf"), logits).double().softmax(-1).numpy()
-    )
-    counts = np.bincount(
-        [one.ids[0] for one in decode(model, PROMPTS[:1], settings)[0]], minlength=len(expected)
-    )
-    common = expected * 3000 > 5
-    assert counts[expected == 0].sum() == 0
-    share = expected[common] / expected[common].sum()
-    assert stats.chisquare(counts[common], share * counts[common].sum()).pvalue > 1e-3
+        logits = reference(torch.tensor([PROMPTS[0]])).logits[0, -1].double().numpy()
+    drawn = [one.ids[0] for one in decode(model, PROMPTS[:1], settings)[0]]
+    assert fit(np.bincount(drawn, minlength=len(logits)), by_definition(logits, **way)) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"beams": 3, "returns": 2}, {"sample": True, "returns": 2}], ids=str)
+def test_log_probs_of_every_token(pair, options):
+    reference, model = pair("gpt2")
+    settings = DecodingSettings(max_new_tokens=7, end_ids=ends(model), log_probs=True, **options)
+    plain = decode(model, PROMPTS, replace(settings, log_probs=False))
+    assert all(one.token_log_probs is None for row in plain for one in row)
+    for prompt, row in zip(PROMPTS, decode(model, PROMPTS, settings)):
+        for one in row:
+            with torch.no_grad():
+                logits = reference(torch.tensor([prompt + one.ids[:-1]])).logits[0, len(prompt) - 1 :]
+            wanted = logits.log_softmax(-1).gather(1, torch.tensor(one.ids)[:, None])[:, 0]
+            assert one.token_log_probs == pytest.approx(wanted.tolist(), abs=1e-4)
+            assert sum(one.token_log_probs) == pytest.approx(one.log_prob)
 
 
 def test_tokens_that_the_tokenizer_lacks_are_never_chosen(tiny):
