@@ -145,9 +145,7 @@ class Run:
         def needed(dropped: int) -> int:
             text = self.task.prompt(query, chosen[dropped:]).text
             asked = self.prompter.ask(text, completions)
-            if completions or asked.source:
-                return asked.length
-            return max(1, len(asked.context) - 1) + self.task.file.max_new_tokens
+            return asked.length + (0 if completions or asked.source else self.task.file.max_new_tokens)
 
         if needed(0) <= limit:
             return chosen

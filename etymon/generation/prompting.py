@@ -19,11 +19,12 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import check_ids, evaluating, first_token, start_token
+from etymon.generation.decoding import check_ids, decode, evaluating, first_token, start_token
 from etymon.generation.likelihood import BATCH_TOKENS
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.stepping import Stepper, begin, common
-from etymon.generation.text import Generation, generate_texts, tokenizer_of
+from etymon.generation.stopping import cut
+from etymon.generation.text import Generation, tokenizer_of
 
 ROWS = 64
 """Prompts that are computed together at most."""
@@ -88,6 +89,8 @@ class Prompter:
         self.model = model
         self.shares = not (model.reads_prefix or model.encoder_decoder)
         """A beginning that sees what follows it is another one in every prompt: it cannot be shared."""
+        known = (model.token(role) for role in ("begin", "end"))
+        self._first = [number for number in known if number is not None][:1]
         self.apart = 0
         """Completions that were scored so far and had to be encoded apart from their prompts."""
         self._known: dict[str, list[int]] = {}
@@ -98,12 +101,10 @@ class Prompter:
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of texts that have lines in common: each line is encoded once."""
-        cut = [self._lines(text) for text in texts]
-        new = [
-            line for line in dict.fromkeys(line for lines in cut for line in lines) if line not in self._known
-        ]
+        lined = [self._lines(text) for text in texts]
+        new = list(dict.fromkeys(line for lines in lined for line in lines if line not in self._known))
         self._known |= {line: ids.tolist() for line, ids in zip(new, self.tokenizer.encode_batch(new))}
-        return [[number for line in lines for number in self._known[line]] for lines in cut]
+        return [[number for line in lines for number in self._known[line]] for lines in lined]
 
     def _lines(self, text: str) -> list[str]:
         return LINE.split(text) if self._by_line else [text]
@@ -111,8 +112,8 @@ class Prompter:
     def ask(self, prompt: str, completions: Sequence[str]) -> Asked:
         """A prompt and its completions, encoded as one text where that leaves the prompt's own tokens as they are.
 
-        If a token would stand on both sides of the border, the two are encoded apart. An encoder-decoder's completions
-        are texts of their own, with the end token behind them.
+        If a token would stand on both sides of the border, the two are encoded apart. A prompt stands behind the
+        end-of-text token, if the model has one. An encoder-decoder's completions are texts of their own, ended.
         """
         if self.model.encoder_decoder:
             framing, start = self.tokenizer.framing, start_token(self.model)
@@ -130,7 +131,8 @@ class Prompter:
             apart += not joined
             if not found[-1]:
                 raise EtymonError(f"the choice {text!r} has no tokens: there is nothing to score")
-        return Asked([first_token(self.model), *self.tokens([prompt])[0]], found, [], apart)
+        context = [*self._first, *self.tokens([prompt])[0]] or [first_token(self.model)]
+        return Asked(context, found, [], apart)
 
     # --- what comes after
 
@@ -166,16 +168,21 @@ class Prompter:
         settings: DecodingSettings,
         on_progress: OnProgress | None = None,
     ) -> list[Generation]:
-        """For every prompt one new text: that of `generate_texts`."""
+        """For every prompt one new text, from the very tokens that completions are scored behind."""
         settings = replace(settings, returns=1)
+        asked = [self.ask(prompt.text, []) for prompt in prompts]
         found: dict[int, Generation] = {}
         for group in self._groups(prompts):
-            longest = max(map(len, self.tokens([prompts[number].text for number in group])))
-            size = max(1, min(ROWS, BATCH_TOKENS // (longest + 1)) // settings.beams)
+            longest = max(asked[number].length for number in group)
+            size = max(1, min(ROWS, BATCH_TOKENS // longest) // settings.beams)
             for first in range(0, len(group), size):
                 part = group[first : first + size]
-                texts = [prompts[number].text for number in part]
-                found |= zip(part, generate_texts(self.model, texts, settings, batch_size=size), strict=True)
+                rows = [asked[number].source or asked[number].context for number in part]
+                for number, (one,) in zip(part, decode(self.model, rows, settings, keys=part), strict=True):
+                    text = cut(self.tokenizer.decode(one.ids, whole=True), settings.stop)
+                    found[number] = Generation(
+                        prompts[number].text, text, one.ids, one.log_prob, one.score, one.finished
+                    )
                 if on_progress is not None:
                     on_progress(len(found), len(prompts))
         return [found[number] for number in range(len(prompts))]

@@ -12,7 +12,7 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.model import Model
-from etymon.generation import DecodingSettings, generate_texts, prompting
+from etymon.generation import DecodingSettings, decode, prompting
 from etymon.generation.likelihood import score_texts
 from etymon.generation.prompting import Prompt, Prompter
 from etymon.generation.stepping import common
@@ -230,9 +230,35 @@ def test_generation_equals_that_of_each_prompt(tiny, family, beams, monkeypatch)
     settings = DecodingSettings(max_new_tokens=6, beams=beams, stop=("\n",))
     found = Prompter(model).generate(PROMPTS, settings)
     for prompt, one in zip(PROMPTS, found, strict=True):
-        expected = generate_texts(model, [prompt.text], settings)[0]
-        assert (one.prompt, one.text, one.ids) == (prompt.text, expected.text, expected.ids)
+        ids = [model.token("end"), *model.tokenizer.encode(prompt.text).tolist()]
+        if family == "t5":
+            ids = [*ids[1:], ids[0]]
+        ((expected,),) = decode(model, [ids], settings)
+        assert (one.prompt, one.ids) == (prompt.text, expected.ids)
+        assert one.text == model.tokenizer.decode(expected.ids, whole=True).split("\n")[0]
         assert one.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
+
+
+def test_what_is_written_is_scored_alike(tiny):
+    """Where the tokenizer spells the new text as the model did, both have the same probability."""
+    prompter = Prompter(tiny("gpt2"))
+    compared = 0
+    for one in prompter.generate(PROMPTS, DecodingSettings(max_new_tokens=2)):
+        if prompter.tokenizer.encode(one.text).tolist() == one.ids:
+            ((scored,),) = prompter.score([Prompt(one.prompt)], [[one.text]])
+            assert scored.log_prob == pytest.approx(one.log_prob, abs=1e-5)
+            compared += 1
+    assert compared
+
+
+def test_without_an_end_of_text_token(tiny):
+    model = tiny_model("gpt2")
+    model.tokenizer.roles.clear()
+    prompter = Prompter(model)
+    assert prompter.ask("Rome is", [" a"]).context == model.tokenizer.encode("Rome is").tolist()
+    assert np.isfinite(prompter.score([Prompt("Rome is")], [[" a"]])[0][0].log_prob)
+    with pytest.raises(EtymonError, match="the prompt is empty and the model has no end-of-text token"):
+        prompter.ask("", [" a"])
 
 
 def test_generation_reads_a_long_beginning_once(tiny, monkeypatch):
@@ -244,8 +270,8 @@ def test_generation_reads_a_long_beginning_once(tiny, monkeypatch):
     assert begun >= 32
     seen = counted(model, monkeypatch)
     Prompter(model).generate(prompts, DecodingSettings(max_new_tokens=1))
-    assert begun <= seen[0] < min(lengths)
-    assert sum(seen) == seen[0] + sum(length - seen[0] for length in lengths)
+    assert begun < seen[0] <= min(lengths)
+    assert sum(seen) == seen[0] + sum(1 + length - seen[0] for length in lengths)
 
 
 def test_progress(tiny):

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 import etymon
+from etymon.data.sources import text_source
+from etymon.data.store import build_store
 from etymon.errors import EtymonError
 
 
@@ -28,7 +32,8 @@ def test_sampling_options_turn_sampling_on(folder):
     model = etymon.load(folder("gpt2"))
     greedy = etymon.generate(model, "The cat", max_new_tokens=12)
     assert etymon.generate(model, "The cat", max_new_tokens=12, top_k=1)[0].ids == greedy[0].ids
-    for option in ({"temperature": 2.0}, {"top_p": 0.999}, {"top_k": 50}, {"sample": True}):
+    options = ({"temperature": 2.0}, {"top_p": 0.999}, {"top_k": 50}, {"sample": True})
+    for option in (*options, {"min_p": 1e-4}, {"typical_p": 0.99}):
         drawn = {
             tuple(etymon.generate(model, "The cat", max_new_tokens=12, seed=seed, **option)[0].ids)
             for seed in (1, 2)
@@ -66,9 +71,84 @@ def test_one_prompt_streams_on_a_terminal(folder, run, monkeypatch):
     assert json.loads(run(*flags, "--json")[1])["text"] == found[0].text
 
 
+def test_choices(folder, run):
+    flags = ("--choice", "cat", "--choice", " mat", "--choice", " 日本")
+    code, out, _ = run("generate", folder("gpt2"), "The cat sat on the", *flags, "--returns", 3, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert {record["text"] for record in records} == {"cat", " mat", " 日本"}
+    assert sum(math.exp(record["score"]) for record in records) == pytest.approx(1)
+    assert run("generate", folder("gpt2"), "The cat sat on the", *flags)[1] == records[0]["text"] + "\n"
+
+
+def test_log_probs(folder, run):
+    flags = ("generate", folder("gpt2"), "The cat", "--max-new-tokens", 5, "--log-probs")
+    record = json.loads(run(*flags, "--json")[1])
+    assert len(record["token_log_probs"]) == len(record["pieces"]) == len(record["ids"])
+    assert sum(record["token_log_probs"]) == pytest.approx(record["log_prob"])
+    lines = run(*flags)[1].splitlines()[-len(record["ids"]) :]
+    assert [line.split()[1:] for line in lines] == [[piece] for piece in record["pieces"]]
+    assert "pieces" not in json.loads(run(*flags[:-1], "--json")[1])
+
+
+def test_draft_contrastive_and_window(folder):
+    plain = etymon.generate(folder("gpt2"), "The cat", max_new_tokens=20)
+    drafted = etymon.generate(
+        folder("gpt2"), "The cat", max_new_tokens=20, draft=folder("gpt2"), draft_tokens=3
+    )
+    assert drafted[0].ids == plain[0].ids
+    contrastive = etymon.generate(folder("gpt2"), "The cat", max_new_tokens=20, penalty_alpha=0.6, top_k=4)
+    assert contrastive[0].ids != plain[0].ids
+    long = etymon.generate(folder("gpt2"), "The cat", max_new_tokens=60, min_new_tokens=60, window=True)
+    assert len(long[0].ids) == 60
+
+
+@pytest.mark.parametrize("kind", ["file", "prepared", "run"])
+def test_report(folder, run, tmp_path, kind):
+    """The training text is given, or found where a run keeps it."""
+    model, prompts = etymon.load(folder("gpt2")), ["The cat", "Paris is"]
+    (tmp_path / "text.txt").write_text(
+        "nothing\n" + etymon.generate(model, "The cat", max_new_tokens=12)[0].text + "\n"
+    )
+    target, data = folder("gpt2"), ["--data", tmp_path / "text.txt"]
+    if kind != "file":
+        target = tmp_path / "run"
+        etymon.save(model, target / "model")
+        source = text_source([str(tmp_path / "text.txt")])
+        build_store(source.documents(), model.tokenizer, target / "store", validation=0.0, source=source)
+        data = [] if kind == "run" else ["--data", target / "store"]
+    flags = ("generate", target, *prompts, "--temperature", 1.5, "--returns", 2, "--max-new-tokens", 12)
+    page = tmp_path / "report.html"
+    code, out, err = run(*flags, "--report", "--out", page, *data)
+    assert (code, err) == (0, "")
+    ways = ["greedy", "sampling, temperature 1.5", "top-p 0.95", "typical-p 0.95", "contrastive", "4 beams"]
+    lines = out.splitlines()
+    assert all(line.startswith(way) for line, way in zip(lines[1:7], ways, strict=True))
+    for way in ways:
+        assert way in page.read_text()
+    records = [json.loads(line) for line in run(*flags, "--report", "--json", *data)[1].splitlines()]
+    assert [record["texts"] for record in records] == [2, 4, 4, 4, 2, 2]
+    assert records[0]["longest_copy"] >= 10  # the text itself, in tokens
+    assert all(0 <= record["repeated_4"] <= 100 and record["tokens"] > 0 for record in records)
+    assert records[1]["distinct_1"] > records[0]["distinct_1"]
+    assert ("self_bleu" in records[0]) == (find_spec("sacrebleu") is not None)
+
+
+def test_a_report_without_training_text(folder, run):
+    found = etymon.generate(etymon.load(folder("t5")), "The cat", max_new_tokens=8, report=True)
+    assert len(found) == 6 and found[0].prompt == "The cat"
+    assert [way.longest_copy for way in found.ways] == [None] * 6
+    assert any("--data" in line for line in found.lines())
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (("gpt2", "x", "--choice", "a", "--beams", "2"), "beams has no say"),
+        (("gpt2", "x", "--penalty-alpha", "0.6"), "needs top_k"),
+        (("gpt2", "x", "--out", "page.html"), "ask for it (--report)"),
+        (("gpt2", "x", "--report", "--choice", "a"), "leave out choices"),
+        (("gpt2", "x", "--draft-tokens", "99"), "draft_tokens is 99"),
         (("gpt2", "x", "--temperature", "0"), "temperature is 0.0"),
         (("gpt2", "x", "--max-new-tokens", "100"), "48 positions"),
         (("bert", "x"), "etymon fill"),

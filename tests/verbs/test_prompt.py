@@ -105,7 +105,8 @@ def test_answers_that_are_written(folder, task):
     task.write_text(TASK.replace("choices: [France, Italy, the mat, soup]", "max_new_tokens: 4"))
     found = etymon.prompt(folder("gpt2"), task).outcomes[0]
     for answer in found.answers:
-        (expected,) = etymon.generate(folder("gpt2"), answer.prompt, max_new_tokens=4, stop=["\n"])
+        begun = f"<|endoftext|>{answer.prompt}"
+        (expected,) = etymon.generate(folder("gpt2"), begun, max_new_tokens=4, stop=["\n"])
         assert answer.answer == expected.text.strip()
         assert answer.choices == ()
         assert answer.correct is (answer.answer == answer.labels[0])
