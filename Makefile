@@ -6,7 +6,7 @@ EXTRAS := test,data,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-encoders clean
+.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,12 @@ check: $(VENV)/.installed-test  ## lint, formatting, types and the direction of 
 
 bench: $(VENV)/.installed-test  ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-generation: $(VENV)/.installed-test  ## decoding beside Transformers and CTranslate2
+	$(BIN)/python -m benchmarks generation prompting
+
+bench-recurrent: $(VENV)/.installed-test .venv-peer/.installed  ## memory, permutation and adaptive softmax beside their peers
+	$(BIN)/python -m benchmarks recurrent
 
 bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
 	$(BIN)/python -m benchmarks.encoders
@@ -50,3 +56,9 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing etymon with what the tests need into $(VENV) (once; two or three minutes)"
 	@$(PIP_INSTALL) -e '.[$(EXTRAS)]'
 	@touch $(VENV)/.installed $@
+
+# The last Transformers that had Transformer-XL needs an environment of its own.
+.venv-peer/.installed: benchmarks/peers/requirements.txt
+	@$(PYTHON) -m venv --clear .venv-peer
+	@.venv-peer/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@touch $@

@@ -18,6 +18,8 @@ BENCHMARKS = {
     "preparing": "benchmarks.preparing",
     "sentence-encoding": "benchmarks.sentence_encoding",
     "prompting": "benchmarks.prompting",
+    "generation": "benchmarks.generation",
+    "recurrent": "benchmarks.recurrent",
     "training-steps": "benchmarks.training_steps",
     "shakespeare": "benchmarks.shakespeare",
 }

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -61,17 +61,24 @@ def alternate(
     ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 7, warmup: int = 2
 ) -> tuple[list[float], list[float]]:
     """Seconds of each side, round by round, each side first in turn."""
-    for _ in range(warmup):
-        ours()
-        theirs()
-    times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for number in range(rounds):
-        sides = [("ours", ours), ("theirs", theirs)]
-        for name, run in sides if number % 2 == 0 else reversed(sides):
-            begin = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - begin)
+    times = in_turn({"ours": ours, "theirs": theirs}, rounds, warmup)
     return times["ours"], times["theirs"]
+
+
+def in_turn(
+    sides: Mapping[str, Callable[[], object]], rounds: int = 7, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of every side, round by round, in an order that turns around every round."""
+    for _ in range(warmup):
+        for run in sides.values():
+            run()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in sides if number % 2 == 0 else reversed(list(sides)):
+            begin = time.perf_counter()
+            sides[name]()
+            times[name].append(time.perf_counter() - begin)
+    return times
 
 
 def peak_memory(module: str, *arguments: str) -> float:

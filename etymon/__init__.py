@@ -14,11 +14,15 @@ from etymon.errors import EtymonError
 if TYPE_CHECKING:
     from etymon.families.loading import build, load, save
     from etymon.nn.trace import trace
+    from etymon.verbs.attention import attention
+    from etymon.verbs.context import context
     from etymon.verbs.convert import convert
     from etymon.verbs.demo import demo
     from etymon.verbs.distill import distill
     from etymon.verbs.embed import embed
+    from etymon.verbs.evaluate import evaluate
     from etymon.verbs.fill import fill
+    from etymon.verbs.finetune import finetune
     from etymon.verbs.generate import generate
     from etymon.verbs.prepare import prepare
     from etymon.verbs.pretrain import pretrain
@@ -27,8 +31,10 @@ if TYPE_CHECKING:
     from etymon.verbs.replaced import replaced
     from etymon.verbs.score import score
     from etymon.verbs.show import show
+    from etymon.verbs.summarize import summarize
     from etymon.verbs.sweep import sweep
     from etymon.verbs.tokenizer import tokenizer
+    from etymon.verbs.translate import translate
 
 __version__ = "0.1.0"
 
@@ -39,6 +45,10 @@ __all__ = [
     "pretrain",
     "sweep",
     "distill",
+    "finetune",
+    "evaluate",
+    "translate",
+    "summarize",
     "generate",
     "fill",
     "replaced",
@@ -46,6 +56,8 @@ __all__ = [
     "prompt",
     "embed",
     "probe",
+    "context",
+    "attention",
     "convert",
     "show",
     "build",

@@ -30,11 +30,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, TracebackType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 import typer
+from typer.models import ArgumentInfo
 
 import etymon
 from etymon import __version__
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERB
     try:
         command = typer.main.get_command(build(arguments, verbs))
         try:
-            command(args=arguments, prog_name="etymon")
+            command(args=spread(arguments, verbs), prog_name="etymon")
         finally:
             sys.stdout.flush()  # here, where a closed pipe can still be handled
     except EtymonError as error:
@@ -90,6 +92,29 @@ def build(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> typer.T
         module = import_module(verbs[name])
         app.command(name=name.replace("_", "-"))(adapt(getattr(module, name), module))
     return app
+
+
+def spread(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> list[str]:
+    """The command line with `--train a b` as `--train a --train b`, where the verb's own arguments come before it."""
+    name = next((name for name in verbs if arguments and arguments[0] == name.replace("_", "-")), None)
+    if name is None:
+        return list(arguments)
+    verb = getattr(import_module(verbs[name]), name)
+    own = [each for each in inspect.signature(verb).parameters.values() if not each.name.startswith("on_")]
+    described = [get_args(_option(verb, each).annotation) for each in own]
+    needed = [kind for kind, about in described if isinstance(about, ArgumentInfo)]
+    first = next((place for place, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    if first - 1 != len(needed) or any("list[" in str(kind) for kind in needed):
+        return list(arguments)
+    many = {
+        f"--{each.name.replace('_', '-')}" for each, (kind, _) in zip(own, described) if "list[" in str(kind)
+    }
+    made, last = list(arguments[: first + 1]), ""
+    for before, word in pairwise(arguments[first:]):
+        last = before if before.startswith("-") else last
+        made += [last] * (last in many and not before.startswith("-") and not word.startswith("-"))
+        made.append(word)
+    return made
 
 
 def _print_version(asked: bool) -> None:

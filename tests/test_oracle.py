@@ -207,7 +207,7 @@ def test_unbuilt_families_are_listed_as_such(
     edit_json(strange / "config.json", lambda config: config.update(model_type="unheard-of"))
     recurrent = good.parent / "recurrent"
     shutil.copytree(good, recurrent)
-    edit_json(recurrent / MANIFEST, lambda manifest: manifest.update(kind="elmo"))
+    edit_json(recurrent / MANIFEST, lambda manifest: manifest.update(kind="hopfield"))
     assert main([str(good.parent)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[:2] for line in lines[:-1]] == [

@@ -33,6 +33,25 @@ SHAPES: dict[str, dict[str, Any]] = {
     "albert": {**ENCODER, "embedding_dim": 16},
     "distilbert": ENCODER,
     "electra": {**ENCODER, "embedding_dim": 16},
+    "bart": ENCODER,
+    "rnn": {"word_dim": 32, "dim": 32, "layers": 2, "readout_dim": 32},
+    "transformer": {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 64},
+    "transformer-xl": {
+        "dim": 32,
+        "embedding_dim": 32,
+        "layers": 2,
+        "heads": 2,
+        "head_dim": 16,
+        "inner_dim": 64,
+        "memory": 16,
+        "cutoffs": [],
+        "divisor": 1,
+        "clamp": 0,
+        "same_length": False,
+        "zero_start": False,
+    },
+    "xlnet": {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 64, "memory": 16},
+    "elmo": {"dim": 12, "cells": 20, "letter_dim": 5, "filters": "1x4 2x6 3x8", "targets": 20},
     "t5": {"dim": 32, "layers": 2, "heads": 2, "head_dim": 8, "inner_dim": 48, "feed_forward": "gated-gelu"},
 }
 DROPOUTS = {
@@ -40,7 +59,10 @@ DROPOUTS = {
         ("gpt1", "gpt2", "gpt3", "gptj"), ("embedding_dropout", "attention_dropout", "residual_dropout")
     ),
     **dict.fromkeys(("bert", "roberta", "albert", "distilbert", "electra"), ("dropout", "attention_dropout")),
-    "t5": ("dropout",),
+    **dict.fromkeys(("bart", "transformer"), ("dropout", "attention_dropout", "inner_dropout")),
+    "transformer-xl": ("dropout", "attention_dropout"),
+    "elmo": ("dropout",),
+    **dict.fromkeys(("t5", "rnn", "xlnet"), ("dropout",)),
 }
 
 

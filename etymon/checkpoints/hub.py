@@ -16,6 +16,7 @@ WANTED = [
     "*.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "token_counts.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.txt",

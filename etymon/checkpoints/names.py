@@ -20,20 +20,30 @@ from torch import Tensor
 class Row:
     """`ours` and `theirs` name the same numbers; several of ours are joined, in order, into one of theirs.
 
-    `transposed` says that their matrices are stored `[in, out]`.
+    `transposed` says that their matrices are stored `[in, out]`, `lifted` that their vectors are stored `[1, out]`, and
+    `stored` that their matrices have further axes, all but the first of which are one of ours.
     """
 
     ours: tuple[str, ...]
     theirs: str
     transposed: bool = False
+    lifted: bool = False
+    stored: tuple[int, ...] = ()
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        return whole.T.contiguous() if self.transposed and whole.dim() == 2 else whole
+        if self.lifted:
+            return whole[None]
+        whole = whole.T.contiguous() if self.transposed and whole.dim() == 2 else whole
+        return whole.reshape(self.stored) if self.stored else whole
 
     def split(self, whole: Tensor) -> list[Tensor]:
+        if self.stored and whole.dim() == len(self.stored):
+            whole = whole.flatten(1)
         if self.transposed and whole.dim() == 2:
             whole = whole.T
+        if self.lifted and whole.dim() == 2 and len(whole) == 1:
+            whole = whole[0]
         return list(whole.chunk(len(self.ours)))
 
 

@@ -49,11 +49,15 @@ class Constant:
 
 RESIDUAL_SCALE = Field("residual_scale", "etymon_residual_scale", unless=1.0)
 """The same row in every family."""
-POINTER = Field("pointer", "etymon_pointer", unless=0)
-"""In every family whose shape has the field."""
+OWN = (
+    Field("pointer", "etymon_pointer", unless=0),
+    Field("cutoffs", "etymon_cutoffs", unless=()),
+    Field("divisor", "etymon_divisor", unless=1),
+)
+"""In every family whose shape has the field and that publishes no such."""
 CARRIED = (
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
-    "decoder_start_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
+    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
     "etymon_prefix",
     "etymon_weights",
 )  # fmt: skip
@@ -64,7 +68,7 @@ IGNORED = (
     "_attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward", "language",
     "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature", "top_k", "top_p",
     "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "num_return_sequences",
-    "bad_words_ids", "num_beam_groups", "diversity_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "bad_words_ids", "num_beam_groups", "diversity_penalty",
     "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
     "encoder_no_repeat_ngram_size", "output_scores", "return_dict_in_generate", "torchscript", "use_bfloat16",
     "pruned_heads", "tf_legacy_loss", "directionality", "model_name", "name", "license", "datasets",
@@ -83,7 +87,7 @@ class SettingsMap:
         self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Our fields, and the values to carry along."""
-        table = {row.theirs: row for row in (*self.fields, POINTER)}
+        table = {row.theirs: row for row in (*self.fields, *OWN)}
         fixed = {row.theirs: row for row in self.constants}
         ours: dict[str, Any] = {}
         carried: dict[str, Any] = {}
@@ -107,8 +111,13 @@ class SettingsMap:
     def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
         written = {
             row.theirs: row.written(shape[row.ours])
-            for row in (*self.fields, *([POINTER] if "pointer" in shape else []))
+            for row in (*self.fields, *self.unpublished(shape))
             if row.unless is None or shape[row.ours] != row.unless
         }
         written.update({row.theirs: row.value for row in self.constants if row.write})
         return written
+
+    def unpublished(self, shape: Mapping[str, Any]) -> list[Field]:
+        """Our own rows that such a shape has and the family's table has not."""
+        published = {row.ours for row in self.fields}
+        return [row for row in OWN if row.ours in shape and row.ours not in published]

@@ -40,6 +40,10 @@ class Framing:
     single_segments: tuple[int, ...]
     pair_segments: tuple[int, ...]
     role_ids: tuple[tuple[str, int], ...] = ()
+    apart: bool = False
+    """Vectors of texts leave the special tokens out: they are marks beside the text, not a part of what is read."""
+    start: str | None = None
+    """Of an encoder-decoder: the role of the token that the decoder begins with, before the framed text it writes."""
 
     def __post_init__(self) -> None:
         if len(self.single) != len(self.single_segments) or len(self.pair) != len(self.pair_segments):
@@ -66,6 +70,16 @@ class Framing:
     def overhead(self, pair: bool = False) -> int:
         """How many special tokens are added around one sequence, or around two."""
         return sum(isinstance(item, str) for item in (self.pair if pair else self.single))
+
+    def segments(self, rows: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """The segments of single texts that were framed; None if there is but one."""
+        if not any(self.single_segments):
+            return None
+        lengths = [len(row) - self.overhead() for row in rows]
+        return [
+            np.repeat(self.single_segments, [length if item == 0 else 1 for item in self.single])
+            for length in lengths
+        ]
 
     def frame(
         self, first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray | None = None
@@ -120,6 +134,31 @@ GPT1 = Framing(
 # BERT's tokens without its segments.
 DISTILBERT = replace(BERT, name="distilbert", pair_segments=(0, 0, 0, 0, 0))
 # T5 knows no pairs: its tasks write both texts into one, so two sequences are simply joined.
-T5 = Framing("t5", (0, "end"), (0, 1, "end"), (0, 0), (0, 0, 0))
+T5 = Framing("t5", (0, "end"), (0, 1, "end"), (0, 0), (0, 0, 0), start="pad")
+# The decoder reads `</s> <s> A`, and so writes the same `<s> A </s>` that the encoder reads.
+BART = replace(ROBERTA, name="bart", start="end")
+# The pairs of 2014 to 2017: texts have an end, and the one that is written begins with a token for that.
+SEQ2SEQ = replace(T5, name="seq2seq", start="begin")
 
-FRAMINGS = {framing.name: framing for framing in (PLAIN, BERT, ROBERTA, DISTILBERT, GPT1, T5)}
+# What a text says is read at its end, in a segment of its own.
+XLNET = Framing(
+    "xlnet",
+    (0, "separator", "class"),
+    (0, "separator", 1, "separator", "class"),
+    (0, 0, 2),
+    (0, 0, 1, 1, 2),
+)
+# Marks before and behind every text; what is read of it are its words.
+ELMO = Framing(
+    "elmo",
+    ("begin", 0, "end"),
+    ("begin", 0, "end", "begin", 1, "end"),
+    (0, 0, 0),
+    (0, 0, 0, 0, 0, 0),
+    apart=True,
+)
+
+FRAMINGS = {
+    framing.name: framing
+    for framing in (PLAIN, BERT, ROBERTA, DISTILBERT, GPT1, T5, BART, SEQ2SEQ, ELMO, XLNET)
+}

@@ -1,13 +1,15 @@
 """The noise algebra: a noise mask, what the input shows of it, and what the target asks for.
 
-Masked language modelling, by tokens, words or n-grams, span corruption and dropping are combinations of these
-small pure functions (after the preprocessors of T5). Each takes its randomness as an explicit generator,
-and each is invertible: input and target together still hold the original text.
+Masked language modelling, by tokens, words or n-grams, span corruption, dropping and infilling are combinations of
+these small pure functions (after the preprocessors of T5 and BART's); `data.corruption` names those of encoder-decoders.
+Each takes its randomness as an explicit generator, and each is invertible: input and target together still hold the
+original text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -121,6 +123,81 @@ def _composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray
     return np.diff(cuts, prepend=0, append=total)
 
 
+@dataclass(frozen=True)
+class Spans:
+    """Noise spans `[start, stop)` in order, which may touch and do not overlap, and how many are empty and lie anywhere."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+    empty: int = 0
+
+    @staticmethod
+    def of(mask: np.ndarray) -> Spans:
+        """The runs of noise of a mask."""
+        edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+        return Spans(edges[0::2], edges[1::2])
+
+    def mask(self, length: int) -> np.ndarray:
+        edges = np.zeros(length + 1, np.int64)
+        np.add.at(edges, self.starts, 1)
+        np.add.at(edges, self.stops, -1)
+        return np.cumsum(edges)[:-1] > 0
+
+
+def infill_spans(
+    word_starts: np.ndarray, density: float, mean_span: float, rng: np.random.Generator
+) -> Spans:
+    """BART's noise: whole words from random ones on, as many as a Poisson variable says, until the share is used up.
+
+    The budget is the share of the words, rounded up; the last span is cut to it. Spans are drawn from any words, so one
+    may run into the next, and both are then one; a span ends with the text. What stands before the first whole word stays.
+    A draw of 0 is an empty span: nothing is taken out there, and something shown all the same.
+    """
+    firsts = np.flatnonzero(word_starts)
+    budget = int(np.ceil(density * len(firsts)))
+    if not budget:
+        return Spans(firsts[:0], firsts[:0])
+    sizes = rng.poisson(mean_span, budget)
+    while sizes.sum() < budget:
+        sizes = np.append(sizes, rng.poisson(mean_span, budget))
+    last = int(np.searchsorted(np.cumsum(sizes), budget))
+    sizes = sizes[: last + 1]
+    sizes[-1] -= sizes.sum() - budget
+    empty = int((sizes == 0).sum())
+    sizes = sizes[sizes > 0]
+    chosen = rng.permutation(len(firsts))[: len(sizes)]
+    order = np.argsort(chosen)
+    chosen, sizes = chosen[order], sizes[order]
+    starts = firsts[chosen]
+    stops = np.append(firsts, len(word_starts))[np.minimum(chosen + sizes, len(firsts))]
+    fresh = np.append(True, starts[1:] >= np.maximum.accumulate(stops)[:-1])
+    groups = np.flatnonzero(fresh)
+    starts, stops = starts[groups], np.maximum.reduceat(stops, groups)
+    # As many at most as there is room for: the input never becomes longer than the text.
+    return Spans(starts, stops, min(empty, int((stops - starts).sum()) - len(starts)))
+
+
+def suffix_span(length: int, rng: np.random.Generator) -> Spans:
+    """All behind a point anywhere between the first token and the last (prefix language modelling)."""
+    return Spans(rng.integers(1, length, 1), np.array([length]))
+
+
+# ---------------------------------------------------------------- in which order
+
+
+def sentence_order(starts: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
+    """Sentences in random order (BART): the old place of every position. What comes before the first start is one, too."""
+    bounds = np.unique(np.concatenate(([0], starts, [length])))
+    return np.concatenate(
+        [np.arange(bounds[each], bounds[each + 1]) for each in rng.permutation(len(bounds) - 1)]
+    )
+
+
+def rotation(length: int, rng: np.random.Generator) -> np.ndarray:
+    """The text from a random token on, and then what stood before it (BART)."""
+    return np.roll(np.arange(length), -int(rng.integers(length)))
+
+
 # ---------------------------------------------------------------- what the input shows
 
 
@@ -150,12 +227,21 @@ def replace_spans_with_sentinels(
     ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int] | np.ndarray
 ) -> np.ndarray:
     """Every noise span becomes one sentinel: the first span `sentinels[0]`, and so on."""
-    firsts = _span_firsts(mask, sentinels)
-    shown = ids.copy()
-    shown[firsts] = np.asarray(sentinels[: len(firsts)], shown.dtype)
-    keep = ~mask
-    keep[firsts] = True
-    return shown[keep]
+    return replace_spans(ids, Spans.of(mask), sentinels[: len(_span_firsts(mask, sentinels))])
+
+
+def replace_spans(ids: np.ndarray, spans: Spans, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Every span that is not empty becomes one of the tokens, in order."""
+    keep = ~spans.mask(len(ids))
+    before = np.concatenate(([0], np.cumsum(keep)))
+    return np.insert(ids[keep], before[spans.starts], np.asarray(tokens, ids.dtype))
+
+
+def insert_anywhere(ids: np.ndarray, token: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """So many of a token between the others, before and behind them, all ways equally likely."""
+    shown = np.full(len(ids) + count, token, ids.dtype)
+    shown[np.sort(rng.permutation(len(shown))[count:])] = ids
+    return shown
 
 
 def drop(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

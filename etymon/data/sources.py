@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from etymon.data.prose import stdlib_documents
-from etymon.data.text import BUFFER, READERS, RECORDS, Boundary, Document, Errors, Reading, Record
+from etymon.data.text import (
+    BUFFER,
+    READERS,
+    RECORDS,
+    Boundary,
+    Document,
+    Errors,
+    Reading,
+    Record,
+    record_lines,
+)
 from etymon.errors import EtymonError
 
 logger = logging.getLogger("etymon.data")
@@ -86,6 +96,18 @@ class TextFiles(Reading):
                 raise EtymonError(f"{name} has no named columns: give a {', '.join(RECORDS)} file")
             with self._open(path) as stream:
                 yield from RECORDS[kind](stream, name, self)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Place and text of every line, whatever the files are; what follows the last line end is one if it is not empty."""
+        for path in self.listed():
+            with self._open(path) as stream:
+                place, text = "", None
+                for after in record_lines(stream, _shown(path), self):
+                    if text is not None:
+                        yield place, text
+                    place, text = after
+                if text:
+                    yield place, text
 
     def fingerprint(self) -> str:
         """Changes when any file's name or content, or the way to read it, changes.

@@ -195,7 +195,7 @@ def _without_bad(documents: Iterator[Document], reading: Reading) -> Iterator[Do
 # ---------------------------------------------------------------- records
 
 
-def _record_lines(stream: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, str]]:
+def record_lines(stream: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, str]]:
     """Place and text of every line that is not too long."""
     line: list[str] = []
     size, number = 0, 1
@@ -225,7 +225,7 @@ def _jsonl(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]
 
 
 def _json_records(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Record]:
-    for place, line in _record_lines(stream, name, reading):
+    for place, line in record_lines(stream, name, reading):
         if SURROGATE.search(line):
             reading.skipped += 1
         elif line.strip():
@@ -284,7 +284,7 @@ def _table_records(stream: IO[bytes], name: str, reading: Reading, **dialect: An
 def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[tuple[str, list[str]]]:
     """Place and cells of every row: the header, and rows of as many cells."""
     csv.field_size_limit(reading.max_document)
-    rows = csv.reader((line + "\n" for _, line in _record_lines(stream, name, reading)), **dialect)
+    rows = csv.reader((line + "\n" for _, line in record_lines(stream, name, reading)), **dialect)
     header = next(rows, [])
     yield name, header
     while True:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -19,6 +19,10 @@ from etymon.data.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
+if TYPE_CHECKING:
+    from etymon.data.words import Lexicon
+
+COUNTS = "token_counts.json"
 # Our roles and the names Transformers gives them in tokenizer_config.json.
 ROLE_KEYS = {
     "pad": "pad_token",
@@ -65,6 +69,8 @@ class Tokenizer:
         self._config = dict(config or {})  # keys of a foreign tokenizer_config.json, carried verbatim
         self._description = json.loads(backend.to_str())
         self.framing = framing or self._usual_framing()
+        self.counts: np.ndarray | None = None
+        """How often every id occurred in the text that a word tokenizer was trained on."""
 
     # ------------------------------------------------------------ what it is
 
@@ -164,6 +170,13 @@ class Tokenizer:
         lengths[[number for number in self.special_ids if number != self.id("unknown")]] = 0
         return lengths
 
+    @cached_property
+    def lexicon(self) -> Lexicon:
+        """The letters of its words, for models that read characters."""
+        from etymon.data.words import Lexicon
+
+        return Lexicon(self)
+
     @property
     def framing(self) -> Framing:
         """How sequences become model inputs; assigning a framing binds it to this tokenizer's ids."""
@@ -226,6 +239,15 @@ class Tokenizer:
     # ------------------------------------------------------------ files
 
     @classmethod
+    def of_words(cls, specials: Mapping[str, str], framing: Framing | None = None) -> Tokenizer:
+        """A tokenizer of words between white space that knows none of them: for models that read letters."""
+        words = {token: number for number, token in enumerate(specials.values())}
+        backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=specials["unknown"]))
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        backend.add_special_tokens(list(words))
+        return cls(backend, specials, framing=framing)
+
+    @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Tokenizer:
         """Read the tokenizer of a checkpoint folder, ours or a foreign one."""
         from etymon.data.tokenizer_files import load_tokenizer
@@ -241,6 +263,9 @@ class Tokenizer:
             file.write(self.backend.to_str(pretty=True))
         with atomic_write(folder / "tokenizer_config.json") as file:
             json.dump(hub_config(self, self._config), file, indent=2, ensure_ascii=False)
+        if self.counts is not None:
+            with atomic_write(folder / COUNTS) as file:
+                json.dump(self.counts.tolist(), file)
 
 
 class TokenStream:

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, processors
 
 from etymon.data.framing import GPT1, T5, Framing
-from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
+from etymon.data.tokenizer import COUNTS, ROLE_KEYS, Tokenizer
 from etymon.data.tokenizer_kinds import (
     WORD_END,
     add_sentinels,
@@ -60,7 +61,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
             )
         backend = _from_sentencepiece(folder / names[0], config)
     roles = _roles(backend, {**_read_json(folder / "special_tokens_map.json"), **config})
-    return Tokenizer(backend, roles, config=config)
+    tokenizer = Tokenizer(backend, roles, config=config)
+    if (folder / COUNTS).is_file():
+        tokenizer.counts = np.array(json.loads((folder / COUNTS).read_text(encoding="utf-8")), np.int64)
+    return tokenizer
 
 
 def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, Any]:

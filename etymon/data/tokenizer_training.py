@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -106,11 +107,21 @@ def train_tokenizer(
     backend.add_special_tokens([AddedToken(token, lstrip=token == spaced, special=True) for token in leading])
     kinds.add_sentinels(backend, sentinels)
     tokenizer = Tokenizer(backend, specials, framing=framing)
-    processor = post_processor(tokenizer.framing, tokenizer)
-    if processor is None:
-        return tokenizer
-    backend.post_processor = processor
-    return Tokenizer(backend, specials, framing=framing)
+    if (processor := post_processor(tokenizer.framing, tokenizer)) is not None:
+        backend.post_processor = processor
+        tokenizer = Tokenizer(backend, specials, framing=framing)
+    if kind == "word":
+        tokenizer.counts = _token_counts(tokenizer, _Pieces(texts))
+    return tokenizer
+
+
+def _token_counts(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
+    """How often every id occurs in the texts."""
+    counts = np.zeros(tokenizer.size, np.int64)
+    reading = iter(texts)
+    while block := list(islice(reading, 1024)):
+        counts += np.bincount(np.concatenate(tokenizer.encode_batch(block)), minlength=tokenizer.size)
+    return counts
 
 
 @dataclass(frozen=True)

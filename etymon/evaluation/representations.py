@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -18,6 +18,7 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import evaluating
 from etymon.nn.batch import Batch
+from etymon.nn.ragged import Layout
 from etymon.nn.trace import trace
 
 POOLINGS = ("mean", "cls", "last")
@@ -33,6 +34,8 @@ class Reader:
     def __init__(self, model: Model) -> None:
         assert model.tokenizer is not None
         self.model, self.tokenizer = model, model.tokenizer
+        # A model that reads letters can tell words apart that its tokenizer does not know.
+        self.words: Any = self.tokenizer.lexicon if "letters" in model.capabilities else self.tokenizer
         framing = self.tokenizer.framing
         # A framing puts the same tokens around every text: no need to build each one by itself.
         place, ids_of = framing.single.index(0), dict(framing.role_ids)
@@ -40,6 +43,7 @@ class Reader:
             np.array([ids_of[str(role)] for role in part], np.int32)
             for part in (framing.single[:place], framing.single[place + 1 :])
         )
+        self.apart = framing.apart
         self.has_class = "class" in framing.single
         self.class_last = self.has_class and framing.single.index("class") > place
         self.room = None if model.positions is None else model.positions - framing.overhead()
@@ -52,7 +56,9 @@ class Reader:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of texts, without the framing."""
-        return [self.within(ids) for ids in self.tokenizer.encode_batch(texts)]
+        if self.words is not self.tokenizer:
+            self.words.forget()
+        return [self.within(ids) for ids in self.words.encode_batch(texts)]
 
     def within(self, ids: np.ndarray) -> np.ndarray:
         """The ids that fit into the model's positions."""
@@ -67,9 +73,19 @@ class Reader:
         for first in range(0, len(order), size):
             chosen = order[first : first + size]
             rows = [np.concatenate((self.before, encoded[number], self.after)) for number in chosen]
-            if not all(map(len, rows)):
+            if not all(map(len, [encoded[number] for number in chosen] if self.apart else rows)):
                 raise EtymonError("an empty text has no tokens to make a vector of: leave it out")
-            yield chosen, Batch.of(rows, device=self.model.device)
+            segments = self.tokenizer.framing.segments(rows)
+            yield chosen, Batch.of(rows, segments=segments, device=self.model.device)
+
+    def inside(self, x_ND: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
+        """The states that a text's vector is made of: all, or where the framing stands apart those of the text alone."""
+        if not self.apart:
+            return x_ND, layout
+        lengths = torch.tensor(layout.lengths, device=layout.device)[layout.row]
+        inner = (layout.index >= len(self.before)) & (layout.index < lengths - len(self.after))
+        fewer = len(self.before) + len(self.after)
+        return x_ND[inner], Layout([length - fewer for length in layout.lengths], layout.device)
 
     def last(self, batch: Batch) -> Tensor:
         """The last layer's states `[N, D]`; of an encoder and a decoder, the encoder's."""
@@ -111,7 +127,7 @@ def represent(
     encoded: list[np.ndarray] = []
     ranges = np.zeros((len(units), 2), np.int64)  # of tokens within the framed row
     for text, numbers in wanted.items():
-        ids, starts, stops = reader.tokenizer.offsets(text)
+        ids, starts, stops = reader.words.offsets(text)
         encoded.append(reader.within(ids))
         for number in numbers:
             ranges[number] = _tokens(reader, len(encoded[-1]), starts, stops, units[number][1], pieces)
@@ -141,6 +157,9 @@ def _tokens(
     """The tokens of the framed row whose mean a unit is."""
     row = len(reader.before) + length + len(reader.after)
     if isinstance(place, str):
+        if reader.apart:  # of the text alone
+            begin, row = len(reader.before), len(reader.before) + length
+            return (begin, row) if place == "mean" else (max(begin, row - 1), row)
         if place == "mean":
             return 0, row
         return (row - 1, row) if place == "last" or reader.class_last else (0, 1)

@@ -22,6 +22,12 @@ REGISTRY = {
     "albert": "etymon.families.albert",
     "distilbert": "etymon.families.distilbert",
     "electra": "etymon.families.electra",
+    "bart": "etymon.families.bart",
+    "elmo": "etymon.families.elmo",
+    "transformer": "etymon.families.transformer",
+    "rnn": "etymon.families.rnn",
+    "xlnet": "etymon.families.xlnet",
+    "transformer-xl": "etymon.families.transformer_xl",
 }
 """Family name -> module with a `FAMILY`."""
 
@@ -29,9 +35,10 @@ REGISTRY = {
 def get_family(name: str) -> Family:
     """The family of that name (`gpt2`, `bert`, ...; upper case and hyphens do not matter)."""
     plain = name.lower().replace("-", "").replace("_", "")
-    if plain not in REGISTRY:
+    known = {listed.replace("-", ""): module for listed, module in REGISTRY.items()}
+    if plain not in known:
         raise EtymonError(f"there is no family {name!r}: {did_you_mean(name, REGISTRY)}")
-    family: Family = import_module(REGISTRY[plain]).FAMILY
+    family: Family = import_module(known[plain]).FAMILY
     return family
 
 

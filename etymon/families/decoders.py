@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveFloat
+from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
 from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
 from etymon.nn.bodies import Body
@@ -42,9 +43,34 @@ class DecoderShape:
     pointer: NonNegativeInt = 0
     """How many recent words a pointer may copy (0: there is none). Transformers has no such thing either."""
 
+    cutoffs: tuple[PositiveInt, ...] = ()
+    """Ids at which rarer words begin, for an adaptive softmax (none: a plain one). Nor has it this."""
+    divisor: PositiveInt = 1
+    """Word vectors are narrower by it from each cutoff to the next."""
+
     def __post_init__(self) -> None:
         if self.dim % self.heads:
             raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        if self.pointer and self.cutoffs:
+            raise ValueError("a pointer stands beside a plain softmax: leave pointer or cutoffs out")
+        if self.divisor > 1 and not self.cutoffs:
+            raise ValueError(
+                "a divisor makes vectors narrower from cutoff to cutoff: give cutoffs, or leave it out"
+            )
+        check_cutoffs(self)
+
+
+def check_cutoffs(shape: Any) -> None:
+    edges = (0, *shape.cutoffs, shape.vocabulary)
+    if list(edges) != sorted(set(edges)):
+        raise ValueError(
+            f"cutoffs {list(shape.cutoffs)} have to rise, from above 0 to below the {shape.vocabulary} words"
+        )
+    narrowest = (getattr(shape, "embedding_dim", None) or shape.dim) // shape.divisor ** len(shape.cutoffs)
+    if not narrowest:
+        raise ValueError(
+            f"divisor {shape.divisor} leaves nothing of the rarest words' vectors: take a smaller one"
+        )
 
 
 POCKET = {
@@ -105,8 +131,11 @@ def decoder(
     norm: bool = True,
 ) -> Body:
     """Words, a `table` of learned positions, layers, and a last `norm`."""
+    words: Embedding | AdaptiveEmbedding = Embedding(shape.vocabulary, shape.dim)
+    if shape.divisor > 1:
+        words = AdaptiveEmbedding(shape.vocabulary, shape.dim, shape.cutoffs, divisor=shape.divisor)
     embeddings = Embeddings(
-        Embedding(shape.vocabulary, shape.dim),
+        words,
         positions=Embedding(shape.positions, shape.dim) if table else None,
         longest=shape.positions,
         dropout=shape.embedding_dropout,
@@ -133,8 +162,12 @@ def residual_initial(shape: Any) -> list[tuple[str, Filler]]:
 def vocabulary_head(bias: bool = False) -> Head:
     def build(shape: Any, body: nn.Module, labels: int) -> nn.Module:
         assert isinstance(body, Body)
-        own = Embedding(shape.vocabulary, shape.dim)
-        return DenseVocabulary(body.embeddings.words.weight if shape.tied else own.weight, bias=bias)
+        if shape.cutoffs:
+            ties = [shape.tied] * (len(shape.cutoffs) + 1)
+            return AdaptiveVocabulary(body.embeddings.words, shape.cutoffs, tied=shape.tied, tied_maps=ties)
+        words = body.embeddings.words if shape.tied else Embedding(shape.vocabulary, shape.dim)
+        assert isinstance(words, Embedding)
+        return DenseVocabulary(words.weight, bias=bias)
 
     return Head(build)
 

@@ -123,6 +123,7 @@ def vocabulary_head(activation: Callable[[Tensor], Tensor] | None = None) -> Hea
     def build(shape: Any, body: nn.Module, labels: int) -> nn.Module:
         assert isinstance(body, Body)
         words = body.embeddings.words
+        assert isinstance(words, Embedding)
         width = words.embedding_dim
         transform = Transform(
             Linear(shape.dim, width),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.data.framing import Framing
+from etymon.nn.adaptive import choose_cutoffs
 from etymon.nn.initialise import Filler
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Recipe:
     """The share of the steps after which a linear or cosine schedule has fallen."""
     ramp: float = 0.0
     """The share of the samples over which the batch grows from a sixteenth to its full size."""
+    length: int | None = None
+    """Of samples, where one was published that is not the number of positions."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the family's own objective, where they differ from that objective's usual ones."""
 
@@ -74,6 +77,8 @@ class TokenizerChoice:
     lowercase: bool = False
     strip_accents: bool = False
     sentinels: int = 0
+    min_frequency: int = 2
+    """What is rarer is not learnt."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +100,16 @@ class Family:
     recipe: Recipe
     tokenizer: TokenizerChoice
     framing: Framing
-    decoder_start: str | None = None
-    """The role of the token that a decoder's input begins with, for encoder-decoders."""
     size_recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    tuning: Recipe = Recipe(learning_rate=5e-5)
+    """The usual way to fine-tune a published size."""
     generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
     """For replaced-token detection: family and shape of a generator that can share this shape's embeddings."""
 
     expressible: Callable[[Any], bool] = lambda shape: True
     """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
+    settled: Callable[[Any], Any] = lambda shape: shape
+    """The shape of a model whose weights are there: without what only said how to read a file."""
 
     def fitted(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions begin."""
@@ -111,8 +118,32 @@ class Family:
             {"pad": pad} if pad is not None and any(one.name == "pad" for one in fields(self.shape)) else {}
         )
 
+    def suggested(self, tokenizer: Tokenizer, size: str | None, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a shape that nobody has told and that the text decides: where an adaptive softmax is cut."""
+        published = any(row.ours == "cutoffs" for row in self.settings.fields)
+        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only asked for.
+        if not published or "causal" not in self.capabilities or "cutoffs" in told:
+            return {}
+        usual: dict[str, Any] = {one.name: one.default for one in fields(self.shape)}
+        usual |= {**self.sizes[size or next(iter(self.sizes))], **told}
+        if tokenizer.counts is not None:
+            return {"cutoffs": choose_cutoffs(tokenizer.counts, usual["divisor"])}
+        return {"cutoffs": tuple(cut for cut in usual["cutoffs"] if cut < tokenizer.size)}
+
+    @property
+    def decoder_start(self) -> str | None:
+        """The role of the token that a decoder's input begins with, for encoder-decoders."""
+        return self.framing.start
+
     def recipe_for(self, size: str) -> Recipe:
         return self.size_recipes.get(size, self.recipe)
+
+    def tuning_for(self, size: str | None) -> Recipe:
+        """How a pretrained model is fine-tuned: one of a pocket size, as it was trained, at a third of the rate."""
+        if size not in self.size_recipes or size not in ("pocket", "tiny"):
+            return self.tuning
+        own = self.size_recipes[size]
+        return replace(own, learning_rate=round(own.learning_rate / 3, 6))
 
     def with_required(self, heads: frozenset[str]) -> frozenset[str]:
         """The heads asked for and those they read from."""

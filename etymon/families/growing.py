@@ -18,11 +18,13 @@ def grow(model: Model, known: int, spelled: Sequence[Sequence[int]]) -> Model:
     Word vectors, and the output matrix and bias where they are not the word vectors, start as the mean over the spelling.
     Rows beyond the known ids, which some published models have, belonged to no word and are used.
     """
+    if getattr(model.shape, "divisor", 1) > 1:
+        raise EtymonError("word vectors of several widths cannot grow: a new word would be the rarest of all")
     grown = _sized(model, max(known + len(spelled), model.shape.vocabulary))
     with torch.device("meta"):
-        larger = dict(_sized(model, model.shape.vocabulary + 1).named_parameters())
-    target = dict(grown.named_parameters())
-    for name, before in model.named_parameters():
+        larger = _sized(model, model.shape.vocabulary + 1).kept()
+    target = grown.kept()
+    for name, before in model.kept().items():
         if before.shape == larger[name].shape:
             target[name].copy_(before)
         elif before.shape[1:] == larger[name].shape[1:]:

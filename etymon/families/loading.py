@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,18 +11,19 @@ from typing import Any, Literal
 import torch
 
 import etymon
+from etymon.checkpoints import bilm
 from etymon.checkpoints.card import model_card
 from etymon.checkpoints.documents import read_json, write_json
 from etymon.checkpoints.folder import read_config, write_model_folder
 from etymon.checkpoints.hub import resolve
-from etymon.checkpoints.names import NameMap, Row
+from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import family_of, get_family
 from etymon.families.family import Family
-from etymon.families.model import TOKEN_KEYS, Model
+from etymon.families.model import PREFIX_KEY, TOKEN_KEYS, Model
 from etymon.nn.int8 import shrink
 from etymon.nn.int8 import stored as stored_int8
 
@@ -34,9 +35,17 @@ BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
 """The last maps of a layer's parts, into which a residual scale can be multiplied."""
 MEMBERS = ("model", "discriminator")
 """Where a run keeps the model that it trained."""
-POINTER = "vocabulary.pointer"
-"""A part that a decoder's vocabulary head may have and no published one has."""
+OWN_PARTS = {
+    "heads.vocabulary.pointer.*": "etymon_heads.vocabulary.pointer.*",
+    "body.embeddings.words.tables.{}.*": "etymon_words.tables.{}.*",
+    "body.embeddings.words.maps.{}.*": "etymon_words.maps.{}.*",
+}
+"""Parts that any decoder may have and few published ones have."""
 READS_PREFIX = " (it reads a prompt in both directions, which Transformers does not)"
+SOURCE = "source"
+"""Where the tokenizer of the source lies, if it has one of its own."""
+GENERATION = "generation_config.json"
+FORCED_KEYS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 
 
@@ -82,12 +91,13 @@ def load(
     the weights to eight bits, for inference on a processor.
     """
     folder = model_folder(name, revision=revision)
-    config = read_config(folder)
+    config = _config(folder)
     family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
     where = str(folder / "config.json")
-    fields, carried = family.settings.read(config, where, ignore_config_keys)
+    fields, carried = family.settings.read({**_decoding(folder), **config}, where, ignore_config_keys)
     shape: Any = strict(family.shape, fields, where)
-    weights = open_weights(folder)
+    published = bilm.published(folder)
+    weights = open_weights(folder) if published is None else bilm.read_weights(published)
     stored = _stored_heads(family, config, _note(folder), shape, weights, where)
     if labels is None:
         names = carried.get(
@@ -95,6 +105,7 @@ def load(
         )
         labels = [str(names[key]) for key in sorted(names, key=int)]
     model = Model(family, shape, stored if heads is None else heads, labels)
+    model.shape = family.settled(shape)
     model.carried = carried
     model.history = read_history(folder)
     if model.int8:
@@ -103,20 +114,29 @@ def load(
         _fill(
             model, weights, _name_map(family, shape, stored), stored, folder, heads is not None, partial, seed
         )
-    if any((folder / file).is_file() for file in TOKENIZER_FILES):
-        model.tokenizer = Tokenizer.load(folder)
-        if model.tokenizer.size > shape.vocabulary:
-            raise EtymonError(
-                f"the tokenizer in {folder} has {model.tokenizer.size} ids, but the model has only "
-                f"{shape.vocabulary} word vectors: they do not belong together"
-            )
-        if set(family.framing.roles) <= set(model.tokenizer.roles):
-            model.tokenizer.framing = family.framing
+    model.tokenizer = _tokenizer(family, folder, shape.vocabulary)
+    if published is not None:  # letters are read, whatever words are known
+        model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)
+    model.source_tokenizer = _tokenizer(family, folder / SOURCE, model.source_vocabulary)
     if quantize is not None:
         model.quantized()
     if model.int8 and torch.device(device).type != "cpu":
         raise EtymonError(f"weights of eight bits are for a processor, not for {device}: say --device cpu")
     return model.to(device).eval()
+
+
+def _tokenizer(family: Family, folder: Path, words: int) -> Tokenizer | None:
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        return None
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.size > words:
+        raise EtymonError(
+            f"the tokenizer in {folder} has {tokenizer.size} ids, but the model has only {words} word vectors: "
+            "they do not belong together"
+        )
+    if set(family.framing.roles) <= set(tokenizer.roles):
+        tokenizer.framing = family.framing
+    return tokenizer
 
 
 def save(
@@ -136,15 +156,17 @@ def save(
     family, shape = model.family, model.shape_fields()
     architecture = _best_architecture(family, model.asked)
     names = _name_map(family, model.shape, model.asked)
-    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    scale = shape["residual_scale"]
-    foreign = family.expressible(model.shape) and not shape.get("pointer") and (fold or scale == 1.0)
+    named = {name: tensor.detach() for name, tensor in model.kept().items()}
+    scale = shape.get("residual_scale", 1.0)
+    own = any(shape[row.ours] != row.unless for row in family.settings.unpublished(shape))
+    foreign = family.expressible(model.shape) and not own and (fold or scale == 1.0)
     foreign = foreign and not model.int8
     if foreign and scale != 1.0:
         ends = (name for name in named if any(end in name for end in BRANCH_ENDS))
         named |= {name: named[name] * scale for name in ends}
         shape["residual_scale"] = 1.0
     tokens = _token_ids(model)
+    forced = {key: model.carried[key] for key in FORCED_KEYS if model.carried.get(key) is not None}
     config = {
         "architectures": [architecture.name] if foreign else [],
         "model_type": family.model_type if foreign else OWN_TYPE + family.model_type,
@@ -157,25 +179,47 @@ def save(
         config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
         config["label2id"] = {label: number for number, label in enumerate(model.labels)}
     past = [_finite(entry) for entry in (model.history if history is None else history)]
+    extra: dict[str, Callable[[Path], None]] = {HISTORY: lambda path: write_json(path, note)}
+    if model.source_tokenizer is not None:
+        extra[SOURCE] = model.source_tokenizer.save
     note = {"etymon": etymon.__version__, "heads": sorted(model.asked), "history": past}
     write_model_folder(
         folder,
         config=config,
         weights=stored_int8(model) if model.int8 else names.export(named, architecture.prefix),
-        generation_config=tokens if "vocabulary" in model.asked and "state" in family.capabilities else None,
+        generation_config={**tokens, **forced}
+        if "vocabulary" in model.asked and "state" in family.capabilities
+        else None,
         card=_card(model, shape, architecture.name if foreign else None, past),
         tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
-        extra={HISTORY: lambda path: write_json(path, note)},
+        extra=extra,
     )
+
+
+def write_published(model: Model, folder: str | Path) -> None:
+    """Writes an ELMo as bilm-tf and AllenNLP read it, without its heads."""
+    if model.family.model_type != "elmo" or model.int8:
+        raise EtymonError(f"only an ELMo of whole weights has bilm-tf's files, not this {model.family.title}")
+    weights = {name: tensor.detach() for name, tensor in model.kept().items() if name.startswith("body.")}
+    bilm.write(folder, model.shape_fields(), model.family.names(model.shape).export(weights))
 
 
 def read_shape(name: str | Path) -> tuple[Family, Any]:
     """Family and shape of the model behind a path, a run's folder or a hub id, without its weights."""
     folder = model_folder(name)
-    config = read_config(folder)
+    config = _config(folder)
     family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
     where = str(folder / "config.json")
     return family, strict(family.shape, family.settings.read(config, where, ())[0], where)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """A folder's `config.json`, or what it would be of a published ELMo, which knows no words but marks."""
+    if (published := bilm.published(folder)) is None:
+        return read_config(folder)
+    elmo = get_family("elmo")
+    words = len(elmo.tokenizer.specials)
+    return {"model_type": elmo.model_type, "vocabulary": words, **bilm.read_shape(published)}
 
 
 def model_folder(name: str | Path, *, revision: str | None = None) -> Path:
@@ -188,6 +232,13 @@ def model_folder(name: str | Path, *, revision: str | None = None) -> Path:
 def read_history(folder: Path) -> list[dict[str, Any]]:
     """How the model in a folder was trained, as far as it was told."""
     return list(_note(folder).get("history", []))
+
+
+def _decoding(folder: Path) -> dict[str, Any]:
+    """What `generation_config.json` says of the tokens that a text begins and ends with."""
+    path = folder / GENERATION
+    found = read_json(path) if path.is_file() else {}
+    return {key: found[key] for key in FORCED_KEYS if found.get(key) is not None}
 
 
 def _note(folder: Path) -> dict[str, Any]:
@@ -214,7 +265,7 @@ def _fill(
     seed: int,
 ) -> None:
     """Copies the weights in, and refuses whatever does not fit."""
-    family, parameters = model.family, dict(model.named_parameters())
+    family, parameters = model.family, model.kept()
     # Other heads than the checkpoint's were asked for: those it lacks start anew, those it has beyond are left out.
     absent = set(model.heads) - family.with_required(stored)
     new = {name for name in absent if any(ours.startswith(f"heads.{name}.") for ours in parameters)}
@@ -223,6 +274,8 @@ def _fill(
     with torch.no_grad():
         result = names.read(weights, wanted, lambda name, tensor: parameters[name].copy_(tensor))
     groups = names.groups(wanted)
+    # Buffers have a first value: old files do without them.
+    result.missing = [name for name in result.missing if parameters[groups[name][1][0]].requires_grad]
     # A head that only serves others (BERT's pooler) is often stored with classes that have no use for it.
     serving = {head.after for head in family.heads.values() if head.after is not None}
     spare = serving - set(model.heads) if not chosen else set(family.heads)
@@ -266,8 +319,9 @@ def _name_map(family: Family, shape: Any, heads: frozenset[str]) -> NameMap:
     """The family's map; heads beyond the best published class get rows of our own."""
     names = family.names(shape)
     extra = heads - _best_architecture(family, heads).heads
-    own = [Row((f"heads.{name}.*",), f"etymon_heads.{name}.*") for name in (POINTER, *sorted(extra))]
-    return replace(names, rows=[*own, *names.rows])
+    own = {f"heads.{name}.*": f"etymon_heads.{name}.*" for name in sorted(extra)}
+    pointer, *others = rows(OWN_PARTS)
+    return replace(names, rows=[pointer, *rows(own), *names.rows, *others])
 
 
 def _best_architecture(family: Family, heads: frozenset[str]) -> Any:
@@ -325,7 +379,7 @@ def _card(
         family=model.family.name,
         parameters=model.parameter_count(),
         shape=shape,
-        objective=str(last.get("objective", "")) + (READS_PREFIX if model.reads_prefix else ""),
+        objective=str(last.get("objective", "")) + (READS_PREFIX if model.carried.get(PREFIX_KEY) else ""),
         data=str(last.get("data", "")),
         training=last.get("training", {}),
         metrics=last.get("metrics", {}),

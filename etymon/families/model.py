@@ -6,7 +6,7 @@ Legend: N tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +17,13 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.nn import pointer
 from etymon.nn.attention import Memory
-from etymon.nn.batch import Batch
+from etymon.nn.batch import Batch, Letters
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.initialise import initialise
 from etymon.nn.int8 import shrink
 from etymon.nn.pointer import PointerVocabulary
-from etymon.nn.state import KeyValueState
+from etymon.nn.state import KeyValueState, StreamState
+from etymon.nn.two_stream import Asked
 from etymon.nn.vocabulary import DenseVocabulary
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Model(nn.Module):
         if (window := getattr(shape, "pointer", 0)) and isinstance(own := self._vocabulary, DenseVocabulary):
             self.heads["vocabulary"] = PointerVocabulary(own, shape.dim, window)
         self.tokenizer: Tokenizer | None = None
+        self.source_tokenizer: Tokenizer | None = None
+        """Of an encoder whose words are not the decoder's."""
         self.carried: dict[str, Any] = {}
         """Values of a foreign `config.json` that are not ours to read, kept and written back."""
         self.history: list[dict[str, Any]] = []
@@ -76,18 +79,26 @@ class Model(nn.Module):
 
     # --- what it computes
 
-    def hidden(
-        self, batch: Batch, state: KeyValueState | None = None, embedded: Tensor | None = None
-    ) -> tuple[Tensor, KeyValueState | None]:
-        """Hidden states `[N, D]`; with a state, of the new tokens only."""
+    def hidden(self, batch: Batch, state: Any = None, embedded: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Hidden states `[N, D]`; with a state (of `start` or of `remember`), of the new tokens only, which it then holds."""
         assert isinstance(self.body, Body), (
             f"{self.family.title} has an encoder and a decoder: encode, then decode"
         )
+        if "letters" in self.capabilities and batch.letters is None and embedded is None:
+            batch = self._spelled(batch)
         hidden_ND: Tensor = self.body(batch, state=state, embedded=embedded)
         if state is not None and isinstance(self._vocabulary, PointerVocabulary):
             assert state.window is not None, "a state of this model comes from its `start`"
             state.window.append(hidden_ND, batch.ids, batch.layout)
         return hidden_ND, state
+
+    def _spelled(self, batch: Batch) -> Batch:
+        assert self.tokenizer is not None, (
+            "a model that reads letters needs its tokenizer, or a batch with letters"
+        )
+        letters, index = self.tokenizer.lexicon.spelled(batch.ids.cpu().numpy())
+        index_N = torch.from_numpy(index).to(batch.device)
+        return replace(batch, letters=Letters(torch.from_numpy(letters).to(batch.device), index_N, index_N))
 
     def encode(self, batch: Batch, embedded: Tensor | None = None) -> Memory:
         assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
@@ -105,6 +116,34 @@ class Model(nn.Module):
         if isinstance(self._vocabulary, PointerVocabulary):
             state.window = self._vocabulary.pointer.start()
         return state
+
+    def remember(self, rows: int, length: int | None = None) -> StreamState:
+        """What `rows` streams of text carry from segment to segment, before their first; `length` tokens, where the family
+        counts them and the shape's own number is not wanted."""
+        state: StreamState = self.body.remember(rows, length)
+        return state
+
+    def two_stream(
+        self,
+        batch: Batch,
+        asked: Asked,
+        state: Any = None,
+        embedded: Tensor | None = None,
+        reuse: int | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Hidden states `[n, D]` of what stands in some places, given what comes before them in the batch's `order` and not
+        them; without an order, given all but them. The state takes up the rows' first `reuse` tokens (the shape's unless told)."""
+        assert "two-stream" in self.capabilities, f"{self.family.title} has one stream: use hidden"
+        return self.body.two_stream(batch, asked, state, embedded, reuse), state
+
+    def missing(self, batch: Batch, at_n: Tensor) -> Tensor:
+        """Hidden states `[n, D]` of what stands behind the mask tokens at these places, which are in order. A model of two
+        streams asks its query stream, unless its last training was on mask tokens."""
+        last = str(self.history[-1].get("objective", "")) if self.history else ""
+        if "two-stream" not in self.capabilities or last.startswith("masked"):
+            return self.hidden(batch)[0].index_select(0, at_n)
+        counts = batch.layout.row[at_n].bincount(minlength=batch.layout.rows).tolist()
+        return self.two_stream(batch, Asked(at_n, counts))[0]
 
     def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
         """A task head's output at the positions its family reads (or at the flat positions `at`)."""
@@ -126,7 +165,7 @@ class Model(nn.Module):
     @property
     def reads_prefix(self) -> bool:
         """Whether it was trained to read a prompt in both directions, and so does when it goes on from one."""
-        return bool(self.carried.get(PREFIX_KEY))
+        return bool(self.carried.get(PREFIX_KEY) or getattr(self.body, "reads_prefix", False))
 
     @reads_prefix.setter
     def reads_prefix(self, reads: bool) -> None:
@@ -142,6 +181,11 @@ class Model(nn.Module):
         """The longest row it can read, if there is a limit."""
         limit: int | None = self.body.positions
         return limit
+
+    @property
+    def source_vocabulary(self) -> int:
+        """How many words an encoder, or the only stack, knows."""
+        return int(getattr(self.shape, "source_vocabulary", None) or self.shape.vocabulary)
 
     @property
     def device(self) -> torch.device:
@@ -162,6 +206,12 @@ class Model(nn.Module):
             shrink(self.to("cpu").eval(), self.shape.vocabulary)
             self.carried = {**self.carried, WEIGHTS_KEY: "int8"}
         return self
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: every parameter once, and the buffers that are stored (BART's bias of words)."""
+        stored = self.state_dict()
+        buffers = {name: buffer for name, buffer in self.named_buffers() if name in stored}
+        return {**dict(self.named_parameters()), **buffers}
 
     def parameter_count(self) -> int:
         """Every parameter once, tied ones not twice."""

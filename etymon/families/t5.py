@@ -267,11 +267,18 @@ FAMILY = Family(
         schedule="inverse-square-root",
         warmup_steps=10_000,
     ),
+    tuning=Recipe(
+        learning_rate=1e-3,
+        optimiser="adafactor",
+        weight_decay=0.0,
+        clip=None,
+        schedule="constant",
+        warmup=0.0,
+    ),
     # A pocket model trains for minutes, within which the published rate would not begin to fall: AdamW and a cosine.
     size_recipes={
         "pocket": Recipe(learning_rate=2e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1)
     },
-    decoder_start="pad",
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
     framing=framing.T5,
 )

@@ -79,7 +79,7 @@ def beam_search(
     """The `returns` best texts of every prompt. `scores_BV` are the log-probabilities of the first token."""
     settings, limits, end_ids = writing.settings, writing.limits, writing.end_ids
     stopped, on_token = writing.stopped, writing.on_token
-    beams, penalty, device = settings.beams, settings.length_penalty, scores_BV.device
+    beams, offset, device = settings.beams, settings.length_offset, scores_BV.device
     width = beams * min(max(2, 1 + len(end_ids)), scores_BV.shape[1])
     prompts = list(range(len(limits)))
     forked = torch.arange(len(prompts), device=device).repeat_interleave(beams)
@@ -94,6 +94,7 @@ def beam_search(
     hopeful_B1 = torch.ones(len(prompts), 1, dtype=torch.bool, device=device)
     results: list[list[Sequence]] = [[] for _ in prompts]
     for step in range(max(limits)):
+        length = ((offset + step + 1) / (offset + 1)) ** settings.length_penalty
         candidates, parents_BW = _extend(running, scores_RV, processing(scores_RV), width, step)
         new_BW = candidates.tokens[:, :, step]
         candidates.ended = torch.isin(new_BW, ends)
@@ -105,19 +106,17 @@ def beam_search(
         open_scores_BK, places_BK = open_scores_BW.topk(beams)
         running = candidates.at(places_BK)
         running.scores = open_scores_BK
+        best_B1 = best_sum(running, candidates)
         # The finished texts: those so far and the new ones, unless this prompt takes no more.
         candidates.held = over_BW & (torch.arange(width, device=device) < beams)
         full_B1 = finished.held.all(1, keepdim=True) & settings.early_stopping
         candidates.scores = (
-            candidates.scores / (step + 1) ** penalty
-            + full_B1 * OUT
-            + ~hopeful_B1 * OUT
-            + ~candidates.held * OUT
+            candidates.scores / length + full_B1 * OUT + ~hopeful_B1 * OUT + ~candidates.held * OUT
         )
         merged = finished.beside(candidates)
         finished = merged.at(merged.scores.topk(beams).indices)
         # Could an open text still beat the worst finished one? It is judged by its length so far.
-        reachable_B1 = running.scores[:, :1] / (step + 1) ** penalty
+        reachable_B1 = best_B1 / length
         worst_BK = torch.where(finished.held, finished.scores.min(1, keepdim=True).values, OUT)
         hopeful_B1 = hopeful_B1 & (reachable_B1 > worst_BK).any(1, keepdim=True)
         full_B1 = finished.held.all(1, keepdim=True) & settings.early_stopping
@@ -145,6 +144,12 @@ def beam_search(
         stepper.select(rows_R)
         scores_RV = stepper.step(tokens_R)
     return results
+
+
+def best_sum(running: Texts, candidates: Texts) -> Tensor:
+    """The greatest sum of log-probabilities that a prompt has hopes for: that of its open texts (before the vectorised
+    search, Transformers took the candidates', ended ones included)."""
+    return running.scores[:, :1]
 
 
 def _extend(

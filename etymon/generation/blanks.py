@@ -166,13 +166,14 @@ def _mask_probabilities(model: Model, rows: list[np.ndarray], places: list[np.nd
     asked = [number for number, found in enumerate(places) if len(found)]
     results = [torch.zeros(0, 0)] * len(rows)
     with evaluating(model):
-        batch = Batch.of([rows[number] for number in asked], device=model.device)
+        framed = [rows[number] for number in asked]
+        segments = tokenizer_of(model).framing.segments(framed)
+        batch = Batch.of(framed, segments=segments, device=model.device)
         flat = np.concatenate([
             places[number] + start for number, start in zip(asked, batch.layout.host_starts, strict=True)
         ])  # fmt: skip
-        hidden_ND, _ = model.hidden(batch)
-        at = torch.from_numpy(flat.astype(np.int64)).to(model.device)
-        probabilities = model.heads["vocabulary"].log_probs(hidden_ND, at).exp()  # type: ignore[operator]
+        hidden_nD = model.missing(batch, torch.from_numpy(flat.astype(np.int64)).to(model.device))
+        probabilities = model.heads["vocabulary"].log_probs(hidden_nD).exp()  # type: ignore[operator]
     absent = absent_ids(model, probabilities.shape[1])
     if absent is not None:
         probabilities = probabilities.index_fill(1, absent, 0.0)

@@ -51,7 +51,7 @@ def decode(
     if start is None:
         prompts = [prompt or [first_token(model)] for prompt in prompts]
     vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
-    check_ids(prompts, vocabulary)
+    check_ids(prompts, vocabulary if start is None else model.source_vocabulary)
     choices = [] if not settings.choices else list(choices_of(model, settings))
     limits = _limits(model, prompts, settings, max(map(len, choices), default=None))
     end_ids = _end_ids(model, settings)
@@ -75,6 +75,9 @@ def decode(
         end_ids=end_ids,
         absent=absent_ids(model, vocabulary),
         device=model.device,
+        limits=limits,
+        first_ids=_forced(model, "forced_bos_token_id") if start is not None else (),
+        last_ids=_forced(model, "forced_eos_token_id"),
     )
     with evaluating(model):
         stepper = _stepper(model, settings)
@@ -113,7 +116,8 @@ def _check_model(model: Model) -> None:
         )
     if "state" not in model.capabilities:
         raise EtymonError(
-            f"{model.family.title} does not generate from left to right: it fills blanks (etymon fill)"
+            f"{model.family.title} does not generate from left to right"
+            + (": it fills blanks (etymon fill)" if "bidirectional" in model.capabilities else "")
         )
 
 
@@ -157,6 +161,11 @@ def _end_ids(model: Model, settings: DecodingSettings) -> tuple[int, ...]:
         return tuple(listed)
     end = model.token("end")
     return () if end is None else (end,)
+
+
+def _forced(model: Model, key: str) -> tuple[int, ...]:
+    value = model.carried.get(key)
+    return () if value is None else tuple(value) if isinstance(value, list) else (int(value),)
 
 
 def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...], str]:

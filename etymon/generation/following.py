@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.generation.processors import Processing, draw, warp
+from etymon.generation.processors import Processing, draw, likeliest, warp
 from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.stepping import Stepper
 
@@ -29,7 +29,7 @@ def follow(
             uniforms_R = torch.from_numpy(uniforms[rows, step]).to(device)
             chosen_R = draw(warp(allowed_RV, settings), uniforms_R)
         else:
-            chosen_R = allowed_RV.argmax(-1)
+            chosen_R = likeliest(allowed_RV)
         own_R = own_log_probs(scores_RV, chosen_R)
         going_on = [
             place

@@ -6,7 +6,7 @@ Legend: N tokens, n scored tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,12 +16,14 @@ import torch
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import check_ids, evaluating, first_token, start_token
-from etymon.generation.text import tokenizer_of
+from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 
 BATCH_TOKENS = 8192
 """Tokens that are computed together."""
+SEGMENT = 256
+"""Tokens of a text that a model with a memory reads at once."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Score:
     """None for pseudo-likelihoods, which are no code length."""
     perplexity: float
     pieces: list[str]
-    """The scored tokens, as the tokenizer spells them."""
+    """The scored tokens, as the tokenizer spells them; of a file that is read in segments neither they nor all of the text
+    are kept."""
     log_probs: list[float]
 
 
@@ -61,12 +64,15 @@ def score_texts(
     targets: Sequence[str] | None = None,
     *,
     overlap: int | None = None,
+    memory: int | None = None,
+    segment: int | None = None,
 ) -> list[Score]:
     """The score of every text, or of its target given the text (T5 and decoders).
 
     A decoder predicts the first token from its end-of-text token. Texts beyond its positions are read in windows
     that overlap by `overlap` tokens (half the positions unless told); each token is scored once, with at least that
-    many tokens before it. An encoder masks every token in turn.
+    many tokens before it. With a `memory`, for families that have one, a text of any length is read once, in segments of
+    `segment` tokens that remember `memory` tokens. An encoder masks every token in turn.
     """
     tokenizer, title = tokenizer_of(model), model.family.title
     if "vocabulary" not in model.heads:
@@ -75,15 +81,20 @@ def score_texts(
         raise EtymonError(f"there are {len(texts)} texts and {len(targets)} targets: give a target for each")
     if model.encoder_decoder and targets is None:
         raise EtymonError(f"{title} scores a target given a source text: give the target too")
-    encoded = tokenizer.encode_batch(list(texts))
-    check_ids([ids.tolist() for ids in encoded], model.shape.vocabulary)
+    if memory is not None:
+        check_memory(model, memory, segment, overlap)
+    encoded = source_tokenizer_of(model).encode_batch(list(texts))
+    check_ids([ids.tolist() for ids in encoded], model.source_vocabulary)
     wanted = encoded if targets is None else tokenizer.encode_batch(list(targets))
     scored = list(texts if targets is None else targets)
     for text, ids in zip(scored, wanted, strict=True):
         if not len(ids) and not model.encoder_decoder:
             raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
     kind: Literal["likelihood", "pseudo-likelihood"] = "likelihood"
-    if model.encoder_decoder:
+    rows: Iterable[Row] = ()
+    if memory is not None:
+        computed = _remembering(model, encoded, None if targets is None else wanted, memory, segment)
+    elif model.encoder_decoder:
         rows = _conditional_rows(model, encoded, wanted)
     elif "causal" in model.capabilities:
         rows = _causal_rows(model, encoded, None if targets is None else wanted, overlap)
@@ -97,7 +108,7 @@ def score_texts(
         raise EtymonError(f"{title} gives no likelihood of a text")
     ids_of: list[list[int]] = [[] for _ in scored]
     log_probs_of: list[list[float]] = [[] for _ in scored]
-    for row, log_probs in _computed(model, rows):
+    for row, log_probs in _computed(model, rows) if memory is None else computed:
         ids_of[row.text] += row.targets.tolist()
         log_probs_of[row.text] += log_probs
     return [
@@ -114,6 +125,107 @@ def _score(
     bits = -total / math.log(2) / size if kind == "likelihood" and size else None
     perplexity = math.exp(mean) if mean < 700 else math.inf
     return Score(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs)
+
+
+def check_memory(model: Model, memory: int, segment: int | None, overlap: int | None = None) -> None:
+    """Refuses to read a text in segments where that cannot be."""
+    if "vocabulary" not in model.heads:
+        raise EtymonError(
+            f"this {model.family.title} has no vocabulary head and cannot score: load a language model"
+        )
+    if not {"causal", "memory"} <= model.capabilities:
+        windows = (
+            " (its long texts are read in overlapping windows)" if "causal" in model.capabilities else ""
+        )
+        raise EtymonError(
+            f"{model.family.title} carries nothing from one segment of a text to the next: leave memory out{windows}"
+        )
+    if overlap is not None:
+        raise EtymonError("windows overlap and segments remember: give overlap or memory, not both")
+    if memory < 0 or (segment is not None and segment < 1):
+        raise EtymonError(f"a memory of {memory} tokens and segments of {segment or SEGMENT} cannot be")
+
+
+@torch.inference_mode()
+def read_segments(
+    model: Model, parts: Iterable[tuple[np.ndarray, bool]], memory: int, segment: int | None = None
+) -> Iterator[tuple[np.ndarray, list[float]]]:
+    """The scored tokens of one text and their log-probabilities, segment by segment, in a memory of constant size.
+
+    The text comes as parts of any length, its tokens and whether they are scored or only read.
+    """
+    state = model.remember(1, memory) if memory else None
+    head, device = model.heads["vocabulary"], model.device
+    with evaluating(model):
+        for ids, asked in _segments(first_token(model), parts, segment or SEGMENT):
+            batch = Batch.of([ids[:-1]], device=device)
+            hidden_ND, state = model.hidden(batch, state)
+            if asked.any():
+                at, targets_n = (
+                    torch.from_numpy(c).to(device) for c in (np.flatnonzero(asked), ids[1:][asked])
+                )
+                log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
+                yield ids[1:][asked], log_probs_n.tolist()
+
+
+def _segments(
+    first: int, parts: Iterable[tuple[np.ndarray, bool]], length: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Parts cut anew, behind a first token: `length` + 1 tokens each, overlapping by one, and which but the first are asked."""
+    ids, asked = np.array([first], np.int64), np.zeros(0, bool)
+    for part, scored in parts:
+        ids, asked = np.append(ids, part.astype(np.int64)), np.append(asked, np.full(len(part), scored))
+        whole = (len(ids) - 1) // length * length
+        for start in range(0, whole, length):
+            yield ids[start : start + length + 1], asked[start : start + length]
+        ids, asked = ids[whole:], asked[whole:]
+    if len(asked):
+        yield ids, asked
+
+
+def _remembering(
+    model: Model,
+    encoded: list[np.ndarray],
+    targets: list[np.ndarray] | None,
+    memory: int,
+    segment: int | None,
+) -> Iterator[tuple[Row, list[float]]]:
+    for text, ids in enumerate(encoded):
+        parts = [(ids, True)] if targets is None else [(ids, False), (targets[text], True)]
+        for scored, log_probs in read_segments(model, parts, memory, segment):
+            yield Row(text, scored, np.zeros(0, np.int64), scored), log_probs
+
+
+def score_parts(
+    model: Model,
+    text: str,
+    parts: Iterable[tuple[np.ndarray, int, bool]],
+    memory: int,
+    segment: int | None = None,
+    tell: Callable[[int], None] | None = None,
+) -> Score:
+    """The score of one text that may be far larger than the machine's memory: its tokens, their bytes and whether they
+    are scored come in parts. `text` is what to call it; `tell` gets the tokens scored so far."""
+    size = 0
+
+    def counted() -> Iterator[tuple[np.ndarray, bool]]:
+        nonlocal size
+        for ids, width, scored in parts:
+            check_ids([[int(ids.min()), int(ids.max())]] if len(ids) else [], model.shape.vocabulary)
+            size += width * scored
+            yield ids, scored
+
+    total, tokens = 0.0, 0
+    for _, log_probs in read_segments(model, counted(), memory, segment):
+        total, tokens = total + math.fsum(log_probs), tokens + len(log_probs)
+        if tell is not None:
+            tell(tokens)
+    if not tokens:
+        raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
+    perplexity = math.exp(-total / tokens) if -total / tokens < 700 else math.inf
+    return Score(
+        text, "likelihood", total, tokens, size, -total / math.log(2) / max(size, 1), perplexity, [], []
+    )
 
 
 def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int, int]]:
@@ -154,10 +266,11 @@ def _causal_rows(
 
 def _conditional_rows(model: Model, encoded: list[np.ndarray], targets: list[np.ndarray]) -> Iterator[Row]:
     framing, start = tokenizer_of(model).framing, start_token(model)
+    source_framing = source_tokenizer_of(model).framing
     for text, (source, target) in enumerate(zip(encoded, targets, strict=True)):
         following = framing.frame(target).ids
         inputs = np.concatenate((np.array([start], np.int32), following[:-1]))
-        yield Row(text, inputs, np.arange(len(inputs)), following, framing.frame(source).ids)
+        yield Row(text, inputs, np.arange(len(inputs)), following, source_framing.frame(source).ids)
 
 
 def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[Row]:
@@ -182,13 +295,14 @@ def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[flo
         for part in _batches(rows):
             batch = Batch.of(
                 [row.ids for row in part],
+                segments=tokenizer_of(model).framing.segments([row.ids for row in part]),
                 prefix=[row.given for row in part] if model.reads_prefix else None,
                 device=model.device,
             )
             if model.encoder_decoder:
                 sources = [row.source for row in part if row.source is not None]
                 hidden_ND, _ = model.decode(batch, model.encode(Batch.of(sources, device=model.device)))
-            else:
+            elif "causal" in model.capabilities:
                 hidden_ND, _ = model.hidden(batch)
             flat = np.concatenate([
                 row.at + start for row, start in zip(part, batch.layout.host_starts, strict=True)
@@ -197,6 +311,8 @@ def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[flo
             at, targets_n = (
                 torch.from_numpy(column.astype(np.int64)).to(model.device) for column in (flat, following)
             )
+            if not model.encoder_decoder and "causal" not in model.capabilities:  # behind masks
+                hidden_ND, at = model.missing(batch, at), torch.arange(len(at), device=model.device)
             log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
             for row, own in zip(part, log_probs_n.split([len(row.at) for row in part]), strict=True):
                 yield row, own.tolist()

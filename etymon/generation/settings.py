@@ -39,6 +39,8 @@ class DecodingSettings:
     beams: int = 1
     length_penalty: float = 1.0
     """A beam's score is its log-probability divided by its length to this power."""
+    length_offset: float = 0.0
+    """The length there is (offset + length) / (offset + 1): with 5, the penalty of Wu et al. 2016 and of the Transformer."""
     early_stopping: bool = False
     """Stop a beam search as soon as there are `beams` finished texts, even if a better one might follow."""
     choices: tuple[str, ...] = ()
@@ -95,6 +97,8 @@ class DecodingSettings:
             yield f"penalty_alpha is {self.penalty_alpha}: it must be 0 (off) to 1"
         if self.beams < 1:
             yield f"beams is {self.beams}: it must be 1 or more"
+        if not 0 <= self.length_offset < math.inf:
+            yield f"length_offset is {self.length_offset}: it must be 0 or more"
         if self.returns < 1:
             yield f"returns is {self.returns}: it must be 1 or more"
         if self.no_repeat_ngram < 0:
@@ -122,8 +126,8 @@ class DecodingSettings:
             yield "temperature, top_k, top_p, min_p and typical_p only matter when sampling: turn on sample, or leave them out"
         if self.beams > 1 and self.sample:
             yield f"sampling and a search with {self.beams} beams exclude each other: choose one"
-        if self.beams == 1 and (self.length_penalty != 1 or self.early_stopping):
-            yield "length_penalty and early_stopping belong to beam search: ask for beams above 1"
+        if self.beams == 1 and (self.length_penalty != 1 or self.length_offset or self.early_stopping):
+            yield "length_penalty, length_offset and early_stopping belong to beam search: ask for beams above 1"
         if self.choices:
             others = {
                 "beams": self.beams > 1, "penalty_alpha": self.contrastive, "stop": self.stop, "window": self.window,

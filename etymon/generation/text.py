@@ -44,9 +44,14 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
+def source_tokenizer_of(model: Model) -> Tokenizer:
+    """The tokenizer of prompts: the source's own, where it has one."""
+    return model.source_tokenizer or tokenizer_of(model)
+
+
 def encode_prompts(model: Model, prompts: Sequence[str]) -> list[list[int]]:
     """Ids as a decode wants them: a source is framed as the family frames a text, a prompt is left open."""
-    tokenizer = tokenizer_of(model)
+    tokenizer = source_tokenizer_of(model)
     encoded = tokenizer.encode_batch(list(prompts))
     if model.encoder_decoder:
         encoded = [tokenizer.framing.frame(ids).ids for ids in encoded]

@@ -66,12 +66,17 @@ class Attention(nn.Module):
         self.key = Linear(dim, inner, bias=bias)
         self.value = Linear(dim, inner, bias=bias)
         self.output = Linear(inner, dim, bias=bias if output_bias is None else output_bias)
+        self.joined: nn.Module | None = None
+        """Query, key and value as one matrix, where that is faster: with weights of eight bits."""
         self.seen: list[Tensor] | None = None
         """Set by `etymon.trace`: attention weights are then built and kept."""
 
     def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
         """Self-attention."""
-        q_NHK, k_NHK, v_NHK = self._heads(self.query(x_ND)), *self.project(x_ND)
+        if self.joined is None:
+            q_NHK, k_NHK, v_NHK = self._heads(self.query(x_ND)), *self.project(x_ND)
+        else:
+            q_NHK, k_NHK, v_NHK = map(self._heads, self.joined(x_ND).chunk(3, -1))
         if self.rotary is not None:
             turn = self.rotary(sight.view.positions)
             q_NHK, k_NHK = turn(q_NHK), turn(k_NHK)

@@ -13,6 +13,19 @@ from torch import Tensor
 from etymon.nn.ragged import Layout
 
 
+@dataclass(frozen=True)
+class Letters:
+    """Every distinct word of a batch by its letters, `[words, characters]`, and which of them every token is: as rows are read
+    from their beginning, and as they are read from their end."""
+
+    letters_UC: Tensor
+    ahead_N: Tensor
+    back_N: Tensor
+
+    def to(self, device: torch.device | str) -> Letters:
+        return Letters(*(part.to(device) for part in (self.letters_UC, self.ahead_N, self.back_N)))
+
+
 @dataclass
 class Batch:
     """Tokens of several rows, end to end.
@@ -28,6 +41,12 @@ class Batch:
     segments: Tensor | None = None
     prefix: Tensor | None = None
     hidden_keys: Tensor | None = None
+    letters: Letters | None = None
+    """For models that read words by their letters; a model spells the ids itself if nobody did."""
+    order: Tensor | None = None
+    """For models that factorise a text in any order: a token sees those of its own number and of smaller ones."""
+    backward: int | None = None
+    """For models that count distances: so many rows, the last ones, are texts that were turned round. None: as it is custom."""
     last_position: int = 0
     counted: bool = True
     """Positions are 0, 1, 2, ... in every row."""
@@ -95,7 +114,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         moved = {
             name: value.to(device)
-            for name in ("ids", "positions", "segments", "prefix", "hidden_keys")
+            for name in ("ids", "positions", "segments", "prefix", "hidden_keys", "letters", "order")
             if (value := getattr(self, name)) is not None
         }
         return replace(self, layout=self.layout.to(device), views={}, **moved)

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def keep_mask(shape: torch.Size, rate: float) -> Tensor:
+def keep_mask(shape: torch.Size, rate: float, dtype: torch.dtype = torch.bool) -> Tensor:
     """Which elements stay, on the CPU: each one with probability 1 - `rate`."""
     count = shape.numel()
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    return (bits.view(torch.int16)[:count] >= round(rate * 65536) - 32768).view(shape)
+    kept = torch.empty(count, dtype=dtype)
+    return torch.ge(bits.view(torch.int16)[:count], round(rate * 65536) - 32768, out=kept).view(shape)
 
 
 class _Dropped(torch.autograd.Function):

@@ -8,9 +8,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
+from etymon.nn.adaptive import AdaptiveEmbedding
 from etymon.nn.batch import Batch
 from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Embedding
+from etymon.nn.positions import Sinusoids
 
 
 class Embeddings(nn.Module):
@@ -23,9 +25,9 @@ class Embeddings(nn.Module):
 
     def __init__(
         self,
-        words: Embedding,
+        words: Embedding | AdaptiveEmbedding,
         *,
-        positions: Embedding | None = None,
+        positions: Embedding | Sinusoids | None = None,
         position_offset: int = 0,
         count_hidden: bool = True,
         longest: int | None = None,
@@ -40,7 +42,9 @@ class Embeddings(nn.Module):
         self.positions = positions
         self.position_offset = position_offset
         self.count_hidden = count_hidden
-        self.room = longest if positions is None else positions.num_embeddings - position_offset
+        self.room: int | None = longest
+        if isinstance(positions, Embedding):
+            self.room = positions.num_embeddings - position_offset
         """How many tokens a row may have; None if there is no limit."""
         self.segments = segments
         self.norm = norm
@@ -68,7 +72,12 @@ class Embeddings(nn.Module):
             )
         if self.positions is not None:
             positions = batch.positions if self.count_hidden else _visible_positions(batch)
-            x_ND = x_ND + self.positions(positions + self.position_offset)
+            positions = positions + self.position_offset
+            x_ND = x_ND + (
+                self.positions(positions, batch.last_position).to(x_ND.dtype)
+                if isinstance(self.positions, Sinusoids)
+                else self.positions(positions)
+            )
         if self.norm is not None:
             x_ND = self.norm(x_ND)
         x_ND = self.dropout(x_ND)

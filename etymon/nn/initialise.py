@@ -27,6 +27,21 @@ def truncated_normal(deviation: float) -> Filler:
     )
 
 
+def uniform(bound: float) -> Filler:
+    return lambda tensor, generator: tensor.uniform_(-bound, bound, generator=generator)
+
+
+def xavier(tensor: Tensor, generator: torch.Generator) -> None:
+    """Uniform, with a variance between those that keep the size of values and that of gradients."""
+    nn.init.xavier_uniform_(tensor, generator=generator)
+
+
+def orthogonal(tensor: Tensor, generator: torch.Generator) -> None:
+    """Every square block of rows, that is every gate of a recurrent map, keeps the length of what it maps."""
+    for block in tensor.split(tensor.shape[1]):
+        nn.init.orthogonal_(block, generator=generator)
+
+
 def with_zero_row(filler: Filler, row: int) -> Filler:
     """The same, and then one row of nothing: a padding token's."""
 

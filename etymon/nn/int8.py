@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
+from etymon.nn.attention import Attention
 from etymon.nn.linear import Embedding, Linear
 from etymon.nn.vocabulary import Context, DenseVocabulary, Score
 
@@ -67,6 +68,26 @@ class Int8Linear(nn.Module):
 
     def stored(self) -> dict[str, Tensor]:
         return _unpacked(self.packed)
+
+
+class Int8Joined(Int8Linear):
+    """Query, key and value of a self-attention: one product takes less time than three."""
+
+    def __init__(self, parts: dict[str, Int8Linear]) -> None:
+        self.names = tuple(parts)
+        each = [part.stored() for part in parts.values()]
+        weight_FD, scale_F = (torch.cat([part[name] for part in each]) for name in ("weight", "scale"))
+        super().__init__(
+            weight_FD, scale_F, torch.cat([part["bias"] for part in each]) if "bias" in each[0] else None
+        )
+
+    def stored(self) -> dict[str, Tensor]:
+        whole = super().stored()
+        return {
+            f"{name}.{quantity}": part
+            for quantity, value in whole.items()
+            for name, part in zip(self.names, value.chunk(len(self.names)), strict=True)
+        }
 
 
 class Int8Embedding(nn.Module):
@@ -146,6 +167,10 @@ def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) ->
         for child, old in list(part.named_children()):
             if id(old) in made:
                 setattr(part, child, made[id(old)])
+    for name, part in known.items():
+        if type(part) is Attention and not name.endswith("cross"):
+            part.joined = Int8Joined({each: getattr(part, each) for each in ("query", "key", "value")})
+            del part.query, part.key, part.value
     return model
 
 
@@ -154,5 +179,6 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
     found = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, part in model.named_modules():
         if isinstance(part, Int8Linear | Int8Embedding | Int8Vocabulary):
-            found |= {f"{name}.{quantity}": value for quantity, value in part.stored().items()}
+            place = name.removesuffix(".joined")
+            found |= {f"{place}.{quantity}": value for quantity, value in part.stored().items()}
     return found

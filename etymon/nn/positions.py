@@ -46,6 +46,31 @@ class BucketedBias(nn.Module):
         return offset + torch.where(distance < exact, distance, far)
 
 
+class Sinusoids(nn.Module):
+    """Sines and cosines in turn, of wavelengths from 2 pi to 10,000 times that (Vaswani et al. 2017): nothing is learned, and
+    no text is too long."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.table_TD = torch.empty(0, dim)
+        """As many positions as were ever asked for."""
+
+    def forward(self, positions_N: Tensor, last: int) -> Tensor:
+        if last >= len(self.table_TD) or self.table_TD.device != positions_N.device:
+            self.table_TD = sinusoids(torch.arange(2 * last + 16, device=positions_N.device), self.dim)
+        return self.table_TD[positions_N]
+
+
+def sinusoids(positions_T: Tensor, dim: int) -> Tensor:
+    # In double precision: at far positions a rounded angle is another angle.
+    speeds = torch.exp(
+        torch.arange(0, dim, 2, device=positions_T.device).double() * (-math.log(10000.0) / dim)
+    )
+    angles = positions_T[:, None].double() * speeds
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :dim].float()
+
+
 class Rotary(nn.Module):
     """Turns queries and keys by angles that grow with their positions, so that scores know distances (Su et al. 2021).
 

@@ -94,6 +94,7 @@ class Padding:
         real = time < lengths[:, None]
         # A blank cell repeats its row's first token: any finite value does, since no mask lets it be seen.
         lift = np.where(real, starts[:, None] + time, starts[:, None]).ravel()
+        lift = lift.clip(max=max(0, lengths.sum() - 1))  # the last row may be empty
         lower, blank = np.flatnonzero(real), np.flatnonzero(~real)
         lift_index, lower_index, blank_index = (
             torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (lift, lower, blank)

@@ -1,6 +1,6 @@
 """What a model carries from one call to the next.
 
-One protocol for key/value caches, windows of a pointer, and later memories of segments and recurrent states: per-row
+One protocol for key/value caches, windows of a pointer, memories of segments and recurrent states: per-row
 lengths, choosing and repeating rows, detaching, and the tensors to save.
 
 Legend: N new tokens, R rows, H heads, C capacity, K head width, D width, T most new tokens of a row, M places of a window.
@@ -8,10 +8,10 @@ Legend: N new tokens, R rows, H heads, C capacity, K head width, D width, T most
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +39,16 @@ class State(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """What has to be saved to go on exactly."""
+
+
+class StreamState(State, Protocol):
+    """A state that streams of text carry from segment to segment, in training too."""
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """These rows begin anew."""
+
+    def load(self, tensors: Mapping[str, Tensor], lengths: Sequence[int]) -> None:
+        """The inverse of `tensors` and `lengths`."""
 
 
 class Places:
@@ -105,6 +115,17 @@ class Cache:
                     cells = part[:, :, :filled]
                     cells.index_copy_(0, to, cells.index_select(0, source))
             self.keys, self.values = self.keys[:rows], self.values[:rows]
+
+    def without(self, first: int, capacity: int) -> Cache:
+        """A copy that has dropped its first cells, with room for `capacity`."""
+        copy = Cache(capacity)
+        if self.keys is not None and self.values is not None:
+            for name, part in (("keys", self.keys), ("values", self.values)):
+                left = part[:, :, first:][:, :, :capacity]
+                new = part.new_zeros(*part.shape[:2], capacity, part.shape[3])
+                new[:, :, : left.shape[2]] = left
+                setattr(copy, name, new)
+        return copy
 
     def detached(self) -> Cache:
         copy = Cache(self.capacity)
@@ -179,7 +200,8 @@ class Window:
         return other
 
 
-Mark = tuple[tuple[int, ...], Window | None]
+Mark = tuple[Any, ...]
+"""Lengths, window, and whatever else a state needs to come back."""
 
 
 class KeyValueState:
@@ -196,6 +218,11 @@ class KeyValueState:
     def empty(self) -> bool:
         return not any(self.lengths)
 
+    @property
+    def filled_cells(self) -> int:
+        """How much of the caches is worth copying."""
+        return max(self.lengths, default=0)
+
     def advance(self, layout: Layout) -> None:
         self.lengths = tuple(old + new for old, new in zip(self.lengths, layout.lengths, strict=True))
 
@@ -208,8 +235,8 @@ class KeyValueState:
         self.lengths, self.window = mark[0], copy(mark[1])
 
     def select(self, rows: Tensor) -> KeyValueState:
-        chosen = KeyValueState(0, 0)
-        chosen.self_caches = [cache.pick(rows, max(self.lengths, default=0)) for cache in self.self_caches]
+        chosen = copy(self)
+        chosen.self_caches = [cache.pick(rows, self.filled_cells) for cache in self.self_caches]
         chosen.cross_caches = [
             cache.pick(rows, max(self.cross_lengths, default=0)) for cache in self.cross_caches
         ]
@@ -221,7 +248,7 @@ class KeyValueState:
         moved = [place for place, row in enumerate(order) if place != row]
         to, source = (torch.tensor(some, device=rows.device) for some in (moved, [order[at] for at in moved]))
         for cache in self.self_caches:
-            cache.keep(len(order), to, source, max(self.lengths, default=0))
+            cache.keep(len(order), to, source, self.filled_cells)
         for cache in self.cross_caches:
             cache.keep(len(order), to, source, max(self.cross_lengths, default=0))
         self._rows_of(self, rows)
@@ -247,12 +274,11 @@ class KeyValueState:
         return self.select(torch.arange(len(self.lengths)).repeat_interleave(copies))
 
     def detach(self) -> KeyValueState:
-        copy = KeyValueState(0, 0)
-        copy.lengths, copy.cross_lengths = self.lengths, self.cross_lengths
-        copy.self_caches = [cache.detached() for cache in self.self_caches]
-        copy.cross_caches = [cache.detached() for cache in self.cross_caches]
-        copy.window = None if self.window is None else self.window.detach()
-        return copy
+        free = copy(self)
+        free.self_caches = [cache.detached() for cache in self.self_caches]
+        free.cross_caches = [cache.detached() for cache in self.cross_caches]
+        free.window = None if self.window is None else self.window.detach()
+        return free
 
     def tensors(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Stack
+from etymon.nn.recurrent import TwoWayStack
+from etymon.nn.recurrent_attention import Alignment, RecurrentDecoder, RecurrentEncoder
 
 
 @dataclass
@@ -42,8 +44,9 @@ def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
     turned them off.
     """
     seen = Trace()
-    stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, Stack)]
-    watched: list[Stack | Attention] = []
+    kinds = Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder
+    stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, kinds)]
+    watched: list[Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder | Attention | Alignment] = []
     for name, stack in stacks:
         record = seen[name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"] = (
             StackTrace()
@@ -54,6 +57,9 @@ def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
             for part, weights in _attentions(layer, record):
                 part.seen = weights
                 watched.append(part)
+        if attention and isinstance(stack, RecurrentDecoder) and stack.alignment is not None:
+            stack.alignment.seen = record.cross
+            watched.append(stack.alignment)
     try:
         yield seen
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -82,19 +83,24 @@ def linear_loss(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: S
     return loss
 
 
-def cross_entropy(targets_n: Tensor, look: Look | None = None) -> Score:
-    """`-log softmax(logits)[target]`."""
+def cross_entropy(targets_n: Tensor, look: Look | None = None, smoothing: float = 0.0) -> Score:
+    """`-log softmax(logits)[target]`; with `smoothing`, that share of the target is every word in equal parts."""
 
     def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
         targets_C1 = targets_n[part, None]
         normaliser_C1 = logits_CV.logsumexp(-1, keepdim=True)
-        loss = (normaliser_C1 - logits_CV.gather(1, targets_C1)).sum()
+        wanted_C1 = logits_CV.gather(1, targets_C1)
+        if smoothing:
+            wanted_C1 = (1 - smoothing) * wanted_C1 + smoothing * logits_CV.mean(-1, keepdim=True)
+        loss = (normaliser_C1 - wanted_C1).sum()
         if not gradient and look is None:
             return loss, None
         error_CV = logits_CV.sub_(normaliser_C1).exp_()  # the softmax, in place
         if look is not None:
             look(error_CV, part)
-        error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, -1.0))
+        error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, smoothing - 1.0))
+        if smoothing:
+            error_CV.sub_(smoothing / error_CV.shape[1])
         return loss, error_CV if gradient else None
 
     return score
@@ -146,21 +152,26 @@ class Context:
 class DenseVocabulary(nn.Module):
     """One score per word: `transform(h) * scale @ weight^T + bias`; the weight may be the embedding table itself.
 
-    `at` is a flat index of the positions asked for (None: all of them).
+    `at` is a flat index of the positions asked for (None: all of them). A `fixed` bias is stored and never trained (BART).
     """
 
     def __init__(
         self,
         weight: Tensor,
         *,
-        bias: bool = False,
+        bias: bool | Literal["fixed"] = False,
         transform: nn.Module | None = None,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.transform = transform
         self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(len(weight))) if bias else None
+        zeros_V = torch.zeros(len(weight))
+        self.bias: Tensor | None
+        if bias == "fixed":
+            self.register_buffer("bias", zeros_V)
+        else:
+            self.bias = nn.Parameter(zeros_V) if bias else None
         self.scale = scale
 
     @property
@@ -172,6 +183,12 @@ class DenseVocabulary(nn.Module):
     ) -> Tensor:
         """The summed negative log-likelihood of the targets."""
         return self._scored(hidden_ND, at, cross_entropy(targets_n))
+
+    def smoothed_loss(
+        self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, smoothing: float
+    ) -> Tensor:
+        """The same, where a share of every target is all words in equal parts (label smoothing)."""
+        return self._scored(hidden_ND, at, cross_entropy(targets_n, smoothing=smoothing))
 
     def loss_and_sample(
         self,

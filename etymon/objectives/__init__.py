@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 REGISTRY = {
     "causal": "etymon.objectives.causal:Causal",
+    "recurrent": "etymon.objectives.recurrent:Recurrent",
     "prefix": "etymon.objectives.prefix:Prefix",
     "masked": "etymon.objectives.masked:Masked",
     "masked-next-sentence": "etymon.objectives.sentence_pair:MaskedNextSentence",
     "masked-sentence-order": "etymon.objectives.sentence_pair:MaskedSentenceOrder",
+    "permutation": "etymon.objectives.permutation:Permutation",
+    "bidirectional": "etymon.objectives.bidirectional:Bidirectional",
     "replaced": "etymon.objectives.replaced:Replaced",
     "distilled-masked": "etymon.objectives.distillation:DistilledMasked",
     "distilled-causal": "etymon.objectives.distillation:DistilledCausal",
+    "denoising": "etymon.objectives.denoising:Denoising",
     "span-corruption": "etymon.objectives.denoising:SpanCorruption",
 }
 
@@ -75,7 +79,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             raise EtymonError(f"{where} is {value!r}, and must be a {wanted.__name__}")
         if isinstance(value, str) and value not in kind.choices[option]:
             raise EtymonError(f"{where} cannot be {value!r}: {did_you_mean(value, kind.choices[option])}")
-        if isinstance(value, (int, float)) and not 0 <= value <= (1 if option == "density" else math.inf):
-            raise EtymonError(
-                f"{where} cannot be {value!r}{': it is a share of 1' if option == 'density' else ''}"
-            )
+        share = option in ("density", "recent")
+        if isinstance(value, (int, float)) and not 0 <= value <= (1 if share else math.inf):
+            raise EtymonError(f"{where} cannot be {value!r}{': it is a share of 1' if share else ''}")

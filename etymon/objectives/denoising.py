@@ -1,15 +1,21 @@
-"""Span corruption (T5, section 3.3.4): spans of the input are replaced by sentinels, the decoder writes them out."""
+"""Denoising: an encoder reads a text with something wrong about it, and the decoder writes what is right (T5, section 3.3;
+BART, section 2.2). What is wrong is one of the noises of `data.corruption`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data import noise, plans
+from etymon.config import did_you_mean
+from etymon.data import noise as algebra
+from etymon.data import plans
+from etymon.data.corruption import NOISES, Amounts, Text
 from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
@@ -30,34 +36,65 @@ class DenoisingPrepared(Prepared):
     targets: Tensor
 
 
-class SpanCorruption(Objective):
-    """`length` is what the encoder reads after corruption: 512 comes from 568 tokens and asks for 114."""
+class Denoising(Objective):
+    """`length` is what the encoder reads at most. A `density` of 0 is the noise's published one. `smoothing` is that share
+    of every target's probability which all words have in equal parts, in training alone."""
 
-    name = "span-corruption"
+    name = "denoising"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"encoder-decoder"})
     likelihood = None
+    choices: ClassVar[Mapping[str, Collection[str]]] = {"noise": NOISES}
+    term = "denoising"
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         length: int,
-        density: float = 0.15,
+        noise: str = "bart",
+        density: float = 0.0,
         mean_span: float = 3.0,
         random_roll: bool = False,
+        smoothing: float = 0.0,
     ) -> None:
-        self.density, self.mean_span, self.random_roll = density, mean_span, random_roll
-        # A span that is rolled over the end becomes two: one sentinel more on both sides.
-        self.raw_length, target_length = noise.raw_length_for(length - random_roll, density, mean_span)
-        self.target_length = target_length + random_roll
-        self.end = needed_id(tokenizer, "end", self.name)
-        self.start = needed_id(tokenizer, "pad", self.name)
-        self.sentinels = tokenizer.sentinels
-        needed = noise.noise_counts(self.raw_length, density, mean_span)[1] + random_roll
-        if len(self.sentinels) < needed:
+        self.smoothing = smoothing
+        if noise not in NOISES:
+            raise EtymonError(f"there is no noise {noise!r}: {did_you_mean(noise, NOISES)}")
+        self.noise, self.framing, self.word_starts = NOISES[noise], tokenizer.framing, tokenizer.word_starts
+        self.start = needed_id(tokenizer, self.framing.start or "pad", self.name)
+        density = density or self.noise.density
+        around = self.framing.overhead()
+        self.raw_length = length - around
+        self.target_length = length
+        if noise == "spans":
+            # A span that is rolled over the end becomes two: one sentinel more on both sides.
+            raw, target = algebra.raw_length_for(length - (around - 1) - random_roll, density, mean_span)
+            self.raw_length, self.target_length = raw, target + (around - 1) + random_roll
+        if self.raw_length < 2:
+            raise EtymonError(
+                f"an input of {length} tokens is too short to be corrupted: use {around + 2} or more"
+            )
+        sentinels = tokenizer.sentinels
+        if self.noise.asks == "sentinels":
+            self._check_sentinels(length, len(sentinels), density, mean_span, random_roll, noise)
+        # T5 has no mask token: its first sentinel stands in.
+        mask = sentinels[0] if sentinels else 0
+        if self.noise.masks and (tokenizer.id("mask") is not None or not sentinels):
+            mask = needed_id(tokenizer, "mask", self.name)
+        self.amounts = Amounts(density, mean_span, random_roll, mask, sentinels, tokenizer.size)
+
+    def _check_sentinels(
+        self, length: int, there: int, density: float, mean_span: float, roll: bool, noise: str
+    ) -> None:
+        if noise == "spans":
+            needed = algebra.noise_counts(self.raw_length, density, mean_span)[1] + roll
+        else:  # the number of runs varies: six deviations above its mean hardly ever come
+            mean = self.raw_length * density * (1 - density) + 1
+            needed = math.ceil(mean + 6 * math.sqrt(mean))
+        if there < needed:
             raise EtymonError(
                 f"inputs of {length} tokens have {needed} corrupted spans, but the tokenizer has "
-                f"{len(self.sentinels)} sentinels: shorten the inputs, or train a tokenizer with more"
+                f"{there} sentinels: shorten the inputs, or train a tokenizer with more"
             )
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
@@ -66,18 +103,18 @@ class SpanCorruption(Objective):
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> DenoisingExample:
         start, stop = row.tolist()
         ids = split.tokens[start:stop].astype(np.int64)
-        mask = noise.random_spans_mask(len(ids), self.density, self.mean_span, rng, self.random_roll)
-        shown = noise.replace_spans_with_sentinels(ids, mask, self.sentinels)
-        target = noise.span_target_with_sentinels(ids, mask, self.sentinels)
-        return DenoisingExample(np.append(shown, self.end), np.append(target, self.end))
+        first, last = np.searchsorted(split.sentences, (start, stop))
+        text = Text(ids, self.word_starts[ids], np.asarray(split.sentences[first:last]) - start)
+        shown, target = self.noise.corrupt(text, self.amounts, rng)
+        return DenoisingExample(self.framing.frame(shown).ids, self.framing.frame(target).ids)
 
     def collate(self, examples: Sequence[DenoisingExample]) -> DenoisingPrepared:
         examples = by_length(examples)
         source = Batch.of([example.ids for example in examples])
         decoder = Batch.of([np.concatenate([[self.start], example.targets[:-1]]) for example in examples])
-        targets = np.concatenate([example.targets for example in examples])
+        targets = np.concatenate([example.targets for example in examples]).astype(np.int64)
         return DenoisingPrepared(
-            counts={"spans": len(targets)},
+            counts={self.term: len(targets)},
             tokens=source.layout.tokens + decoder.layout.tokens,
             bytes=0.0,
             source=source,
@@ -88,5 +125,24 @@ class SpanCorruption(Objective):
     def loss(self, unit: Unit, prepared: DenoisingPrepared) -> dict[str, Term]:
         model = unit.model
         hidden, _ = model.decode(prepared.decoder, model.encode(prepared.source))
-        total = model.heads["vocabulary"].loss(hidden, None, prepared.targets)
-        return {"spans": Term(total)}
+        head, targets = model.heads["vocabulary"], prepared.targets
+        if self.smoothing and model.training:
+            return {self.term: Term(head.smoothed_loss(hidden, None, targets, self.smoothing))}
+        return {self.term: Term(head.loss(hidden, None, targets))}
+
+
+class SpanCorruption(Denoising):
+    """T5's, whose arithmetic is exact: an input of 512 comes from 568 tokens and asks for 114."""
+
+    name = "span-corruption"
+    term = "spans"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        density: float = 0.15,
+        mean_span: float = 3.0,
+        random_roll: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, length, "spans", density, mean_span, random_roll)

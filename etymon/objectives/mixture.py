@@ -25,6 +25,8 @@ from etymon.objectives.objective import Objective, Prepared, Term, Unit
 class Blend:
     """Which objectives, and how much of each: what a mixture needs can be asked before there is a tokenizer."""
 
+    streaming = False
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.weights: dict[str, float] = {}
@@ -36,6 +38,11 @@ class Blend:
         total = sum(self.weights.values())
         self.weights = {objective: weight / total for objective, weight in self.weights.items()}
         kinds = [objective_class(objective) for objective in self.weights]
+        for kind in kinds:
+            if kind.streaming:
+                raise EtymonError(
+                    f"the objective {kind.name!r} reads streams in order, which a mixture cannot keep: give it a phase of its own"
+                )
         self.heads: frozenset[str] = frozenset().union(*(kind.heads for kind in kinds))
         self.requires: frozenset[str] = frozenset().union(*(kind.requires for kind in kinds))
         self.companions: frozenset[str] = frozenset().union(*(kind.companions for kind in kinds))

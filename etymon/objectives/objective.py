@@ -54,6 +54,16 @@ class Prepared:
         return replace(self, **moved)
 
 
+@dataclass
+class Streamed(Prepared):
+    """A slice whose rows are the next segments of streams, in the order of the streams."""
+
+    streams: tuple[int, ...]
+    """The number of every row's stream."""
+    fresh: tuple[bool, ...]
+    """Rows that begin anew: what their streams remember is forgotten first."""
+
+
 class Unit(Protocol):
     """What an objective scores with: the model that is trained, and whoever it needs beside it."""
 
@@ -72,6 +82,13 @@ class Unit(Protocol):
     def teacher(self) -> Any:
         """A model that is never trained, if the objective has one."""
 
+    def recall(self, prepared: Streamed) -> Any:
+        """What the slice's streams remember of their earlier segments, as a state for the model; None if nothing is to be
+        remembered."""
+
+    def keep(self, prepared: Streamed, state: Any) -> None:
+        """Keeps the state that the model gave back, for the streams' next segments."""
+
 
 class Objective(Protocol):
     name: str
@@ -81,12 +98,18 @@ class Objective(Protocol):
     """The capabilities it needs of a family."""
     likelihood: str | None = None
     """The term that is the negative log-likelihood of the text, if there is one: bits per byte are then reported."""
+    perplexities: tuple[str, ...] = ()
+    """Terms whose perplexity is reported as well where the model is judged."""
     member: str = "model"
     """The name of the folder that the trained model is saved in."""
     taught: bool = False
     """Whether it needs a teacher."""
     companions: frozenset[str] = frozenset()
     """Who is trained beside the model, and saved in a folder of that name."""
+    partial: bool = False
+    """Whether a step may leave some of its heads out."""
+    streaming: bool = False
+    """Whether its samples are segments of streams, which go on from step to step: see `Streaming`."""
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         """One row a sample of the epoch: where its tokens lie, and what the plan has decided about it."""
@@ -99,6 +122,27 @@ class Objective(Protocol):
 
     def loss(self, unit: Unit, prepared: Any) -> dict[str, Term]:
         """The terms of the slice."""
+
+
+OWN = -1
+"""The length of a memory that the model's shape decides."""
+
+
+class Streaming(Objective, Protocol):
+    """An objective over contiguous streams. Its plan is time-major (`data/streams.py`): of S streams, sample t * S + s is
+    segment t of stream s. `collate` keeps the rows' order and gives a `Streamed`; `loss` asks the unit to `recall` the
+    state of those streams and to `keep` the new one."""
+
+    streaming: bool = True
+    memory: int = OWN
+    """Tokens that a stream remembers beside its segment; 0 for none, `OWN` for as many as the model's shape says."""
+    validation_memory: int = OWN
+    """The same where the model is judged; `OWN` for as many as in training."""
+
+    def plan(
+        self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
+    ) -> np.ndarray:
+        """The epoch's segments, time-major: in training as many of every stream, in order (not `shuffle`) all of the text."""
 
 
 def weighted_loss(terms: Mapping[str, Term], counts: Mapping[str, float]) -> Tensor:
@@ -115,6 +159,7 @@ def check_fit(objective: Objective | type[Objective], family: Any) -> None:
     if lacking:
         needed = ", ".join(sorted(lacking)).replace("pairs", "able to tell two texts apart")
         needed = needed.replace("prefix", "able to read a prefix")
+        needed = needed.replace("memory", "able to remember earlier segments")
         raise EtymonError(
             f"the objective {objective.name!r} needs a model that is {needed}, and {family.title} "
             f"is not: use its own objective {family.objective!r}, or another family"

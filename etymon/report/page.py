@@ -56,9 +56,11 @@ class Curve:
     y_label: str = "loss"
     title: str = ""
     caption: str = ""
+    doubling: bool = False
+    """Whether x goes in powers of two."""
 
     def body(self) -> str:
-        svg = loss_curve(self.series, self.references, self.x_label, self.y_label)
+        svg = loss_curve(self.series, self.references, self.x_label, self.y_label, self.doubling)
         label = self.title or f"{self.y_label} by {self.x_label}"
         svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
         caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""

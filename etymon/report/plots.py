@@ -45,10 +45,11 @@ def loss_curve(
     references: Mapping[str, float] | None = None,
     x_label: str = "step",
     y_label: str = "loss",
+    doubling: bool = False,
 ) -> str:
     """An `<svg>` of named series of (x, y), with horizontal lines for reference values such as a compressor's.
 
-    Points that are not finite are left out; a series of more than 600 points is drawn as 600 means.
+    With `doubling`, x goes in powers of two. Points that are not finite are left out; a series of more than 600 points is drawn as 600 means.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -64,12 +65,14 @@ def loss_curve(
             style = _STYLES[index // len(_SERIES) % len(_STYLES)]
             marker = "o" if len(points) == 1 else None
             color = _SERIES[index % len(_SERIES)]
-            xs, ys = [x for x, _ in points], [y for _, y in points]
+            xs, ys = [math.log2(x) if doubling else x for x, _ in points], [y for _, y in points]
             axes.plot(
                 xs, ys, color=color, linestyle=style, linewidth=1.8, marker=marker, label=_literal(name)
             )
         _draw_references(axes, {name: y for name, y in (references or {}).items() if math.isfinite(y)})
         _dress(axes, x_label, y_label, columns if len(kept) > 1 else 0)
+        if doubling:
+            axes.xaxis.set_major_formatter(lambda value, _: f"{2**value:,.10g}")
         if not any(kept.values()):
             axes.text(0.5, 0.5, "no points yet", transform=axes.transAxes, ha="center", color=_MUTED)
         buffer = io.StringIO()

@@ -55,6 +55,15 @@ class World:
         """Whether it is so anywhere."""
         return self.add({"here": float(here)})["here"] > 0
 
+    def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of all processes, which have different names, for the first one (on its processor)."""
+        mine = {name: tensor.cpu() for name, tensor in tensors.items()}
+        if self.size == 1:
+            return mine
+        found: list[dict[str, torch.Tensor]] | None = [{}] * self.size if self.first else None
+        dist.gather_object(mine, found)
+        return {name: tensor for part in found or [mine] for name, tensor in part.items()}
+
     @contextmanager
     def first_alone(self) -> Iterator[bool]:
         """The first process does the work while the others wait; yields whether it is this one.

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from etymon.data.plans import key
 from etymon.data.store import Split
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Objective, Prepared
+from etymon.objectives.objective import Objective, Prepared, Streaming
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Step:
     slices: dict[int, Prepared]
     after: Position
     feed: Feed
+    anew: bool = False
+    """Its phase begins with it, and has other samples: streams of the phase before have ended."""
 
 
 class Feed:
@@ -49,6 +51,11 @@ class Feed:
         self._plans: dict[int, np.ndarray] = {}
         self.samples = len(self.plan(0))
         """Samples of the first epoch; of the others there are about as many."""
+        if not self.samples and objective.streaming:
+            raise EtymonError(
+                f"the training text is too short for {slices * rows} streams side by side: give more text, or make --batch "
+                "or --length smaller"
+            )
         if not self.samples:
             raise EtymonError("the training text is too short for a single sample: give more text")
 
@@ -56,7 +63,7 @@ class Feed:
         """The epoch's plan; the newest two are kept."""
         found = self._plans.get(epoch)
         if found is None:
-            found = self.objective.plan(self.split, self.seed, epoch)
+            found = _plan(self.objective, self.split, self.seed, epoch, self.slices * self.rows)
             neighbours = {old: table for old, table in list(self._plans.items()) if abs(old - epoch) == 1}
             self._plans = {**neighbours, epoch: found}  # replaced as a whole: a thread may be reading it
         return found
@@ -114,12 +121,23 @@ class Phase:
     feed: Feed
 
 
+def check_streams(batches: Sequence[tuple[Objective | type[Objective], int]]) -> None:
+    """Refuses phases, each with its objective and samples a step, whose streams could not go on from one to the next."""
+    streams = {batch for objective, batch in batches if objective.streaming}
+    if len(streams) > 1:
+        raise EtymonError(
+            f"a batch that changes ({', '.join(map(str, sorted(streams)))} samples a step) would change the number of "
+            "streams, and what they remember: give all phases one batch, and leave ramp out"
+        )
+
+
 class Course(Dataset[Prepared]):
     """The phases of a run, as steps. `rank` of `ranks` computes the slices rank, rank + ranks, ..."""
 
     def __init__(self, phases: Sequence[Phase], *, rank: int = 0, ranks: int = 1, workers: int = 0) -> None:
         self.phases = list(phases)
         self.rank, self.ranks, self.workers = rank, ranks, workers
+        check_streams([(phase.feed.objective, phase.feed.slices * phase.feed.rows) for phase in self.phases])
         for phase in self.phases:
             if phase.feed.slices % ranks:
                 raise EtymonError(
@@ -143,17 +161,17 @@ class Course(Dataset[Prepared]):
         """Steps `first` to `first + count`, prepared ahead by a thread, or by `workers` processes."""
         if count <= 0:
             return
-        planned: deque[tuple[Phase, Position]] = (
+        planned: deque[tuple[Phase, Position, bool]] = (
             deque()
         )  # filled in ahead of the slices, by whoever makes them
         made = self._slices(self._addresses(first, position, count, planned))
         try:
             for _ in range(count):
                 slices = {self.rank: next(made)}
-                phase, after = planned.popleft()
+                phase, after, anew = planned.popleft()
                 for number in range(self.rank + self.ranks, phase.feed.slices, self.ranks):
                     slices[number] = next(made)
-                yield Step(slices, after, phase.feed)
+                yield Step(slices, after, phase.feed, anew)
         finally:
             made.close()
 
@@ -165,22 +183,23 @@ class Course(Dataset[Prepared]):
             for phase, end in zip(self.phases, ends, strict=True)
         )
 
-    def _place(self, step: int, position: Position) -> tuple[Phase, Position]:
+    def _place(self, step: int, position: Position) -> tuple[Phase, Position, bool]:
         """A phase with other samples begins a new epoch; one that only takes more of them a step goes on."""
-        phase = self.phase(step)
+        phase, anew = self.phase(step), step == 0
         if phase.first == step > 0:
             before, now = self.phase(step - 1).feed, phase.feed
-            if before.objective is not now.objective or before.split is not now.split:
+            anew = before.objective is not now.objective or before.split is not now.split
+            if anew:
                 position = Position(position.epoch + 1, 0)
-        return phase, position
+        return phase, position, anew
 
     def _addresses(
-        self, first: int, position: Position, count: int, planned: deque[tuple[Phase, Position]]
+        self, first: int, position: Position, count: int, planned: deque[tuple[Phase, Position, bool]]
     ) -> Iterator[tuple[int, tuple[Position, ...]]]:
         for step in range(first, first + count):
-            phase, start = self._place(step, position)
+            phase, start, anew = self._place(step, position)
             addresses, position = phase.feed.addresses(start)
-            planned.append((phase, position))
+            planned.append((phase, position, anew))
             for number in range(self.rank, len(addresses), self.ranks):
                 yield self.phases.index(phase), tuple(addresses[number])
 
@@ -244,16 +263,28 @@ def _ahead(items: Iterator[Prepared], most: int = 3) -> Generator[Prepared]:
 class ValidationSlices(Sequence[Prepared]):
     """The validation text as slices, in order and the same every time; at most `most` samples, evenly spread.
 
-    Slices are made when they are read: all of a large text would not fit into memory.
+    Slices are made when they are read: all of a large text would not fit into memory. Of streams there are as many as in a
+    step of `slices` slices, so that processes which share the slices out keep their streams; `most` are their beginnings.
     """
 
     def __init__(
-        self, objective: Objective, split: Split, seed: int, *, rows: int, most: int | None = None
+        self,
+        objective: Objective,
+        split: Split,
+        seed: int,
+        *,
+        rows: int,
+        slices: int = 1,
+        most: int | None = None,
     ) -> None:
         self.objective, self.split, self.seed, self.rows = objective, split, seed, rows
-        self.plan = objective.plan(split, seed, 0, shuffle=False)
+        streams = slices * rows
+        self.plan = _plan(objective, split, seed, 0, streams, shuffle=False)
         if most is not None and len(self.plan) > most:
-            self.plan = self.plan[np.linspace(0, len(self.plan) - 1, most).astype(int)]
+            if objective.streaming:
+                self.plan = self.plan[: max(1, most // streams) * streams]
+            else:
+                self.plan = self.plan[np.linspace(0, len(self.plan) - 1, most).astype(int)]
 
     def __len__(self) -> int:
         return -(-len(self.plan) // self.rows)
@@ -271,8 +302,16 @@ class ValidationSlices(Sequence[Prepared]):
 
 
 def validation_slices(
-    objective: Objective, split: Split, seed: int, *, rows: int, most: int | None = None
+    objective: Objective, split: Split, seed: int, *, rows: int, slices: int = 1, most: int | None = None
 ) -> Sequence[Prepared]:
     """`ValidationSlices`; those of a sample of the text, which is read again and again, made once."""
-    slices = ValidationSlices(objective, split, seed, rows=rows, most=most)
-    return slices if most is None else list(slices)
+    made = ValidationSlices(objective, split, seed, rows=rows, slices=slices, most=most)
+    return made if most is None else list(made)
+
+
+def _plan(
+    objective: Objective, split: Split, seed: int, epoch: int, streams: int, *, shuffle: bool = True
+) -> np.ndarray:
+    if objective.streaming:
+        return cast(Streaming, objective).plan(split, seed, epoch, shuffle=shuffle, streams=streams)
+    return objective.plan(split, seed, epoch, shuffle=shuffle)

@@ -7,8 +7,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,11 @@ from pydantic.dataclasses import dataclass as strict_dataclass
 from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Prepared, Term, weighted_loss
+from etymon.objectives.objective import weighted_loss
 from etymon.training.budgets import Budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Step
+from etymon.training.figures import BYTES, CHARACTERS, TOKENS, add_counts, add_terms, averages
 from etymon.training.optimisers import (
     OptimiserChoice,
     build_optimiser,
@@ -35,10 +36,8 @@ from etymon.training.progress import Progress
 from etymon.training.runs import JUDGED, Run, TrainingState
 from etymon.training.schedules import ScheduleChoice
 from etymon.training.speed import matmul_peak, memory, operations_a_token
+from etymon.training.stopping import stop_requested
 from etymon.training.unit import TrainingUnit
-
-BYTES, CHARACTERS, TOKENS = "/bytes", "/characters", "/tokens"
-"""What is added up over the processes beside the terms' counts."""
 
 
 @strict_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -53,6 +52,8 @@ class TrainingSettings:
     clip: float | None = 1.0
     seed: int = 0
     validate_every: int = 100
+    patience: int | None = None
+    """Validations without a better one after which the run ends."""
     save_every: int = 1000
     log_layers_every: int = 50
     keep: int = 2
@@ -61,6 +62,10 @@ class TrainingSettings:
 
     def rate(self, step: float) -> float:
         return self.optimiser.learning_rate * self.schedule.share(step, self.steps)
+
+
+BRIDGE, MEMORY = "bridge/", "memory/"
+"""What the names of tensors begin with that are saved beside the optimiser's."""
 
 
 class Diverged(EtymonError):
@@ -79,6 +84,13 @@ class TrainingResult:
 
 
 Validate = Callable[[int], dict[str, Any]]
+Criterion = Callable[[Mapping[str, Any]], float | None]
+"""The figure of a validation that is to fall. Where one is given, there is a checkpoint of every model that is the best yet."""
+
+
+def bits(figures: Mapping[str, Any]) -> float | None:
+    """Bits per byte where there are such, else per target."""
+    return figures.get("bits_per_byte", figures.get("bits_per_target"))
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,7 @@ class Trainer:
         save_members: Callable[[Path], None],
         progress: Progress,
         milestones: Sequence[Milestone] = (),
+        criterion: Criterion | None = None,
         state: TrainingState | None = None,
         optimiser_state: dict[str, torch.Tensor] | None = None,
         world: World | None = None,
@@ -110,16 +123,15 @@ class Trainer:
         self.unit, self.course, self.settings, self.run = unit, course, settings, run
         self.validate, self.save_members, self.progress = validate, save_members, progress
         self.milestones = list(milestones)
+        self.criterion, self.keeps_best = criterion or bits, criterion is not None
         self.world = world or World()
         self.wrapped: torch.nn.Module = unit
         self.device = next(unit.parameters()).device
         self.state = state or TrainingState()
         self.optimiser = build_optimiser(unit, settings.optimiser)
         if optimiser_state is not None:
-            bridges = {
-                key[7:]: optimiser_state.pop(key) for key in list(optimiser_state) if key[:7] == "bridge/"
-            }
-            unit.bridges.load_state_dict(bridges)
+            unit.bridges.load_state_dict(_taken(optimiser_state, BRIDGE))
+            unit.restore_memory(_taken(optimiser_state, MEMORY))
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
 
@@ -135,7 +147,7 @@ class Trainer:
                 self._steps(asked)
             finally:
                 self.progress.close()
-        stopped = self.state.step < self.settings.steps
+        stopped = self.state.step < self.settings.steps and not self._over
         # Without a signal here, another process of this run was asked, and this one ends as if terminated.
         by = (asked.signal or signal.SIGTERM) if stopped else None
         return TrainingResult(self.state, self.metrics, stopped, by)
@@ -143,14 +155,15 @@ class Trainer:
     def _steps(self, asked: threading.Event) -> None:
         settings, state = self.settings, self.state
         left = settings.steps - state.step
-        if left <= 0:
+        if left <= 0 or self._over:
             return
         operations, peak = (
             [operations_a_token(self.unit, phase.feed) for phase in self.course.phases],
             matmul_peak(self.device),
         )
         heads = {phase.feed.objective.heads for phase in self.course.phases}
-        self.wrapped = self.world.wrap(self.unit, find_unused=len(heads) > 1)
+        partial = len(heads) > 1 or any(phase.feed.objective.partial for phase in self.course.phases)
+        self.wrapped = self.world.wrap(self.unit, find_unused=partial)
         begin = started = time.perf_counter()
         seconds = state.seconds
         with closing(self.course.steps(state.step, state.position, left)) as steps:
@@ -176,11 +189,20 @@ class Trainer:
                     self._validate()
                 # Before the checkpoint: what is done after it would be lost for good if the run died in between.
                 self._reach(passed)
-                if last or stop or state.step % settings.save_every == 0:
+                over, better = self._over, self.keeps_best and state.best_step == state.step
+                if last or stop or over or better or state.step % settings.save_every == 0:
                     self.save()
-                if stop:
+                if stop or over:
                     break
                 started = time.perf_counter()
+
+    @property
+    def _over(self) -> bool:
+        """Whether the run's patience is at an end; a function of the state, so that a resumed run does not go on."""
+        patience, best = self.settings.patience, self.state.best_step
+        if patience is None or best is None:
+            return False
+        return self.state.step - best >= patience * self.settings.validate_every
 
     @property
     def _phase(self) -> int:
@@ -214,17 +236,20 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint (the first process does; the others wait)."""
+        memory = self.world.gather(self.unit.memory_tensors())
         with self.world.first_alone() as mine:
             if mine:
                 tensors = optimiser_tensors(self.optimiser, self.unit)
-                tensors |= {f"bridge/{name}": value for name, value in self.unit.bridges.state_dict().items()}
+                tensors |= {BRIDGE + name: value for name, value in self.unit.bridges.state_dict().items()}
+                tensors |= {MEMORY + name: value for name, value in memory.items()}
                 self.run.save(self.state, tensors, self.save_members, self.settings.keep)
 
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients start anew."""
         times: list[float] = []
         begin = time.perf_counter()
-        with closing(self.course.steps(self.state.step, self.state.position, 200)) as steps:
+        ahead = self.course.steps(self.state.step, self.state.position, 200)
+        with closing(ahead) as steps, self.unit.apart():
             for step in steps:
                 self._step(step, learning_rate=0.0)
                 # From end to end: a step that waits for its samples takes that long as well.
@@ -251,6 +276,8 @@ class Trainer:
         late: dict[str, float] = {}
         self.unit.train()
         self.unit.objective = objective
+        if step.anew:
+            self.unit.forget()
         for place, (number, prepared) in enumerate(step.slices.items()):
             # Dropout depends on (seed, step, slice) alone: neither on what ran before nor on where it runs.
             seed_device(settings.seed, self.state.step, number)
@@ -299,7 +326,7 @@ class Trainer:
         self.metrics = self.validate(self.state.step)
         if not self.metrics:
             return
-        judged = self.metrics.get("bits_per_byte", self.metrics.get("bits_per_target"))
+        judged = self.criterion(self.metrics)
         if judged is not None and not math.isfinite(judged):
             raise Diverged(
                 f"the validation loss after step {self.state.step} is not finite: lower the learning rate "
@@ -308,7 +335,9 @@ class Trainer:
         state = self.state
         # Figures of different phases are figures of different things.
         comparable = state.best_step is not None and self.course.number_after(state.best_step) == self._phase
-        if judged is not None and (not comparable or state.best is None or judged < state.best):
+        better = not comparable or state.best is None or judged is None or judged < state.best
+        # Before the first step there is no checkpoint that could be kept.
+        if judged is not None and better and (state.step or not self.keeps_best):
             state.best, state.best_step = float(judged), state.step
         numbers = {JUDGED + name: value for name, value in self.metrics.items()}
         self._log({"step": self.state.step, "seconds": self.state.seconds, **numbers})
@@ -327,83 +356,13 @@ class Trainer:
         return shown
 
 
-def add_counts(slices: Iterable[Prepared]) -> dict[str, float]:
-    """The denominators of the whole step, before any backward."""
-    counts: dict[str, float] = {}
-    for prepared in slices:
-        for name, count in prepared.counts.items():
-            counts[name] = counts.get(name, 0.0) + count
-    return counts
-
-
-def add_terms(terms: Mapping[str, Term], totals: dict[str, float], late: dict[str, float]) -> None:
-    """Adds a slice's sums, and the counts that only the slice itself could tell."""
-    for name, term in terms.items():
-        totals[name] = totals.get(name, 0.0) + float(term.sum.detach())
-        if term.count is not None:
-            late[name] = late.get(name, 0.0) + float(term.count)
-
-
-def averages(totals: dict[str, float], counts: dict[str, float], likelihood: str | None) -> dict[str, float]:
-    """Each term's mean; bits per byte and per character for likelihoods of the text, else bits per target of the first
-    term."""
-    means = {name: total / max(counts[name], 1.0) for name, total in totals.items()}
-    if likelihood is not None and counts.get(BYTES):
-        bits = totals[likelihood] / math.log(2)
-        characters = max(counts[CHARACTERS], 1.0)  # a few bytes may begin none
-        return {**means, "bits_per_byte": bits / counts[BYTES], "bits_per_character": bits / characters}
-    return {**means, "bits_per_target": next(iter(means.values())) / math.log(2)}
-
-
-@torch.no_grad()
-def evaluate(unit: TrainingUnit, slices: Sequence[Prepared], world: World | None = None) -> dict[str, float]:
-    """The objective's terms over prepared slices, in evaluation mode; several processes share the work."""
-    world = world or World()
-    was_training, device = unit.training, next(unit.parameters()).device
-    unit.eval()
-    counts: dict[str, float] = {BYTES: 0.0, CHARACTERS: 0.0}
-    totals: dict[str, float] = {}
-    if world.size > len(slices):
-        world = World()  # too little to share: each one does it all
-    for number in range(world.rank, len(slices), world.size):
-        prepared = slices[number]
-        about = {BYTES: prepared.bytes, CHARACTERS: prepared.characters}
-        for name, count in {**prepared.counts, **about}.items():
-            counts[name] = counts.get(name, 0.0) + count
-        add_terms(unit(prepared.to(device)), totals, counts)
-    unit.train(was_training)
-    counts = world.add(counts)
-    return averages(world.add(totals), counts, unit.objective.likelihood)
-
-
 def seed_device(seed: int, step: int, part: int) -> None:
     """Sets the device's generator from (seed, step, slice)."""
     digest = hashlib.blake2b(f"{seed}/{step}/{part}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-class StopRequest(threading.Event):
-    signal: int | None = None
-    """The first one that asked."""
-
-
-@contextmanager
-def stop_requested() -> Iterator[StopRequest]:
-    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once. Only in the main thread."""
-    asked = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.signal = asked.signal or number
-        asked.set()
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
+def _taken(tensors: dict[str, torch.Tensor], begin: str) -> dict[str, torch.Tensor]:
+    """Takes those out whose names begin so, under the rest of their names."""
+    names = [name for name in tensors if name.startswith(begin)]
+    return {name.removeprefix(begin): tensors.pop(name) for name in names}

@@ -44,7 +44,8 @@ def operations_a_token(unit: TrainingUnit, feed: Feed) -> float:
     unit.train()
     unit.objective = feed.objective
     prepared = feed.slice(feed.addresses(Position())[0][0])
-    return step_operations(unit, prepared.to(next(unit.parameters()).device)) / prepared.tokens
+    with unit.apart():
+        return step_operations(unit, prepared.to(next(unit.parameters()).device)) / prepared.tokens
 
 
 def step_operations(unit: torch.nn.Module, prepared: Any) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from etymon.objectives.objective import Objective, Term
+from etymon.objectives.objective import OWN, Objective, Streamed, Term
+from etymon.training.memories import Memories
 
 
 class TrainingUnit(nn.Module):
@@ -33,10 +35,50 @@ class TrainingUnit(nn.Module):
         self._teacher = (
             teacher,
         )  # in a tuple, so that it is no part of the unit: neither trained nor wrapped
+        self._memories = Memories()
 
     @property
     def teacher(self) -> Any:
         return self._teacher[0]
+
+    # --- what streams remember: kept outside the parameters, by the number of the stream
+
+    def recall(self, prepared: Streamed) -> Any:
+        """The state of the slice's streams; None if the objective or the model remembers nothing."""
+        asked: Any = self.objective
+        length = asked.memory
+        if not self.training and asked.validation_memory != OWN:
+            length = asked.validation_memory
+        model: Any = self.model
+        if length == 0 or "memory" not in model.capabilities:
+            return None
+        device = next(self.parameters()).device
+        return self._memories.recall(
+            prepared, lambda rows: model.remember(rows, None if length == OWN else length), device
+        )
+
+    def keep(self, prepared: Streamed, state: Any) -> None:
+        if state is not None:
+            self._memories.keep(prepared, state)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, streams are others and begin anew; afterwards the old ones go on as if nothing had been."""
+        kept, self._memories = self._memories, Memories()
+        try:
+            yield
+        finally:
+            self._memories = kept
+
+    def forget(self) -> None:
+        """All streams begin anew."""
+        self._memories = Memories()
+
+    def memory_tensors(self) -> dict[str, Tensor]:
+        return self._memories.tensors()
+
+    def restore_memory(self, tensors: Mapping[str, Tensor]) -> None:
+        self._memories = Memories(tensors)
 
     def forward(self, prepared: Any) -> dict[str, Term]:
         return self.objective.loss(self, prepared)

@@ -22,6 +22,8 @@ class Converted:
     new_heads: tuple[str, ...]
     changes: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Of rounding: figures before and after."""
+    left_out: tuple[str, ...] = ()
+    """Heads that the layout has no place for."""
 
 
 def convert(
@@ -35,28 +37,50 @@ def convert(
     revision: Annotated[str | None, "branch, tag or commit of a hub id"] = None,
     ignore_config_key: Annotated[Sequence[str], "a key of config.json to pass over"] = (),
     partial: Annotated[bool, "tolerate unexpected weights and missing heads"] = False,
+    average: Annotated[int | None, "of a run: the mean of its last so many checkpoints"] = None,
+    layout: Annotated[
+        Literal["folder", "bilm"], "of what is written; bilm: ELMo's published options.json and HDF5 file"
+    ] = "folder",
     quantize: Quantize = None,
     data: Annotated[Path | None, "a text to judge the rounding by: bits per byte before and after"] = None,
 ) -> Converted:
     """Read a checkpoint and write it as a Hugging Face folder.
 
     Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's layout.
+    `--average 5` writes the mean of a run's last five checkpoints.
     `--quantize int8` writes weights of eight bits, which etymon alone can read, and says what that changed.
     """
     import torch
 
     from etymon.checkpoints.folder import ensure_replaceable
     from etymon.errors import EtymonError
-    from etymon.families.loading import load, save
+    from etymon.families.loading import load, save, write_published
 
     ensure_replaceable(target)
     if quantize is not None and dtype != "float32":
         raise EtymonError(f"weights have eight bits or are {dtype}: give --quantize or --dtype, not both")
+    if layout == "bilm" and (quantize is not None or dtype != "float32"):
+        raise EtymonError("ELMo's published files hold float32: leave out --quantize and --dtype")
     if data is not None and quantize is None:
         raise EtymonError("a text is only looked at to judge rounding: give --quantize int8 with --data")
-    model = load(
-        source, heads=heads, revision=revision, ignore_config_keys=tuple(ignore_config_key), partial=partial
-    )
+    if average is not None:
+        if heads is not None or revision is not None or ignore_config_key or partial:
+            raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
+        model = _averaged(Path(source), average)
+    else:
+        model = load(
+            source,
+            heads=heads,
+            revision=revision,
+            ignore_config_keys=tuple(ignore_config_key),
+            partial=partial,
+        )
+    if layout == "bilm":
+        write_published(model, target)
+        left_out = sorted(model.asked)
+        return Converted(
+            Path(target), model.family.title, model.parameter_count(), (), (), left_out=tuple(left_out)
+        )
     count, figures = model.parameter_count(), []
     for rounding in (False, True) if quantize is not None else ():
         if rounding:
@@ -71,6 +95,20 @@ def convert(
     return Converted(
         Path(target), model.family.title, count, tuple(sorted(model.asked)), model.new_heads, changes
     )
+
+
+def _averaged(run: Path, count: int) -> Model:
+    from etymon.errors import EtymonError
+    from etymon.families.averaging import average_checkpoints
+    from etymon.training.runs import Run
+
+    steps = Run(run).checkpoints()
+    if not 1 <= count <= len(steps):
+        raise EtymonError(
+            f"{run} has {len(steps)} checkpoints, of which {count} cannot be averaged: "
+            "train with --keep N to have as many"
+        )
+    return average_checkpoints([Run(run).checkpoint(step) for step in steps[-count:]])
 
 
 def _figures(model: Model, data: Path | None) -> dict[str, float]:
@@ -97,6 +135,8 @@ def _figures(model: Model, data: Path | None) -> dict[str, float]:
 
 def present(result: Converted) -> None:
     print(f"{result.family}, {result.parameters:,} parameters, written to {result.folder}")
+    if result.left_out:
+        print(f"left out, since such files have no place for them: {', '.join(result.left_out)}")
     if result.new_heads:
         print(f"initialised anew, since the checkpoint has none: {', '.join(result.new_heads)}")
     for name, (before, after) in result.changes.items():

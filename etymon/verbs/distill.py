@@ -83,8 +83,8 @@ def distill(
     shape: dict[str, Any] = {} if layers is None else {"layers": layers}
     if size is None:
         known = {part.name for part in fields(student.shape)}
-        # What a pointer does cannot be learnt from distributions: a student has none.
-        same = known - {"pointer"} if student is taught_family else known & {*COMMON}
+        # What a pointer or an adaptive softmax does cannot be learnt from distributions: a student has none.
+        same = known - {"pointer", "cutoffs", "divisor"} if student is taught_family else known & {*COMMON}
         taken = {name: value for name, value in asdict(taught).items() if name in same}
         shape = {**taken, "layers": max(1, taught.layers // 2), **shape}
         strict(student.shape, shape, f"the student's shape, after {teacher}")

@@ -16,7 +16,8 @@ from etymon.families.model import Model
 from etymon.training.budgets import pace_of, parse_budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Phase, Position, validation_slices
-from etymon.training.loop import Trainer, TrainingSettings, evaluate
+from etymon.training.figures import evaluate
+from etymon.training.loop import Trainer, TrainingSettings
 from etymon.training.progress import format_bytes, format_count, format_seconds
 from etymon.training.progress import progress as make_progress
 from etymon.training.runs import Run

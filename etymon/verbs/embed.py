@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from etymon.families.model import Model
-    from etymon.nn.batch import Batch
+    from etymon.nn.ragged import Layout
 
 Pooling = Literal["mean", "cls", "max"]
 Write = Callable[[Sequence[str], "np.ndarray"], None]
@@ -46,6 +46,9 @@ def embed(
     ] = "mean",
     layer: Annotated[
         int | None, "of these states: 0 goes into the first layer, -1 is the last (last)"
+    ] = None,
+    mix: Annotated[
+        str | None, "a mix of all layers: own (learned, saved with the model), or shares such as 0.2,0.5,0.3"
     ] = None,
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     normalise: Annotated[bool, "scale every vector to length 1"] = False,
@@ -79,6 +82,9 @@ def embed(
     if not block:
         raise EtymonError("there is no text: give some, or - to read lines from standard input")
     reader = Reader(opened(model, device, quantize))
+    if mix is not None and layer is not None:
+        raise EtymonError("a vector is of one layer or of a mix of all: give --layer or --mix, not both")
+    mixed = None if mix is None else _mix(reader.model, mix)
     if pooling == "cls":
         reader.need_class("mean or max")
 
@@ -86,8 +92,13 @@ def embed(
         vectors: np.ndarray | None = None
         with torch.inference_mode(), evaluating(reader.model):
             for chosen, batch in reader.batches(reader.encode(block), batch_size):
-                hidden_ND = reader.last(batch) if layer in (None, -1) else _layer(reader.every(batch), layer)
-                pooled_RD = _pool(hidden_ND, batch, pooling, reader.class_last)
+                if mixed is not None:
+                    hidden_ND = mixed(reader.every(batch))
+                else:
+                    hidden_ND = (
+                        reader.last(batch) if layer in (None, -1) else _layer(reader.every(batch), layer)
+                    )
+                pooled_RD = _pool(*reader.inside(hidden_ND, batch.layout), pooling, reader.class_last)
                 if normalise:
                     pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
                 if vectors is None:
@@ -142,11 +153,35 @@ def _layer(layers: Sequence[Tensor], layer: int | None) -> Tensor:
     return layers[layer]
 
 
-def _pool(hidden_ND: Tensor, batch: Batch, pooling: Pooling, class_last: bool) -> Tensor:
+def _mix(model: Model, mix: str) -> Callable[[Sequence[Tensor]], Tensor]:
+    """The model's own mix of layers, or one of the given shares."""
+    from etymon.errors import EtymonError
+
+    if mix == "own":
+        if "mix" not in model.heads:
+            raise EtymonError(
+                "this model was saved without a mix of its layers: give the shares, as etymon probe reports them"
+            )
+        return model.heads["mix"]
+    try:
+        shares = [float(part) for part in mix.split(",")]
+    except ValueError as error:
+        raise EtymonError(f"a mix is 'own' or shares such as 0.2,0.5,0.3, not {mix!r}") from error
+
+    def mixed(layers: Sequence[Tensor]) -> Tensor:
+        if len(layers) != len(shares):
+            raise EtymonError(
+                f"this model has {len(layers)} layers to mix, with the input, not {len(shares)}"
+            )
+        return sum((share * x_ND for share, x_ND in zip(shares[1:], layers[1:])), shares[0] * layers[0])
+
+    return mixed
+
+
+def _pool(hidden_ND: Tensor, layout: Layout, pooling: Pooling, class_last: bool) -> Tensor:
     """Rows are sorted, and often equal: then the pool is a plain reduction over a view."""
     import torch
 
-    layout = batch.layout
     if pooling == "cls":
         return hidden_ND[layout.last if class_last else layout.first]
     if layout.equal:

@@ -43,6 +43,7 @@ def generate(
     choice: Annotated[Sequence[str], "only one of these strings can come out; may be repeated"] = (),
     beams: Annotated[int, "search with so many beams"] = 1,
     length_penalty: Annotated[float, "beams: above 0 favours long texts, below 0 short ones"] = 1.0,
+    length_offset: Annotated[float, "beams: 5 makes it the penalty of the Transformer's paper"] = 0.0,
     early_stopping: Annotated[bool, "beams: stop at the first finished texts"] = False,
     returns: Annotated[int, "texts a prompt (sampling, beams or choices)"] = 1,
     no_repeat_ngram: Annotated[int, "never repeat so many tokens in a row"] = 0,
@@ -91,6 +92,7 @@ def generate(
         choices=choice,  # type: ignore[arg-type]
         beams=beams,
         length_penalty=length_penalty,
+        length_offset=length_offset,
         early_stopping=early_stopping,
         returns=returns,
         no_repeat_ngram=no_repeat_ngram,

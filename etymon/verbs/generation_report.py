@@ -126,7 +126,7 @@ def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
     """Greedy, sampling as asked, and four others; limits and penalties are as asked for all of them."""
     plain = replace(
         settings, sample=False, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, penalty_alpha=0.0,
-        beams=1, length_penalty=1.0, early_stopping=False, returns=1,
+        beams=1, length_penalty=1.0, length_offset=0.0, early_stopping=False, returns=1,
     )  # fmt: skip
     returns = settings.returns if settings.sample else 1
     asked = settings if settings.sample else replace(plain, sample=True)

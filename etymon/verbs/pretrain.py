@@ -73,7 +73,8 @@ def pretrain(
     errors: Errors = None,
     validation: Annotated[float | None, "share of the text held out to judge by (0.05)"] = None,
     optimiser: Annotated[
-        Literal["adamw", "adam-bert", "adafactor", "lamb", "muon"] | None, "the optimiser (the family's own)"
+        Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None,
+        "the optimiser (the family's own)",
     ] = None,
     learning_rate: Annotated[float | None, "peak rate (the size's own)"] = None,
     weight_decay: Annotated[float | None, "decoupled weight decay (the family's own)"] = None,

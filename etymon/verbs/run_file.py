@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import ConfigDict
@@ -17,6 +17,12 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_write
 from etymon.training.budgets import parse_budget
 from etymon.training.loop import TrainingSettings
+
+COUNTS = (
+    "batch", "batch_tokens", "slices", "length", "vocabulary", "source_vocabulary", "validate_every", "patience",
+    "save_every", "keep", "beams",
+)  # fmt: skip
+"""Settings that are whole numbers from 1 on."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -33,8 +39,9 @@ class PhaseFile:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class RunFile:
-    """What was asked for. `training` is what it came to, fixed before the first step so that a resumed run is exact."""
+class CommonFile:
+    """What any training run can be asked for. `training` is what it came to, fixed before the first step so that a resumed
+    run is exact."""
 
     family: str
     size: str = "pocket"
@@ -42,35 +49,18 @@ class RunFile:
     """Fields of the family's shape that differ from the size's."""
     start: str | None = None
     """Folder or hub id of a model to go on from."""
-    data: tuple[str, ...] = ()
     text: str | None = None
-    """What the text is, in words."""
-    documents: Literal["file", "blank", "line"] = "file"
-    column: str = "text"
-    errors: Literal["strict", "replace", "skip"] = "strict"
-    """What becomes of bytes that are no UTF-8."""
-    validation: float = 0.05
+    """What the data are, in words."""
     tokenizer: str | None = None
     """The folder of one, or the kind of one to train: `char`, `byte`, `unigram` ... (a folder of that name is `./char`)."""
     vocabulary: int | None = None
-    objective: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the objective, e.g. `masking`; of a mixture, those of each by its name."""
-    teacher: str | None = None
-    """Folder or hub id of the model to learn from (distillation)."""
-    teacher_layers: tuple[int, ...] | None = None
-    """The teacher's layers that the student begins with; evenly spread ones unless told, none at all if empty."""
-    generator: dict[str, Any] = field(default_factory=dict)
-    """Fields of the generator's shape that differ from what the model's size gives (replaced-token detection)."""
+    """Of the objective, e.g. `masking`; of a mixture, those of each by its name. Of a task, its columns and the like."""
     length: int | None = None
-    batch: int | None = None
     slices: int = 1
-    phases: tuple[PhaseFile, ...] = ()
-    ramp: float | None = None
-    """Share of the samples over which the batch grows from a sixteenth to its full size."""
     budget: str | None = None
     """A time (10m), or 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops."""
-    optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon"] | None = None
+    optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     layer_decay: float | None = None
@@ -82,6 +72,8 @@ class RunFile:
     clip: float | None = None
     """Largest norm of the gradient; 0 for no limit."""
     validate_every: int | None = None
+    patience: int | None = None
+    """Validations without a better one after which the run ends."""
     save_every: int | None = None
     save_at: tuple[str, ...] = ()
     """Amounts, in a budget's notation, after which the model is kept as a milestone."""
@@ -96,29 +88,22 @@ class RunFile:
         named = "character" if self.tokenizer == "char" else self.tokenizer
         return named if named in KINDS else None
 
-    def check(self) -> RunFile:
+    def grows(self, usual: float) -> bool:
+        """Whether the batch grows in the course of the run; `usual` is the recipe's share of samples for that."""
+        return False
+
+    def check(self) -> Self:
         """Refuses what cannot work, before any work."""
-        for name in ("batch", "slices", "length", "vocabulary", "validate_every", "save_every", "keep"):
-            value = getattr(self, name)
+        for name in COUNTS:
+            value = getattr(self, name, None)
             if value is not None and value < 1:
                 raise EtymonError(f"{name} must be at least 1, not {value}")
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise EtymonError(f"the learning rate must be above 0, not {self.learning_rate:g}")
-        if not 0 <= self.validation < 1:
-            raise EtymonError(
-                f"validation is a share of the text, from 0 to below 1, not {self.validation:g}"
-            )
         if not -(2**63) <= self.seed < 2**63:
             raise EtymonError(f"the seed must fit into 64 bits, and {self.seed} does not")
         for amount in (*([] if self.budget is None else [self.budget]), *self.save_at):
             parse_budget(amount)
-        for batch in (self.batch, *(phase.batch for phase in self.phases)):
-            if batch is not None and batch % self.slices:
-                raise EtymonError(f"a batch of {batch} samples cannot be cut into {self.slices} equal slices")
-        if self.ramp is not None and not 0 <= self.ramp < 1:
-            raise EtymonError(f"ramp is a share of the samples, from 0 to below 1, not {self.ramp:g}")
-        if self.ramp and self.phases:
-            raise EtymonError("phases have batches of their own: leave ramp out, or the phases")
         if self.warmup is not None and not 0 <= self.warmup <= 1:
             raise EtymonError(f"warmup is a share of the steps, from 0 to 1, not {self.warmup:g}")
         if self.clip is not None and not self.clip >= 0:
@@ -127,14 +112,6 @@ class RunFile:
             raise EtymonError("a model to go on from has its shape: leave that out")
         if self.tokenizer is not None and self.vocabulary is not None and self.kind in (None, "byte"):
             raise EtymonError("give a tokenizer or the size of a vocabulary to train, not both")
-        for phase in self.phases:
-            for name in ("batch", "length"):
-                value = getattr(phase, name)
-                if value is not None and value < 1:
-                    raise EtymonError(f"a phase's {name} must be at least 1, not {value}")
-        total = sum(phase.share for phase in self.phases)
-        if self.phases and (abs(total - 1) > 1e-6 or min(phase.share for phase in self.phases) <= 0):
-            raise EtymonError(f"the shares of the phases must be above 0 and add up to 1, not {total:g}")
         if any(parse_budget(amount).unit in ("seconds", "flops") for amount in self.save_at):
             raise EtymonError("save-at takes amounts such as 1Mwords or 500steps, not times or operations")
         return self
@@ -144,32 +121,98 @@ class RunFile:
             yaml.safe_dump(plain(asdict(self)), file, sort_keys=False, allow_unicode=True)
 
 
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class RunFile(CommonFile):
+    """What `etymon pretrain` can be asked for."""
+
+    data: tuple[str, ...] = ()
+    documents: Literal["file", "blank", "line"] = "file"
+    column: str = "text"
+    errors: Literal["strict", "replace", "skip"] = "strict"
+    """What becomes of bytes that are no UTF-8."""
+    validation: float = 0.05
+    objective: str | None = None
+    teacher: str | None = None
+    """Folder or hub id of the model to learn from (distillation)."""
+    teacher_layers: tuple[int, ...] | None = None
+    """The teacher's layers that the student begins with; evenly spread ones unless told, none at all if empty."""
+    generator: dict[str, Any] = field(default_factory=dict)
+    """Fields of the generator's shape that differ from what the model's size gives (replaced-token detection)."""
+    batch: int | None = None
+    phases: tuple[PhaseFile, ...] = ()
+    ramp: float | None = None
+    """Share of the samples over which the batch grows from a sixteenth to its full size."""
+
+    def grows(self, usual: float) -> bool:
+        return bool(usual if self.ramp is None else self.ramp) and not self.phases
+
+    def check(self) -> Self:
+        super().check()
+        if not 0 <= self.validation < 1:
+            raise EtymonError(
+                f"validation is a share of the text, from 0 to below 1, not {self.validation:g}"
+            )
+        for batch in (self.batch, *(phase.batch for phase in self.phases)):
+            if batch is not None and batch % self.slices:
+                raise EtymonError(f"a batch of {batch} samples cannot be cut into {self.slices} equal slices")
+        if self.ramp is not None and not 0 <= self.ramp < 1:
+            raise EtymonError(f"ramp is a share of the samples, from 0 to below 1, not {self.ramp:g}")
+        if self.ramp and self.phases:
+            raise EtymonError("phases have batches of their own: leave ramp out, or the phases")
+        for phase in self.phases:
+            for name in ("batch", "length"):
+                value = getattr(phase, name)
+                if value is not None and value < 1:
+                    raise EtymonError(f"a phase's {name} must be at least 1, not {value}")
+        total = sum(phase.share for phase in self.phases)
+        if self.phases and (abs(total - 1) > 1e-6 or min(phase.share for phase in self.phases) <= 0):
+            raise EtymonError(f"the shares of the phases must be above 0 and add up to 1, not {total:g}")
+        return self
+
+
+File = TypeVar("File", bound=CommonFile)
+
+
 def assemble(
     given: Mapping[str, Any], config: str | Path | None = None, overrides: Sequence[str] = ()
 ) -> RunFile:
+    """`assemble_as` for `etymon pretrain`."""
+    return assemble_as(RunFile, given, config, overrides)
+
+
+def assemble_as(
+    kind: type[File],
+    given: Mapping[str, Any],
+    config: str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> File:
     """A run file from YAML, then options that were given (not None), then dotted overrides; each beats the one before."""
     tree: dict[str, Any] = {} if config is None else read_yaml(config)
     options = {name: value for name, value in given.items() if value is not None}
     family = options.get("family")
     if family is not None and tree.get("family", family) != family:
         raise EtymonError(f"{config} is for {tree['family']}, not {family}")
-    if set(options) - {"family", "data"} or any(not each.startswith("training.") for each in overrides):
+    if set(options) - {"family", "data", "train"} or any(
+        not each.startswith("training.") for each in overrides
+    ):
         # The run file of another run says what its settings came to; with other settings they come to something else.
         tree.pop("training", None)
     tree = override(tree | options, overrides)
     if family is not None and tree["family"] != family:
         raise EtymonError(f"the run is for {family}, and --set family={tree['family']} is not")
     where = "the run's settings" if config is None else str(config)
-    return strict(RunFile, plain(tree), where).check()
+    return strict(kind, plain(tree), where).check()
 
 
-def differing(asked: RunFile, begun: RunFile) -> tuple[str, Any, Any] | None:
+def differing(asked: CommonFile, begun: CommonFile) -> tuple[str, Any, Any] | None:
     """The first setting that a resumed run was asked to have otherwise than it began; defaults ask for nothing."""
-    usual = RunFile(family=begun.family)
-    for name in (part.name for part in fields(RunFile) if part.name not in ("family", "phases")):
+    usual = type(begun)(family=begun.family)
+    for name in (part.name for part in fields(usual) if part.name not in ("family", "phases")):
         now, then = getattr(asked, name), getattr(begun, name)
         if now not in (getattr(usual, name), then):
             return name, now, then
+    if not isinstance(asked, RunFile) or not isinstance(begun, RunFile):
+        return None
     if asked.phases and len(asked.phases) != len(begun.phases):
         return "phases", len(asked.phases), len(begun.phases)
     for number, (phase, known) in enumerate(zip(asked.phases, begun.phases), 1):

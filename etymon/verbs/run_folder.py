@@ -20,6 +20,7 @@ OWN = {
     "model",
     "report.html",
     "run.yaml",
+    "source",
     "tensorboard",
     "tokenizer",
 }

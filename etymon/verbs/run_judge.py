@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etymon.data.store import TokenStore
 from etymon.objectives.objective import Objective, Prepared
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
-from etymon.training.loop import evaluate
+from etymon.training.figures import evaluate
 from etymon.training.progress import Progress
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_report import sample_text
@@ -27,7 +26,8 @@ class PhasePlan:
     length: int
     rows: int
     objective: Objective
-    store: TokenStore
+    store: Any
+    """A `TokenStore`, or what else has `train` and `validation`."""
     feed: Feed
 
     def rest_of_validation(self, seed: int) -> float:
@@ -74,5 +74,10 @@ class Judge:
 
     def _read(self, phase: PhasePlan, most: int | None) -> Sequence[Prepared]:
         return validation_slices(
-            phase.objective, phase.store.validation, self.seed, rows=phase.rows, most=most
+            phase.objective,
+            phase.store.validation,
+            self.seed,
+            rows=phase.rows,
+            slices=phase.feed.slices,
+            most=most,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from etymon.data.store import Split, TokenStore
@@ -59,13 +59,17 @@ def _text(split: Split, tokenizer: Tokenizer) -> bytes:
 def write_run_report(
     path: Path,
     model: Model,
-    store: TokenStore,
+    store: TokenStore | None,
     run: Run,
     samples: Sequence[tuple[int, str]],
     *,
     yardstick: bool = True,
+    figures: Mapping[str, str] | None = None,
+    more: Sequence[Section] = (),
+    command: str | None = None,
 ) -> Path:
-    """Writes the page out of the run's own metrics; the `yardstick` costs a run of xz over the text."""
+    """Writes the page out of the run's own metrics; the `yardstick` costs a run of xz over the text. `figures` come first,
+    `more` after the curve, and `command` is what to try."""
     records = run.metrics()
     trained = [record for record in records if "tokens_per_second" in record]
     likelihood = any("bits_per_byte" in record for record in trained)
@@ -76,10 +80,10 @@ def write_run_report(
     if judged:
         curve["validation"] = [(record["step"], record[JUDGED + unit]) for record in judged]
     references = {}
-    if yardstick and likelihood and model.tokenizer is not None:
+    if yardstick and store is not None and likelihood and model.tokenizer is not None:
         xz = xz_bits_per_byte(store, model.tokenizer)
         references = {} if xz is None else {"xz": xz}
-    figures: dict[str, str] = {"parameters": f"{model.parameter_count():,}"}
+    figures = {**(figures or {}), "parameters": f"{model.parameter_count():,}"}
     if judged:
         figures[f"validation {label}"] = f"{judged[-1][JUDGED + unit]:.3f}"
         if (by_character := judged[-1].get(f"{JUDGED}bits_per_character")) is not None:
@@ -104,12 +108,15 @@ def write_run_report(
     sections.append(
         Curve(curve, references, y_label=label, title="Learning", caption=caption if references else "")
     )
+    sections += more
     if samples:
         few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
         sections.append(Samples(few, title="What it writes, as it learns"))
     shape = ", ".join(f"{name} {value}" for name, value in model.shape_fields().items())
     sections.append(Paragraph(f"{model.family.title}: {shape}.", title="Shape"))
-    if "causal" in model.capabilities:
-        sections.append(Code(f'etymon generate {path.parent} "The" --temperature 0.8', title="Try it"))
+    if command is None and "causal" in model.capabilities:
+        command = f'etymon generate {path.parent} "The" --temperature 0.8'
+    if command is not None:
+        sections.append(Code(command, title="Try it"))
     write_report(path, f"{model.family.title}, trained by etymon", sections)
     return path

@@ -9,7 +9,7 @@ from etymon.families.family import Recipe
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
-from etymon.verbs.run_file import PhaseFile, RunFile
+from etymon.verbs.run_file import CommonFile, PhaseFile
 
 Value = TypeVar("Value")
 
@@ -18,7 +18,7 @@ VALIDATIONS = 10
 
 
 def training_settings(
-    recipe: Recipe, file: RunFile, *, steps: int, rows: int, validations: int
+    recipe: Recipe, file: CommonFile, *, steps: int, rows: int, validations: int
 ) -> TrainingSettings:
     """The recipe for so many steps, with everything that was asked for otherwise."""
     if file.learning_rate is None and not _alike(recipe.optimiser, file.optimiser):
@@ -53,10 +53,11 @@ def training_settings(
         clip=chosen(file.clip, recipe.clip) or None,
         seed=file.seed,
         validate_every=every,
+        patience=file.patience,
         # A checkpoint with every validation, so that the best one is there to be kept.
         save_every=file.save_every or every,
         keep=file.keep,
-        paced="samples" if chosen(file.ramp, recipe.ramp) and not file.phases else "steps",
+        paced="samples" if file.grows(recipe.ramp) else "steps",
     )
 
 

@@ -7,10 +7,10 @@ from etymon.data.tokenizer_growing import extends, require_room, spellings
 from etymon.errors import EtymonError
 from etymon.families.growing import grow
 from etymon.families.model import Model
-from etymon.verbs.run_file import RunFile
+from etymon.verbs.run_file import CommonFile
 
 
-def start_tokenizer(file: RunFile, started: Model) -> Tokenizer:
+def start_tokenizer(file: CommonFile, started: Model) -> Tokenizer:
     """The model's own tokenizer, or the one that was given if it is an extension of it."""
     if started.int8:
         raise EtymonError(

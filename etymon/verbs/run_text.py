@@ -16,17 +16,17 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.training.progress import Progress
-from etymon.verbs.run_file import RunFile
+from etymon.verbs.run_file import CommonFile, RunFile
 from etymon.verbs.tokenizer import training_choice
 
 
-class RunText:
-    """A resumed run needs neither text nor tokenizer again: its folder keeps both."""
+class RunTokenizer:
+    """A run's tokenizer. A resumed run needs neither text nor tokenizer again: its folder keeps both."""
 
     def __init__(
         self,
         folder: Path,
-        file: RunFile,
+        file: CommonFile,
         family: Family,
         source: TextSource | None,
         progress: Progress,
@@ -34,7 +34,8 @@ class RunText:
         vocabulary: int,
         resuming: bool,
     ) -> None:
-        self.folder, self.file, self.family, self.source = folder, file, family, source
+        self.folder, self.family, self.source = folder, family, source
+        self.file: Any = file
         self.progress, self.vocabulary, self.resuming = progress, vocabulary, resuming
 
     @property
@@ -118,6 +119,12 @@ class RunText:
         write_json(own / "origin.json", origin)
         return tokenizer
 
+
+class RunText(RunTokenizer):
+    """The text itself, as tokens, beside."""
+
+    file: RunFile
+
     def store(self, tokenizer: Tokenizer) -> TokenStore:
         """The run's text as tokens."""
         folder = self.folder / "store"
@@ -151,11 +158,11 @@ class RunText:
         )
         store = TokenStore.open(folder, tokenizer)
         number = tokenizer.id("unknown")
-        if tokenizer.kind == "character" and number is not None:
+        if tokenizer.kind in ("character", "word") and number is not None:
             splits = (store.train, store.validation)
             if unknown := sum(int(split.token_counts[number : number + 1].sum()) for split in splits):
                 self.progress.note(
-                    f"{unknown:,} characters of the text are not among the tokenizer's {tokenizer.size:,} tokens: they are "
+                    f"{unknown:,} {tokenizer.kind}s of the text are not among the tokenizer's {tokenizer.size:,} tokens: they are "
                     f"read as {tokenizer.roles['unknown']}"
                 )
         return store

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,22 +24,81 @@ def score(
     lines: Annotated[bool, "every line of the file is a text of its own"] = False,
     target: Annotated[Sequence[str] | str, "score this given the text; one for all texts, or one each"] = (),
     overlap: Annotated[int | None, "tokens that windows over a long text share (half the positions)"] = None,
+    memory: Annotated[
+        int | None,
+        "read a text of any length once, in segments that remember this many tokens (Transformer-XL)",
+    ] = None,
+    segment: Annotated[int | None, "tokens a segment, with --memory (256)"] = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     quantize: Quantize = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> list[Score]:
     """Measure how likely a model finds a text.
 
     A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping windows. An
     encoder (BERT) gives the pseudo-log-likelihood, each token predicted from all others. T5 scores a target given a text.
+    With --memory a file of any size is read in parts and never held as a whole.
     """
+    from etymon.errors import EtymonError
     from etymon.generation.likelihood import score_texts
     from etymon.verbs.opening import opened, texts_of
 
-    asked = texts_of(texts, file, lines=lines)
+    if segment is not None and memory is None:
+        raise EtymonError("segments need a memory: give --memory as well, or --overlap for windows")
+    streamed = file if memory is not None and not lines else None
+    asked = [] if streamed and not texts else texts_of(texts, None if streamed else file, lines=lines)
     targets = [target] if isinstance(target, str) else list(target)
+    count = len(asked) + (streamed is not None)
     if len(targets) == 1:
-        targets *= len(asked)
-    return score_texts(opened(model, device, quantize), asked, targets or None, overlap=overlap)
+        targets *= count
+    if targets and len(targets) != count:
+        raise EtymonError(f"there are {count} texts and {len(targets)} targets: give a target for each")
+    chosen = opened(model, device, quantize)
+    own = targets[: len(asked)] or None
+    scores = score_texts(chosen, asked, own, overlap=overlap, memory=memory, segment=segment) if asked else []
+    if streamed is not None and memory is not None:
+        last = targets[-1] if targets else None
+        scores.append(_score_file(chosen, Path(streamed), last, memory, segment, overlap, on_progress))
+    return scores
+
+
+def _score_file(
+    model: Model,
+    file: Path,
+    target: str | None,
+    memory: int,
+    segment: int | None,
+    overlap: int | None,
+    tell: Callable[[str], None] | None,
+) -> Score:
+    """The score of a file, which is read in parts, or of a target given the file."""
+    import numpy as np
+
+    from etymon.data.encoding import Encoder, batches
+    from etymon.data.sources import TextFiles
+    from etymon.generation.likelihood import check_memory, score_parts
+    from etymon.generation.text import tokenizer_of
+
+    check_memory(model, memory, segment, overlap)
+    tokenizer = tokenizer_of(model)
+    encoder = Encoder(tokenizer, np.dtype(np.int32))
+
+    def parts() -> Iterator[tuple[np.ndarray, int, bool]]:
+        for batch in batches(TextFiles([file], format="txt").documents()):
+            yield encoder(batch).tokens, sum(len(part.text.encode()) for part in batch), target is None
+        if target is not None:
+            yield tokenizer.encode(target), len(target.encode()), True
+
+    def told(tokens: int) -> None:
+        if tell is not None:
+            tell(f"{tokens:,} tokens")
+
+    return score_parts(model, str(file) if target is None else target, parts(), memory, segment, told)
+
+
+def on_progress(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
 
 
 def present(
@@ -46,6 +106,8 @@ def present(
     tokens: Annotated[bool, "show every token's log-probability"] = False,
     json: Annotated[bool, "print a JSON record a text"] = False,
 ) -> None:
+    if sys.stderr.isatty():
+        print(end="\r\033[K", file=sys.stderr, flush=True)
     if json:
         from dataclasses import asdict
         from json import dumps

@@ -157,6 +157,7 @@ def training_choice(
     return {
         "kind": kind, "size": size or usual.get(kind or "", DEFAULT_SIZE), "lowercase": lowercase, "strip_accents": strip_accents,
         "normalise": form, "specials": specials, "sentinels": sentinels, "framing": framing,
+        "min_frequency": own.min_frequency if family is not None else 2,
     }  # fmt: skip
 
 
@@ -179,7 +180,7 @@ def _old(name: str | Path, size: int | None) -> Tokenizer:
 def _check_free(folder: Path) -> None:
     from etymon.errors import EtymonError
 
-    own = {"tokenizer.json", "tokenizer_config.json"}
+    own = {"tokenizer.json", "tokenizer_config.json", "token_counts.json"}
     if folder.is_dir() and {path.name for path in folder.iterdir()} - own:
         raise EtymonError(f"{folder} holds something that is not a tokenizer: give another --out")
     if folder.is_file():

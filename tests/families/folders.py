@@ -29,11 +29,24 @@ SHAPES |= {
     "gptj": {**SHAPES["gpt2"], "rotary_dim": 4},
 }
 SHAPES |= dict.fromkeys(("roberta", "distilbert"), SHAPES["bert"])
+SHAPES |= {"bart": {**SHAPES["bert"], "decoder_heads": 4}}
+SHAPES["rnn"] = {
+    "vocabulary": 31,
+    "word_dim": 12,
+    "dim": 10,
+    "layers": 2,
+    "readout_dim": 12,
+    "alignment_dim": 7,
+}
+SHAPES["transformer"] = {name: value for name, value in SHAPES["bert"].items() if name != "positions"}
 SHAPES |= {name: {**SHAPES["bert"], "embedding_dim": 12} for name in ("albert", "electra")}
 PRETRAINED = {
     **{name: {"vocabulary"} for name in ("gpt1", "gpt2", "gpt3", "gptj")},
     "bert": {"vocabulary", "next_sentence"},
     "t5": {"vocabulary"},
+    "bart": {"vocabulary"},
+    "transformer": {"vocabulary"},
+    "rnn": {"vocabulary"},
     "roberta": {"vocabulary"},
     "albert": {"vocabulary", "sentence_order"},
     "distilbert": {"vocabulary"},

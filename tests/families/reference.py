@@ -53,6 +53,13 @@ T5 = {
     "pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD,
 }  # fmt: skip
 
+# The two sides differ in all that may differ.
+BART = {
+    "vocab_size": VOCABULARY, "max_position_embeddings": 16, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 44, "decoder_ffn_dim": 36,
+    "bos_token_id": PAD, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -94,6 +101,9 @@ class Reference:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
                 if "norm" in name.lower() or "ln_" in name:
                     parameter += 1.0 if name.endswith("weight") else 0.2
+            for name, buffer in built.named_buffers():
+                if name == "final_logits_bias":
+                    buffer.copy_(torch.randn(buffer.shape, generator=generator))
         built.save_pretrained(folder)
         if self.variant == "-1.1":
             untie(folder)
@@ -305,6 +315,11 @@ REFERENCES = [
     Reference("T5ForQuestionAnswering", T5, frozenset({"span"}), _spans),
     Reference("T5EncoderModel", T5, frozenset({"encoder"}), _none),
     Reference("T5Model", T5, frozenset(), _decoded),
+    Reference("BartForConditionalGeneration", BART, WORDS, _targets),
+    Reference("BartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}, WORDS, _targets, "-scaled"),
+    Reference("BartForSequenceClassification", {**BART, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("BartForQuestionAnswering", BART, frozenset({"span"}), _spans),
+    Reference("BartModel", BART, frozenset(), _decoded),
     *RELATIVES,
     *DECODERS,
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import etymon
-from tests.families.reference import PAD, REFERENCES, Reference
+from tests.families.reference import REFERENCES, Reference
 from tests.oracle.forward import Reading, run
 from tests.oracle.inputs import Arguments, Text
 from tests.oracle.runner import gradients
@@ -125,7 +125,8 @@ def test_ragged_rows_are_read_where_the_family_reads(reference: Reference, tmp_p
     with torch.no_grad():
         if ours.encoder_decoder:  # the decoder reads the text itself, behind the start token
             memory = ours.encode(batch)
-            shifted = torch.cat([torch.full_like(text.ids[:, :1], PAD), text.ids[:, :-1]], dim=1)
+            start = torch.full_like(text.ids[:, :1], ours.token("decoder_start"))
+            shifted = torch.cat([start, text.ids[:, :-1]], dim=1)
             batch = Text(shifted, text.mask).ragged
             hidden, _ = ours.decode(batch, memory)
         else:

@@ -23,12 +23,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"dim": 24, "layers": 2, "heads": 3, "inner_dim": 40, "positions": 48},
     "t5": {"dim": 24, "layers": 2, "heads": 3, "head_dim": 8, "inner_dim": 40},
 }
+SHAPES["rnn"] = {"word_dim": 20, "dim": 24, "encoder_dim": 10, "layers": 2, "readout_dim": 20}
+SHAPES["transformer"] = {"dim": 24, "layers": 2, "heads": 3, "inner_dim": 40}
+SHAPES["transformer-xl"] = {
+    "dim": 24, "layers": 2, "heads": 3, "head_dim": 8, "inner_dim": 40, "memory": 64, "clamp": 0,
+    "same_length": False, "zero_start": False, "cutoffs": (30, 100), "divisor": 2,
+}  # fmt: skip
 SHAPES |= {
     "gpt1": SHAPES["gpt2"],
     "gpt3": {**SHAPES["gpt2"], "band": 5},
     "gptj": {**SHAPES["gpt2"], "rotary_dim": 4},
 }
-SHAPES |= dict.fromkeys(("roberta", "distilbert"), SHAPES["bert"])
+SHAPES |= dict.fromkeys(("roberta", "distilbert", "bart"), SHAPES["bert"])
 SHAPES |= {name: {**SHAPES["bert"], "embedding_dim": 16} for name in ("albert", "electra")}
 SPARE = 9
 """Word vectors beyond the tokenizer's ids, as in published T5 folders."""

@@ -26,7 +26,7 @@ KEYWORDS = {
 }
 
 
-SEEDS = {"gpt1": 3, "gpt2": 0, "gpt3": 1, "gptj": 9, "t5": 5}
+SEEDS = {"gpt1": 3, "gpt2": 0, "gpt3": 1, "gptj": 9, "bart": 4, "t5": 5}
 """With texts that vary, some of which come to an end."""
 
 SIZES = {"n_positions": 48, "n_embd": 24, "n_layer": 2, "n_head": 3}
@@ -48,7 +48,16 @@ def reference_model(family: str, seed: int | None = None) -> Any:
     """Weights so large that texts vary and end: the first values would repeat one token for ever."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(SEEDS[family] if seed is None else seed)
-    if family != "t5":
+    if family == "bart":
+        config = transformers.BartConfig(
+            vocab_size=VOCABULARY, max_position_embeddings=48, d_model=24, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=40, decoder_ffn_dim=40,
+            bos_token_id=2, pad_token_id=PAD, eos_token_id=1, decoder_start_token_id=1, forced_bos_token_id=2,
+            forced_eos_token_id=1,
+        )  # fmt: skip
+        model = transformers.BartForConditionalGeneration(config)
+        model.generation_config.forced_bos_token_id = 2
+    elif family != "t5":
         name, sizes = DECODERS[family]
         cls = getattr(transformers, name)
         model = cls(
@@ -66,7 +75,9 @@ def reference_model(family: str, seed: int | None = None) -> Any:
                 # Small beside what the layers add, else every token would be followed by itself ...
                 parameter.normal_(0, 0.25)
             elif parameter.dim() > 1:
-                quiet = "EncDecAttention.o" in name  # the source is the same at every step
+                quiet = (
+                    "EncDecAttention.o" in name or "encoder_attn.out" in name
+                )  # the source is the same at every step
                 parameter.normal_(
                     0,
                     0.1 if quiet else 0.6 if "wpe" in name or "positions" in name or family == "t5" else 0.35,

@@ -18,7 +18,8 @@ from etymon.nn.vocabulary import Context
 from tests.decoders import rows_of
 from tests.generation.test_looking_back import looking_back
 
-WRITERS = [name for name in REGISTRY if "state" in get_family(name).capabilities]
+WRITERS = [name for name in REGISTRY if "state" in get_family(name).capabilities and name != "xlnet"]
+"""XLNet reads what it was given in both directions and asks a query for what comes next: tests/families/test_xlnet.py."""
 SOURCES = rows_of([7, 1, 4], seed=1)
 
 

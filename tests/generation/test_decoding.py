@@ -14,7 +14,7 @@ from tests.generation.reference import assert_same, fit, their_texts
 from tests.generation.test_processors import WAYS, by_definition
 
 PROMPTS = [[7, 12, 9, 33, 41], [5], [18, 20, 2]]
-FAMILIES = ["gpt1", "gpt2", "gpt3", "gptj", "t5"]
+FAMILIES = ["gpt1", "gpt2", "gpt3", "gptj", "bart", "t5"]
 
 
 def ends(model):
@@ -87,8 +87,8 @@ def test_log_prob_is_the_model_s_own(pair, family, beams):
     for prompt, row in zip(PROMPTS, decode(model, PROMPTS, settings)):
         ids = row[0].ids
         with torch.no_grad():
-            if family == "t5":
-                decoder = torch.tensor([[0, *ids[:-1]]])
+            if model.encoder_decoder:
+                decoder = torch.tensor([[model.token("decoder_start"), *ids[:-1]]])
                 logits = reference(torch.tensor([prompt]), decoder_input_ids=decoder).logits[0]
             else:
                 logits = reference(torch.tensor([prompt + ids[:-1]])).logits[0, len(prompt) - 1 :]

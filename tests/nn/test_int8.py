@@ -15,7 +15,19 @@ from etymon.nn.int8 import Int8Linear, rounded
 from etymon.verbs.convert import convert
 from tests.generation.conftest import tiny_model
 
-FAMILIES = ["gpt2", "gpt1", "gptj", "gpt3", "bert", "roberta", "albert", "electra", "t5"]
+FAMILIES = [
+    "gpt2",
+    "gpt1",
+    "gptj",
+    "gpt3",
+    "bert",
+    "roberta",
+    "albert",
+    "electra",
+    "bart",
+    "transformer",
+    "t5",
+]
 
 
 def test_rounding_is_by_rows_and_within_half_a_step() -> None:

@@ -23,6 +23,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt3": {"vocabulary": 23, "positions": 16, "dim": 12, "layers": 2, "heads": 2, "band": 3},
     "gptj": {"vocabulary": 23, "positions": 16, "dim": 12, "layers": 2, "heads": 2, "rotary_dim": 4},
     "bert": {"vocabulary": 23, "positions": 16, "dim": 12, "layers": 2, "heads": 2, "inner_dim": 14},
+    "bart": {
+        "vocabulary": 23, "positions": 16, "dim": 12, "inner_dim": 14, "layers": 2, "heads": 2, "decoder_inner_dim": 10,
+    },
+    "transformer": {"vocabulary": 23, "dim": 12, "inner_dim": 14, "layers": 2, "heads": 2},
     "t5": {
         "vocabulary": 23, "dim": 12, "head_dim": 5, "inner_dim": 14, "layers": 2, "heads": 2, "buckets": 8,
         "longest_distance": 12,
@@ -147,7 +151,7 @@ def step(model: Model, rows: list[list[int]], state: KeyValueState, memory: Any)
     return (model.hidden(batch, state) if memory is None else model.decode(batch, memory, state))[0]
 
 
-@pytest.fixture(params=["gpt1", "gpt2", "gpt3", "gptj", "t5"])
+@pytest.fixture(params=["gpt1", "gpt2", "gpt3", "gptj", "bart", "transformer", "t5"])
 def reading(request: pytest.FixtureRequest) -> tuple[Model, list[list[int]], Any, list[Tensor]]:
     """A model, rows of several lengths, what they are conditioned on, and the hidden states of one full pass."""
     model, rows = MODELS[request.param], rows_of([9, 6, 8])

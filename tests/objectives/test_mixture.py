@@ -18,7 +18,7 @@ from etymon.families import get_family
 from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.objective import check_fit, weighted_loss
 from etymon.training.feeding import Feed, Position, validation_slices
-from etymon.training.loop import evaluate
+from etymon.training.figures import evaluate
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 

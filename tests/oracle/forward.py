@@ -16,6 +16,8 @@ from torch import Tensor
 
 from etymon import trace
 from etymon.families.model import Model
+from etymon.nn.memory import RecurrentBody
+from etymon.nn.two_stream import TwoStreamBody
 from tests.oracle.heads import IGNORED_LABEL, reader
 from tests.oracle.inputs import Arguments, Text
 
@@ -34,6 +36,14 @@ class Reading:
 
 def run(model: Model, arguments: Arguments) -> Reading:
     """One forward call of a model."""
+    if isinstance(model.body, RecurrentBody):
+        from tests.oracle.segments import run_segment
+
+        return run_segment(model, arguments)
+    if isinstance(model.body, TwoStreamBody):
+        from tests.oracle.two_stream import run_two_stream
+
+        return run_two_stream(model, arguments)
     runner = _run_encoder_decoder if model.encoder_decoder else _run_stack
     return runner(model, arguments)
 
@@ -59,18 +69,19 @@ def _run_stack(model: Model, arguments: Arguments) -> Reading:
     return reading
 
 
-PAD_ROW_FROZEN = {"bert", "roberta", "albert", "distilbert", "electra"}
+PAD_ROW_FROZEN = {"bert", "roberta", "albert", "distilbert", "electra", "bart"}
 """Families whose reference keeps the pad token's row of the word table out of the gradient. Ragged rows have no pads,
 so it is a matter of rectangles only: of losses that are taken over padding as well, such as that of spans."""
 
 
 def _looked_up(model: Model, text: Text) -> Tensor | None:
     """Word vectors as the reference looks them up, where that differs from ours."""
-    words, ids_N = model.body.embeddings.words.weight, text.ids.reshape(-1)
+    embeddings, ids_N = (model.body if model.encoder_decoder else model.body.embeddings), text.ids.reshape(-1)
+    words = embeddings.words.weight
     embedded = None
     if model.family.model_type in PAD_ROW_FROZEN and (pad := model.token("pad")) is not None:
         embedded = F.embedding(ids_N, words, padding_idx=pad)
-    if text.segments is not None and model.body.embeddings.segments is None:
+    if text.segments is not None and embeddings.segments is None:
         # Segments are looked up among the words where they have no table of their own (GPT-2).
         embedded = F.embedding(ids_N, words) + F.embedding(text.segments.reshape(-1), words)
     return embedded
@@ -80,7 +91,7 @@ def _run_encoder_decoder(model: Model, arguments: Arguments) -> Reading:
     source = Text(arguments.take("input_ids"), arguments.take("attention_mask"))
     target = None if model.body.decoder is None else _target(model, source, arguments)
     reading = Reading(empty={"cross_attentions"} if target is None else set())
-    memory = model.encode(source.rectangle)
+    memory = model.encode(source.rectangle, _looked_up(model, source))
     with torch.no_grad():
         ragged = model.encode(source.ragged)
         with trace(model) as seen:
@@ -93,7 +104,7 @@ def _run_encoder_decoder(model: Model, arguments: Arguments) -> Reading:
     _look(reading, side, source, seen["encoder"].hidden, seen["encoder"].attention)
     hidden_ND, text = memory.hidden_MD, source
     if target is not None:
-        hidden_ND, _ = model.decode(target.rectangle, memory)
+        hidden_ND, _ = model.decode(target.rectangle, memory, embedded=_looked_up(model, target))
         with torch.no_grad():
             ragged_ND, _ = model.decode(target.ragged, ragged)
         reading.outputs["last_hidden_state"] = target.shaped(hidden_ND)

@@ -105,6 +105,34 @@ def _span(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> 
     return {"start_logits": start, "end_logits": end, "loss": sum(losses, torch.zeros(())) / 2}
 
 
+def _conditional_span(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
+    head, x_BTD = model.heads["conditional_span"], text.shaped(hidden_ND)
+    first, last, at, impossible, hidden = (
+        arguments.take(name)
+        for name in ("start_positions", "end_positions", "cls_index", "is_impossible", "p_mask")
+    )
+    rows = torch.arange(len(x_BTD))
+    class_BD = x_BTD[:, -1] if at is None else x_BTD[rows, at]
+    if first is None or last is None:
+        found = head.search(x_BTD, class_BD, None if hidden is None else hidden.bool())
+        return {
+            "start_top_log_probs": found.start_probs_RS,  # the reference calls probabilities so
+            "start_top_index": found.starts_RS,
+            "end_top_log_probs": found.end_probs_RES.flatten(1),
+            "end_top_index": found.ends_RES.flatten(1),
+            "cls_logits": found.unanswerable_R,
+        }
+    start_BD = x_BTD[rows, first]
+    start, end = head(x_BTD), head.end(x_BTD, start_BD[:, None].expand_as(x_BTD))
+    if hidden is not None:
+        start, end = (scores.masked_fill(hidden.bool(), -1e30) for scores in (start, end))
+    loss = (F.cross_entropy(start, first) + F.cross_entropy(end, last)) / 2
+    if at is not None and impossible is not None:
+        scores = head.unanswerable(start_BD, class_BD)
+        loss = loss + F.binary_cross_entropy_with_logits(scores, impossible) / 2
+    return {"loss": loss}
+
+
 def _pooled(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
     return {"pooler_output": model.read("pooler", hidden_ND, text.rectangle)}
 
@@ -148,6 +176,7 @@ READERS: dict[frozenset[str], Reader] = {
     frozenset({"choice"}): _choice,
     frozenset({"tagging"}): _tagging,
     frozenset({"span"}): _span,
+    frozenset({"conditional_span"}): _conditional_span,
     frozenset({"pooler"}): _pooled,
     frozenset({"encoder"}): _nothing,
     frozenset(): _nothing,

@@ -19,6 +19,7 @@ from etymon.errors import EtymonError
 from etymon.training.distributed import joined_world
 from etymon.training.loop import Trainer
 from etymon.verbs import pretrain as verb
+from tests.carrying import carrying
 from tests.verbs.small_runs import pretrain, resume, with_test_sizes
 
 
@@ -63,7 +64,7 @@ def different_names() -> str:
 def main() -> None:
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
-    with with_test_sizes():
+    with with_test_sizes(), carrying():
         for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
             said = {"error": different_names()} if job["family"] == "names" else do(job)
             Path(f"{job['folder']}.{rank}.json").write_text(json.dumps(said), encoding="utf-8")

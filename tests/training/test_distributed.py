@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from etymon.training.loop import Trainer
 from etymon.training.runs import Run
+from tests.carrying import carrying
 from tests.training.processes import stop_at
 from tests.verbs.small_runs import FAMILIES, metrics, pretrain, resume, weight_files, with_test_sizes
 
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 
 IN_PHASES = ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]"]
 """The heads of the second phase have no gradient in the first."""
+STREAMS = {"objective": "recurrent", "length": 16}
+"""A slice's streams stay where they are."""
 
 
 class Together:
@@ -34,17 +37,25 @@ class Together:
         with with_test_sizes():
             self.alone = {family: pretrain(family, folder / f"{family}-alone") for family in FAMILIES}
             self.alone["phases"] = pretrain("bert", folder / "phases-alone", set=IN_PHASES)
+            with carrying():
+                self.alone["streams"] = pretrain("gpt2", folder / "streams-alone", **STREAMS)
             plain = Trainer._pass
             stop_at(7)
             stopped = pretrain("t5", folder / "t5-handed-over")
+            stop_at(7)
+            with carrying():
+                pretrain("gpt2", folder / "streams-handed-over", **STREAMS)
             Trainer._pass = plain  # type: ignore[method-assign]
             assert stopped.stopped
         jobs: list[dict[str, Any]] = [{"family": family, "folder": family} for family in FAMILIES]
         jobs[0]["present"] = True
         jobs += [
             {"family": "bert", "folder": "phases", "changes": {"set": IN_PHASES}},
+            {"family": "gpt2", "folder": "streams", "changes": STREAMS},
+            {"family": "gpt2", "folder": "streams-stopped", "changes": STREAMS, "stop_at": 7},
             {"family": "bert", "folder": "bert-stopped", "stop_at": 7},
             {"family": "t5", "folder": "t5-handed-over", "resume": True},
+            {"family": "gpt2", "folder": "streams-handed-over", "resume": True},
             {"family": "gpt2", "folder": "three", "changes": {"slices": 1}},
             {"family": "gpt2", "folder": "no-text", "changes": {"data": ["nowhere.txt"]}},
             {"family": "names", "folder": "names"},
@@ -99,7 +110,7 @@ def same_run(one: Path, two: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "phases"])
+@pytest.mark.parametrize("name", [*FAMILIES, "phases", "streams"])
 def test_two_processes_learn_what_one_learns(name: str, together: Together) -> None:
     assert [said["steps"] for said in together.said(name)] == [12, 12]
     assert same_run(together.folder / name, together.alone[name].folder)
@@ -119,6 +130,23 @@ def test_a_stop_that_one_process_hears_stops_all_and_one_goes_on(together: Toget
     with with_test_sizes():
         result = resume("bert", together.folder / "bert-stopped")
     assert same_run(result.folder, together.alone["bert"].folder)
+
+
+def test_one_goes_on_with_the_streams_of_two(together: Together) -> None:
+    saved = load_file(together.folder / "streams-stopped/checkpoints/step-00000007/optimiser.safetensors")
+    assert {f"memory/{streams}/mean" for streams in ("0-3", "4-7")} <= set(saved), "those of both processes"
+    with with_test_sizes(), carrying():
+        result = resume("gpt2", together.folder / "streams-stopped")
+    assert same_run(result.folder, together.alone["streams"].folder)
+
+
+def test_two_go_on_with_the_streams_of_one(together: Together) -> None:
+    runs = [together.folder / "streams-handed-over", together.alone["streams"].folder]
+    assert same_run(*runs)
+    last = [load_file(run / "checkpoints/step-00000012/optimiser.safetensors") for run in runs]
+    remembered = [name for name in last[1] if name.startswith("memory/")]
+    assert len(remembered) == 4, "and each process saves its own"
+    assert all(torch.allclose(last[0][name], last[1][name], rtol=1e-5, atol=1e-6) for name in remembered)
 
 
 def test_two_go_on_with_what_one_began(together: Together) -> None:

@@ -18,7 +18,7 @@ from etymon.training.feeding import Course, Feed, Phase, Position, Step, validat
 class Numbers:
     """An objective over nothing: sample n of an epoch is n itself and a number drawn for it."""
 
-    name, likelihood = "numbers", None
+    name, likelihood, streaming = "numbers", None, False
     heads: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
 

@@ -122,6 +122,11 @@ def muon(p: Tensor, g: Tensor, state: dict[str, Any], t: int, rate: float) -> Te
     return p - rate * 0.2 * max(p.shape) ** 0.5 * orthogonal(0.05 * g + 0.95 * m)
 
 
+def adagrad(p: Tensor, g: Tensor, state: dict[str, Any], t: int, rate: float) -> Tensor:
+    squares = state["s"] = state.get("s", 1.0) + g**2
+    return p - rate * g / squares**0.5
+
+
 def decay(name: str) -> float:
     return 0.0 if name.endswith("bias") else 0.1
 
@@ -138,6 +143,7 @@ def decay(name: str) -> float:
             lambda name: muon if name.startswith("layers") and "weight" in name else adam(True),
             decay,
         ),
+        (OptimiserChoice("adagrad", weight_decay=0.1), lambda name: adagrad, decay),
     ],
     ids=OPTIMISERS,
 )
@@ -246,7 +252,7 @@ def test_muon_takes_the_matrices_inside_layers_only() -> None:
         optimiser = build_optimiser(model, OptimiserChoice("muon", matrix_share=2.5))
         for group in optimiser.param_groups:
             for name, parameter in zip(group["names"], group["params"], strict=True):
-                inside = ".layers." in name and parameter.dim() == 2
+                inside = ".layers." in name and parameter.dim() == 2 and not name.endswith("bias")
                 assert group["matrices"] == inside and group["rate_share"] == (2.5 if inside else 1.0), name
 
 

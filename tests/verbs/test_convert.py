@@ -123,3 +123,24 @@ def test_command_line(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         cli.main(["convert", str(saved), str(tmp_path / "new"), "--heads", "tagging", "--heads", "span"])
     assert exit_info.value.code == 0
     assert "initialised anew, since the checkpoint has none: span, tagging" in capsys.readouterr().out
+
+
+def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
+    from etymon.training.runs import Run, TrainingState
+
+    run, weights = Run(tmp_path / "run"), []
+    for step in range(4):
+        model = tiny.model("t5", tiny.objective("t5", "span-corruption"), seed=step)
+        weights.append(model.body.words.weight.detach().double())
+        run.save(
+            TrainingState(step), {}, lambda aside, model=model: etymon.save(model, aside / "model"), keep=4
+        )  # type: ignore[misc]
+    etymon.convert(run.folder, tmp_path / "mean", average=3)
+    mean = etymon.load(tmp_path / "mean")
+    expected = (sum(weights[1:]) / 3).float()
+    torch.testing.assert_close(mean.body.words.weight.detach(), expected, rtol=1e-6, atol=0)
+    assert mean.tokenizer is not None
+    with pytest.raises(EtymonError, match="has 4 checkpoints"):
+        etymon.convert(run.folder, tmp_path / "more", average=5)
+    with pytest.raises(EtymonError, match="give --average alone"):
+        etymon.convert(run.folder, tmp_path / "more", average=2, partial=True)

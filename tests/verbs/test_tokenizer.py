@@ -94,7 +94,7 @@ def test_a_limit_spreads(tmp_path: Path, corpus: Path) -> None:
         (["--out", "t"], "say which tokenizer: --kind"),
         (["--out", "t", "--kind", "bpe"], "there is no text: give --data"),
         (["--out", "t", "--kind", "bpe", "--data", "nowhere.txt"], "no such file"),
-        (["--out", "t", "--family", "bart", "--data", "x"], "there is no family 'bart'"),
+        (["--out", "t", "--family", "palm", "--data", "x"], "there is no family 'palm'"),
         (
             ["--out", "t", "--kind", "bpe", "--data", "{corpus}", "--limit", "lots"],
             "cannot read 'lots' as a size",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.training.optimisers.adafactor import Adafactor
+from etymon.training.optimisers.adagrad import Adagrad
 from etymon.training.optimisers.adam import BertAdam
 from etymon.training.optimisers.groups import freeze, gradient_norms, named, parameter_groups, section
 from etymon.training.optimisers.lamb import Lamb
@@ -31,7 +32,7 @@ __all__ = [
     "set_rate",
 ]
 
-OPTIMISERS = ("adamw", "adam-bert", "adafactor", "lamb", "muon")
+OPTIMISERS = ("adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -43,8 +44,8 @@ class OptimiserChoice:
 
     name: str = "adamw"
     """`adamw`; `adam-bert`, without bias correction; `adafactor`, whose rates are relative to the parameters and which
-    has neither `betas` nor `epsilon`; `lamb`, whose steps are in proportion to every tensor's norm; or `muon`, with
-    AdamW for all but the matrices inside layers."""
+    has neither `betas` nor `epsilon`; `lamb`, whose steps are in proportion to every tensor's norm; `muon`, with
+    AdamW for all but the matrices inside layers; or `adagrad`, with neither `betas` nor `epsilon`."""
     learning_rate: float = 1e-3
     """The peak, which the schedule scales at every step."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -102,6 +103,8 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
         optimiser = Adafactor(groups, learning_rate=rate)
     elif choice.name == "lamb":
         optimiser = Lamb(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
+    elif choice.name == "adagrad":
+        optimiser = Adagrad(groups, learning_rate=rate)
     else:
         optimiser = Muon(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
     set_rate(optimiser, rate)
@@ -142,7 +145,8 @@ def restore_optimiser(
 
 
 def _is_inner_matrix(name: str, parameter: Tensor) -> bool:
-    return "layers." in section(name) and parameter.dim() == 2
+    # Biases by head have two axes and are no matrices.
+    return "layers." in section(name) and parameter.dim() == 2 and not name.endswith("bias")
 
 
 def _apart(group: dict[str, Any], mark: str, test: Callable[[str, Tensor], bool]) -> list[dict[str, Any]]:

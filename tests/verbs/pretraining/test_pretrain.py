@@ -18,7 +18,8 @@ from etymon.data.sources import Texts
 from etymon.data.store import TokenStore
 from etymon.objectives import get_objective
 from etymon.training.feeding import validation_slices
-from etymon.training.loop import Trainer, evaluate
+from etymon.training.figures import evaluate
+from etymon.training.loop import Trainer
 from etymon.training.runs import Run
 from etymon.training.unit import TrainingUnit
 from etymon.verbs import pretrain as verb
@@ -175,7 +176,7 @@ def test_a_budget_becomes_steps_and_measuring_changes_nothing(
         return 0.5
 
     monkeypatch.setattr(Trainer, "seconds_per_step", half_a_second)
-    monkeypatch.setattr("etymon.verbs.pretraining.time", SimpleNamespace(perf_counter=lambda: 1.0))
+    monkeypatch.setattr("etymon.verbs.running.time", SimpleNamespace(perf_counter=lambda: 1.0))
     measured = pretrain("gpt2", tmp_path / "budget", steps=None, budget="3.2s")
     settings = yaml.safe_load((measured.folder / "run.yaml").read_text(encoding="utf-8"))
     assert settings["budget"] == "3.2s"

@@ -155,7 +155,7 @@ def test_run_file_is_strict(straight: Callable[[str], Pretrained], tmp_path: Pat
             "unknown key 'slcies' in .*run.yaml: did you mean 'slices'",
         ),
         (content.replace("  schedule:", "  schedul:"), "section training: did you mean 'schedule'"),
-        (content + "\n  - [", "cannot read .*run.yaml"),
+        (content + "\n- [", "cannot read .*run.yaml"),
         ("", "missing key 'family'"),
     ):
         file.write_text(text, encoding="utf-8")

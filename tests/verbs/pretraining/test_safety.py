@@ -229,7 +229,7 @@ def test_the_display_gets_what_it_shows(
             self.seen.append((step, dict(values)))
 
     watching = Watching()
-    monkeypatch.setattr("etymon.verbs.pretraining.make_progress", lambda kind: watching)
+    monkeypatch.setattr("etymon.verbs.running.make_progress", lambda kind: watching)
     pretrain(family, tmp_path / "run", steps=3)
     assert [step for step, _ in watching.seen] == [1, 2, 3]
     for _, values in watching.seen:

@@ -1,0 +1,115 @@
+"""Greedy generation beside Transformers and CTranslate2: a GPT-2 of 124M parameters, random weights, prompt 32, 64 new tokens.
+
+All sides have the same weights and two threads, and the float32 sides must write the same tokens. The memory bus is the limit at batch 1:
+every token reads every weight once.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import etymon
+from benchmarks.harness import THREADS, Comparison, in_turn
+from etymon.generation.decoding import decode
+from etymon.generation.settings import DecodingSettings
+
+PROMPT, NEW = 32, 64
+TARGETS: dict[tuple[str, str], dict[int, float]] = {
+    ("float32", "ctranslate2-float32"): {1: 0.8, 8: 0.75},
+    ("float32", "transformers"): {1: 1.0, 8: 1.0},
+    ("int8", "ctranslate2-int8"): {1: 1.7, 8: 1.4},
+    ("int8", "float32"): {},
+}
+"""Our side, the peer, and what is wanted at each batch size."""
+
+
+def translator(reference: Any, folder: Path, compute: str) -> Any:
+    """The weights in CTranslate2's own layout. Its command-line converter wants a tokenizer beside them; we need none."""
+    import ctranslate2
+    from ctranslate2.converters.transformers import _MODEL_LOADERS
+
+    spec = _MODEL_LOADERS["GPT2Config"].get_model_spec(reference)
+    spec.register_vocabulary([str(number) for number in range(reference.config.vocab_size)])
+    spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = "0"
+    spec.validate()
+    spec.optimize(quantization=compute)
+    folder.mkdir()
+    spec.save(str(folder))
+    return ctranslate2.Generator(
+        str(folder), device="cpu", compute_type=compute, inter_threads=1, intra_threads=THREADS
+    )
+
+
+def sides(folder: Path, batch: int) -> dict[str, Callable[[], list[list[int]]]]:
+    from transformers import GPT2LMHeadModel
+
+    model = etymon.load(folder / "gpt2").eval()
+    small = etymon.load(folder / "gpt2", quantize="int8").eval()
+    reference = GPT2LMHeadModel.from_pretrained(folder / "gpt2", attn_implementation="sdpa").eval()
+    generator = torch.Generator().manual_seed(batch)
+    prompts = torch.randint(1, model.shape.vocabulary, (batch, PROMPT), generator=generator)
+    settings = DecodingSettings(max_new_tokens=NEW, min_new_tokens=NEW, end_ids=(0,))
+
+    def ours(which: Any) -> list[list[int]]:
+        return [row[0].ids for row in decode(which, prompts.tolist(), settings)]
+
+    def transformers() -> list[list[int]]:
+        found = reference.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=NEW,
+            min_new_tokens=NEW, eos_token_id=0, pad_token_id=0,
+        )  # fmt: skip
+        return found[:, PROMPT:].tolist()
+
+    def foreign(compute: str) -> Callable[[], list[list[int]]]:
+        place = folder / f"{compute}-{batch}"
+        engine = translator(
+            GPT2LMHeadModel.from_pretrained(folder / "gpt2"), place, compute
+        )  # which it spoils
+        tokens = [[str(number) for number in row] for row in prompts.tolist()]
+
+        def generate() -> list[list[int]]:
+            found = engine.generate_batch(
+                tokens, max_length=NEW, min_length=NEW, sampling_topk=1, include_prompt_in_result=False
+            )
+            return [[int(number) for number in one.sequences[0]] for one in found]
+
+        return generate
+
+    return {
+        "float32": lambda: ours(model),
+        "int8": lambda: ours(small),
+        "transformers": transformers,
+        "ctranslate2-float32": foreign("float32"),
+        "ctranslate2-int8": foreign("int8"),
+    }
+
+
+def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
+    results = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        etymon.save(etymon.build("gpt2", "small", heads=("vocabulary",)), folder / "gpt2")
+        for batch in (1, 8):
+            with torch.inference_mode():
+                run_by = sides(folder, batch)
+                texts = {name: run() for name, run in run_by.items()}
+                assert texts["float32"] == texts["transformers"], "the same weights wrote other tokens"
+                times = in_turn(run_by, rounds, warmup)
+            speeds = {
+                name: [round(batch * NEW / seconds, 1) for seconds in each] for name, each in times.items()
+            }
+            for (ours, theirs), wanted in TARGETS.items():
+                results.append(
+                    Comparison(
+                        f"generation-{ours}-{theirs}-batch-{batch}", times[ours], times[theirs],
+                        peer=f"{theirs} at batch {batch}",
+                        what=f"GPT-2 124M, random weights, prompt {PROMPT}, {NEW} new tokens, batch {batch}, greedy",
+                        target=wanted.get(batch), details={"tokens_a_second": speeds},
+                    )
+                )  # fmt: skip
+    return results

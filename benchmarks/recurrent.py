@@ -1,0 +1,294 @@
+"""Memory, permutation and adaptive softmax, each beside its peer: `make bench-recurrent`.
+
+- Evaluation at attention length 800: segments with a memory against a window that is computed anew for every token.
+- A training step of Transformer-XL beside the last Transformers that had it, which runs in a process of its own (`make .venv-peer`).
+- The adaptive softmax alone beside a plain one, with the memory of both.
+- A pretraining step of XLNet beside Transformers' two-stream forward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import etymon
+from benchmarks.harness import THREADS, Comparison, alternate, peak_memory, peak_resident, record_memory
+from benchmarks.training_steps import RATE, our_step
+from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
+from etymon.nn.batch import Batch
+from etymon.objectives.permutation import Permutation, PermutedPrepared
+from etymon.objectives.recurrent import Recurrent, RecurrentPrepared
+from etymon.training.unit import TrainingUnit
+
+PEER = Path(os.environ.get("ETYMON_PEER", Path(__file__).parents[1] / ".venv-peer")) / "bin" / "python"
+
+
+# --- evaluation
+
+
+def evaluation(rounds: int = 5) -> Comparison:
+    """Seconds a token. The window's cost is the same for every token, so a few tell it."""
+    length, segment = 800, 100
+    model = etymon.build("transformer-xl", "pocket", heads=["vocabulary"], shape={"memory": length}).eval()
+    text = torch.randint(0, model.shape.vocabulary, (4001,), generator=torch.Generator().manual_seed(0))
+    head, at = model.heads["vocabulary"], torch.tensor([length - 1])
+
+    def with_memory() -> float:
+        state, total = model.remember(1), 0.0
+        for first in range(0, len(text) - 1, segment):
+            targets = text[first + 1 : first + 1 + segment]
+            hidden, state = model.hidden(Batch.of([text[first : first + len(targets)].numpy()]), state)
+            total += float(head.target_log_probs(hidden, None, targets).sum())
+        return total
+
+    windows = 8
+
+    def window() -> float:
+        total = 0.0
+        for first in range(windows):
+            hidden, _ = model.hidden(Batch.of([text[first : first + length].numpy()]))
+            total += float(head.target_log_probs(hidden, at, text[first + length : first + length + 1]).sum())
+        return total
+
+    with torch.inference_mode():
+        ours, theirs = alternate(with_memory, window, rounds, 1)
+    return Comparison(
+        "recurrent-evaluation", [one / (len(text) - 1) for one in ours], [one / windows for one in theirs],
+        peer="a window computed for every token", target=200.0,
+        what=f"Transformer-XL pocket, seconds a token at attention length {length}, segments of {segment}",
+    )  # fmt: skip
+
+
+# --- Transformer-XL's training step
+
+STEP = {"batch": 8, "length": 150, "memory": 150}
+SHAPE: dict[str, Any] = {
+    "vocabulary": 50_000, "dim": 410, "layers": 6, "heads": 10, "head_dim": 41, "inner_dim": 2100,
+    "cutoffs": (10_000, 25_000), "divisor": 1, "memory": STEP["memory"], "same_length": False, "clamp": 0,
+    "own_biases": True, "zero_start": True, "dropout": 0.1, "attention_dropout": 0.0,
+}  # fmt: skip
+
+
+def xl_step() -> Callable[[], float]:
+    model = etymon.build("transformer-xl", "wt103-base", heads=["vocabulary"], shape=SHAPE)
+    draw = np.random.default_rng(0)
+    ids = draw.integers(0, SHAPE["vocabulary"], (STEP["batch"], STEP["length"] + 1))
+    batch, targets = Batch.of(list(ids[:, :-1])), torch.from_numpy(ids[:, 1:].ravel().copy())
+    prepared = RecurrentPrepared(
+        counts={"loss": len(targets)}, tokens=len(targets), bytes=0.0, batch=batch, targets=targets, at=None,
+        streams=tuple(range(STEP["batch"])), fresh=(False,) * STEP["batch"],
+    )  # fmt: skip
+    objective = Recurrent.__new__(Recurrent)
+    objective.memory = objective.validation_memory = STEP["memory"]
+    return our_step(TrainingUnit(model, objective), prepared)
+
+
+class Peer:
+    """The other interpreter: a step whenever it is asked, timed by itself."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [str(PEER), str(Path(__file__).parent / "peers" / "transfo_xl.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(THREADS)},
+        )  # fmt: skip
+        config = {
+            "vocab_size": SHAPE["vocabulary"], "cutoffs": list(SHAPE["cutoffs"]), "d_model": SHAPE["dim"],
+            "d_embed": SHAPE["dim"], "n_head": SHAPE["heads"], "d_head": SHAPE["head_dim"],
+            "d_inner": SHAPE["inner_dim"], "div_val": 1, "n_layer": SHAPE["layers"], "mem_len": SHAPE["memory"],
+            "clamp_len": -1, "same_length": False, "dropout": 0.1, "dropatt": 0.0,
+            "tie_projs": [False, True, True],
+        }  # fmt: skip
+        self._say(json.dumps({"config": config, "threads": THREADS, "rate": RATE, **STEP}))
+        assert self._hear() == "ready", "the peer did not start"
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+
+    def _hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def step(self) -> float:
+        self._say("step")
+        return float(self._hear())
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def transformer_xl(rounds: int = 9, warmup: int = 3) -> Comparison | None:
+    if not PEER.is_file():
+        print(f"Transformer-XL's step is left out: there is no {PEER} (make .venv-peer)")
+        return None
+    ours, peer = xl_step(), Peer()
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for number in range(warmup + rounds):
+        begin = time.perf_counter()
+        ours()
+        own, their = time.perf_counter() - begin, peer.step()
+        if number >= warmup:
+            times["ours"].append(own)
+            times["theirs"].append(their)
+    peer.end()
+    return Comparison(
+        "training-step-transformer-xl", times["ours"], times["theirs"], peer="Transformers 4.37.2", target=1.5,
+        what=f"6 layers x 410, 50,000 words in three bins, batch {STEP['batch']}, segment and memory 150, AdamW",
+    )  # fmt: skip
+
+
+# --- the adaptive softmax
+
+HEAD = {"tokens": 2048, "dim": 512, "words": 200_000, "cutoffs": (20_000, 60_000), "divisor": 4}
+
+
+def zipf() -> torch.Tensor:
+    ranks = np.arange(1, HEAD["words"] + 1)  # type: ignore[operator]
+    drawn = np.random.default_rng(0).choice(len(ranks), HEAD["tokens"], p=1 / ranks / (1 / ranks).sum())
+    return torch.from_numpy(drawn)
+
+
+def head_step(side: str) -> tuple[Callable[[], None], list[torch.nn.Parameter]]:
+    """Forward and backward of the head alone; the gradients go to the weights and to the hidden states."""
+    targets, hidden = zipf(), torch.randn(HEAD["tokens"], HEAD["dim"])  # type: ignore[call-overload]
+    hidden = hidden.requires_grad_()
+    if side == "ours":
+        words = AdaptiveEmbedding(HEAD["words"], HEAD["dim"], HEAD["cutoffs"], divisor=HEAD["divisor"])  # type: ignore[arg-type]
+        head = AdaptiveVocabulary(words, HEAD["cutoffs"], tied=False)  # type: ignore[arg-type]
+        parameters = [*head.parameters()]
+    else:
+        parameters = [torch.nn.Parameter(torch.empty(HEAD["words"], HEAD["dim"]))]  # type: ignore[call-overload]
+    for parameter in parameters:
+        torch.nn.init.normal_(parameter, std=0.02)
+
+    def step() -> None:
+        for tensor in (*parameters, hidden):
+            tensor.grad = None
+        if side == "ours":
+            loss = head.loss(hidden, None, targets) / len(targets)
+        else:
+            loss = F.cross_entropy(hidden @ parameters[0].T, targets)
+        loss.backward()
+
+    return step, parameters
+
+
+def resident() -> float:
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return 1024 * float(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+def report_memory(side: str) -> None:
+    """What a step needs beyond the parameters and their gradients."""
+    torch.set_num_threads(THREADS)
+    step, parameters = head_step(side)
+    before = resident()
+    step()
+    gradients = sum(parameter.numel() * 4 for parameter in parameters)
+    print(json.dumps({"beyond_imports": max(1.0, peak_resident() - before - gradients)}))
+
+
+def adaptive_softmax(rounds: int = 5) -> Comparison:
+    ours, theirs = head_step("ours")[0], head_step("theirs")[0]
+    times = alternate(ours, theirs, rounds, 1)
+    memory = {side: peak_memory("benchmarks.recurrent", side) for side in ("ours", "theirs")}
+    return Comparison(
+        "adaptive-softmax", *times, peer="a plain softmax", target=3.0,
+        what="2,048 tokens, width 512, 200,000 words cut at 20,000 and 60,000, divisor 4, Zipf's targets",
+        details=record_memory(memory, 0.25),
+    )  # fmt: skip
+
+
+# --- XLNet's pretraining step
+
+PERMUTED = {"rows": 8, "length": 128, "asked": 21, "memory": 128, "vocabulary": 32_000}
+XLNET = {"dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
+
+
+def permuted() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, factorisation orders (0: not asked, seen by all) and asked places, `[rows, ...]`."""
+    draw, rows, length = np.random.default_rng(0), PERMUTED["rows"], PERMUTED["length"]
+    ids = draw.integers(10, PERMUTED["vocabulary"], (rows, length))
+    places = np.stack([np.sort(draw.choice(length, PERMUTED["asked"], replace=False)) for _ in ids])
+    order = np.zeros((rows, length), np.int64)
+    for row, asked in zip(order, places, strict=True):
+        row[asked] = 1 + draw.permutation(len(asked))
+    return ids, order, places
+
+
+def xlnet_ours() -> Callable[[], float]:
+    ids, order, places = permuted()
+    shape = {**XLNET, "vocabulary": PERMUTED["vocabulary"], "memory": PERMUTED["memory"]}
+    model = etymon.build("xlnet", "base", heads=["vocabulary"], shape=shape)
+    at = (np.arange(len(ids))[:, None] * ids.shape[1] + places).ravel()
+    batch = Batch.of(list(ids))
+    batch.order = torch.from_numpy(order.ravel())
+    prepared = PermutedPrepared(
+        counts={"permuted": len(at)}, tokens=ids.size, bytes=0.0, streams=tuple(range(len(ids))),
+        fresh=(False,) * len(ids), batch=batch, at=torch.from_numpy(at),
+        asked=(PERMUTED["asked"],) * len(ids), targets=torch.from_numpy(ids.ravel()[at].copy()),
+    )  # fmt: skip
+    objective = Permutation.__new__(Permutation)
+    objective.memory = objective.validation_memory = PERMUTED["memory"]
+    objective.reuse = PERMUTED["length"]
+    return our_step(TrainingUnit(model, objective), prepared)
+
+
+def xlnet_theirs() -> Callable[[], float]:
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    ids, order, places = permuted()
+    config = XLNetConfig(
+        vocab_size=PERMUTED["vocabulary"], d_model=XLNET["dim"], n_layer=XLNET["layers"], n_head=XLNET["heads"],
+        d_inner=XLNET["inner_dim"], mem_len=PERMUTED["memory"], use_mems_train=True,
+    )  # fmt: skip
+    model = XLNetLMHeadModel(config).train()
+    hidden_from = (order[:, None, :] > 0) & (order[:, None, :] >= order[:, :, None])
+    mapping = np.eye(PERMUTED["length"])[places]
+    inputs = {
+        "input_ids": torch.from_numpy(ids), "perm_mask": torch.from_numpy(hidden_from).float(),
+        "target_mapping": torch.from_numpy(mapping).float(), "use_mems": True,
+        "labels": torch.from_numpy(np.take_along_axis(ids, places, 1)),
+    }  # fmt: skip
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
+    kept: dict[str, Any] = {}
+
+    def step() -> float:
+        output = model(**inputs, **kept)
+        kept["mems"] = output.mems
+        output.loss.backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return float(output.loss.detach())
+
+    return step
+
+
+def xlnet(rounds: int = 9, warmup: int = 3) -> Comparison:
+    return Comparison(
+        "training-step-xlnet", *alternate(xlnet_ours(), xlnet_theirs(), rounds, warmup),
+        peer="Transformers' two streams", target=1.5,
+        what="4 layers x 256, 32,000 tokens, 8 rows of 128, 21 asked, memory 128, dropout 0.1, AdamW",
+    )  # fmt: skip
+
+
+def run() -> list[Comparison]:
+    results = [evaluation(), transformer_xl(), adaptive_softmax(), xlnet()]
+    return [result for result in results if result is not None]
+
+
+if __name__ == "__main__":
+    report_memory(sys.argv[1])

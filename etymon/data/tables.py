@@ -1,0 +1,175 @@
+"""Tables: rows with named columns, out of .csv, .tsv, .jsonl and .parquet files, parallel text files, or the program."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etymon.config import did_you_mean
+from etymon.data.sources import PACKINGS, TextFiles
+from etymon.data.text import SURROGATE, Record
+from etymon.errors import EtymonError
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Table:
+    """Rows, and the places where they stand, for those who have to complain about one."""
+
+    rows: list[Mapping[str, Any]]
+    places: list[str]
+    description: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, numbers: Sequence[int]) -> Table:
+        """Chosen rows."""
+        return Table([self.rows[n] for n in numbers], [self.places[n] for n in numbers], self.description)
+
+    def values(self, column: str) -> list[Any]:
+        """A column as it is; every row must have it."""
+        return [self._value(number, column) for number in range(len(self))]
+
+    def texts(self, column: str) -> list[str]:
+        """A column of texts, none of them empty."""
+        return [self._text(number, column) for number in range(len(self))]
+
+    def fingerprint(self, columns: Sequence[str]) -> str:
+        """Changes when any of these columns does."""
+        digest = hashlib.sha256(json.dumps(list(columns)).encode())
+        for row in self.rows:
+            digest.update(json.dumps([row.get(name) for name in columns], default=str).encode())
+        return digest.hexdigest()
+
+    def divided(self, column: str, share: float, seed: int, most: int) -> tuple[Table, Table]:
+        """The table without about a `share` of its rows, at most `most`, and these. Rows with the same text in the column
+        stay together: what is held out was not seen in training."""
+        texts = self.texts(column)
+        ranked = sorted(set(texts), key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest())
+        held = set(ranked[: min(most, max(1, round(share * len(ranked))))]) if share else set()
+        inside = [number for number, text in enumerate(texts) if text not in held]
+        outside = [number for number, text in enumerate(texts) if text in held]
+        if not inside:
+            raise EtymonError(f"{self.description} has too few rows to hold some out: give --validation")
+        return self.at(inside), self.at(outside)
+
+    def _value(self, number: int, column: str) -> Any:
+        row = self.rows[number]
+        if column not in row:
+            raise EtymonError(
+                f"{self.places[number]}: no column {column!r}; {did_you_mean(column, map(str, row))}"
+            )
+        return row[column]
+
+    def _text(self, number: int, column: str) -> str:
+        value = self._value(number, column)
+        if not isinstance(value, str):
+            kind = "nothing" if value is None else f"a {type(value).__name__}"
+            raise EtymonError(f"{self.places[number]}: column {column!r} holds {kind}, not a text")
+        if not value.strip():
+            raise EtymonError(
+                f"{self.places[number]}: column {column!r} is empty; fill it in, or leave the row out"
+            )
+        # JSON can spell half of a surrogate pair, which is no character.
+        return SURROGATE.sub("\ufffd", value).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_table(given: Sequence[str | Path] | str | Path | Rows, columns: Sequence[str] = ()) -> Table:
+    """A table out of files, or of rows that the program holds.
+
+    Several tables follow one another. Files that are none of `SUFFIXES` are parallel: line n of each belongs to row n, and
+    a file's column is called as its name ends (`train.de`). With `columns`, files have no header: these are the names.
+    """
+    rows: list[Any] = [given] if isinstance(given, str | Path) else list(given)
+    if any(isinstance(row, Mapping) for row in rows):
+        places = [f"row {number}" for number in range(1, len(rows) + 1)]
+        table = Table(rows, places, "rows given by the program")
+    else:
+        paths = [Path(path).expanduser() for path in rows]
+        for path in paths:
+            if not path.is_file():
+                raise EtymonError(f"no such file: {path}")
+        found = list(_records(paths, columns))
+        table = Table(
+            [row for _, row in found], [place for place, _ in found], ", ".join(str(path) for path in paths)
+        )
+    if not table.rows:
+        raise EtymonError(f"{table.description or 'the table'} has no rows: give some")
+    return table
+
+
+def _suffix(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
+
+
+def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
+    if columns:
+        for path in paths:
+            yield from _bare(path, columns)
+    elif all(_suffix(path) in SUFFIXES for path in paths):
+        for path in paths:
+            yield from _parquet(path) if _suffix(path) == ".parquet" else TextFiles([path]).records()
+    elif any(_suffix(path) in SUFFIXES for path in paths):
+        raise EtymonError(
+            f"{', '.join(map(str, paths))} are tables and others: give tables ({', '.join(SUFFIXES)}) or parallel text files"
+        )
+    elif len(paths) == 1:
+        raise EtymonError(
+            f"{paths[0]} has no named columns: give a {', '.join(SUFFIXES)} file, two parallel text files, or the names of "
+            "its tab-separated columns (--columns en,zh)"
+        )
+    else:
+        yield from _parallel(paths)
+
+
+def _bare(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+    """Rows of a file without a header, by tabs (or by commas, if that is what it is)."""
+    import csv
+
+    mark = "," if _suffix(path) == ".csv" else "\t"
+    quoting: Any = csv.QUOTE_MINIMAL if mark == "," else csv.QUOTE_NONE
+    lines = (line + "\n" for _, line in TextFiles([path], format="txt").lines())
+    cells = csv.reader(lines, delimiter=mark, quoting=quoting)
+    for row in cells:
+        place = f"{path}, line {cells.line_num}"
+        if row and len(row) != len(columns):
+            raise EtymonError(
+                f"{place}: a row of {len(row)} columns, and {len(columns)} were named: {', '.join(columns)}"
+            )
+        if row:
+            yield place, dict(zip(columns, row))
+
+
+def _parallel(paths: Sequence[Path]) -> Iterator[Record]:
+    bare = [path.with_suffix("") if path.suffix.lower() in PACKINGS else path for path in paths]
+    names = [path.suffix[1:] for path in bare]
+    if len(set(names)) < len(names):
+        names = [path.stem for path in bare]
+    if len(set(names)) < len(names):
+        raise EtymonError(f"{', '.join(map(str, paths))} would be columns of one name: rename them")
+    files = [list(TextFiles([path], format="txt").lines()) for path in paths]
+    counts = [len(lines) for lines in files]
+    if len(set(counts)) > 1:
+        told = ", ".join(f"{path} has {count:,}" for path, count in zip(paths, counts))
+        raise EtymonError(f"parallel files need as many lines each: {told}")
+    for lines in zip(*files):
+        yield lines[0][0], {name: text for name, (_, text) in zip(names, lines)}
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise EtymonError(f"{path} is not a parquet file, or damaged ({error})") from error
+    for number, row in enumerate(rows, 1):
+        yield f"{path}, row {number}", row

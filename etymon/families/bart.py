@@ -1,0 +1,245 @@
+"""BART (Lewis et al. 2019): the encoder and decoder of 2017 over learned positions, taught to undo noise.
+
+Embeddings have a norm of their own, positions are counted from the third row of their table, and the words that the
+decoder writes have a bias that nobody trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import ConfigDict, PositiveFloat
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap, Row, rows
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
+from etymon.data import framing
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.seq2seq import TASK_NAMES, divides, layer_names, stack, task_heads
+from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.embeddings import Embeddings
+from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
+from etymon.nn.linear import Embedding
+from etymon.nn.vocabulary import DenseVocabulary
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape:
+    vocabulary: int = 50265
+    positions: int = 1024
+    dim: int = 1024
+    layers: int = 12
+    heads: int = 16
+    inner_dim: int = 4096
+    decoder_layers: int | None = None
+    decoder_heads: int | None = None
+    decoder_inner_dim: int | None = None
+    """Of the decoder, each as the encoder's unless told."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    inner_dropout: float = 0.0
+    head_dropout: float = 0.0
+    scaled: bool = False
+    """Word vectors are multiplied by sqrt(dim)."""
+    deviation: float = 0.02
+    pad: int = 1
+    """The id of the padding token, whose word vector starts at zero."""
+    tied: bool = True
+    residual_scale: PositiveFloat = 1.0
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+
+    def __post_init__(self) -> None:
+        divides(self.dim, self.heads, self.decoder_heads)
+
+
+POCKET = {
+    "vocabulary": 4096,
+    "positions": 256,
+    "dim": 256,
+    "layers": 3,
+    "heads": 4,
+    "inner_dim": 1024,
+    "dropout": 0.0,
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": POCKET,
+    "tiny": {**POCKET, "dim": 128, "layers": 2, "heads": 2, "inner_dim": 512},
+    "base": {"dim": 768, "layers": 6, "heads": 12, "inner_dim": 3072},
+    "large": {},
+}  # fmt: skip
+OFFSET, EPSILON = 2, 1e-5
+
+
+def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
+    embeddings = Embeddings(
+        words,
+        positions=Embedding(shape.positions + OFFSET, shape.dim),
+        position_offset=OFFSET,
+        norm=nn.LayerNorm(shape.dim, EPSILON),
+        scale=shape.dim**0.5 if shape.scaled else 1.0,
+        dropout=shape.dropout,
+    )
+    layers = stack(
+        dim=shape.dim,
+        layers=(shape.decoder_layers if decoder else None) or shape.layers,
+        heads=(shape.decoder_heads if decoder else None) or shape.heads,
+        inner_dim=(shape.decoder_inner_dim if decoder else None) or shape.inner_dim,
+        decoder=decoder,
+        activation=shape.activation,
+        norm_epsilon=EPSILON,
+        dropout=shape.dropout,
+        attention_dropout=shape.attention_dropout,
+        inner_dropout=shape.inner_dropout,
+        residual_scale=shape.residual_scale,
+    )
+    return Body(embeddings, layers)
+
+
+def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
+    words = Embedding(shape.vocabulary, shape.dim)
+    return EncoderDecoder(words, side(shape, words, decoder=False), side(shape, words, decoder=True))
+
+
+def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    assert isinstance(body, EncoderDecoder)
+    own = body.words if shape.tied else Embedding(shape.vocabulary, shape.dim)
+    return DenseVocabulary(own.weight, bias="fixed")
+
+
+HEADS = {"vocabulary": Head(vocabulary_head), **task_heads()}
+ARCHITECTURES = [
+    Architecture("BartForConditionalGeneration", frozenset({"vocabulary"})),
+    Architecture("BartForSequenceClassification", frozenset({"classification"})),
+    Architecture("BartForQuestionAnswering", frozenset({"span"})),
+    Architecture("BartModel", frozenset(), prefix=""),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    table = {"body.words.weight": "model.shared.weight"}
+    for part in ("encoder", "decoder"):
+        ours, theirs = f"body.{part}.embeddings.", f"model.{part}."
+        table[ours + "positions.weight"] = theirs + "embed_positions.weight"
+        table[ours + "norm.*"] = theirs + "layernorm_embedding.*"
+    table |= {
+        **layer_names(lambda part: f"model.{part}."),
+        "heads.vocabulary.weight": "lm_head.weight",
+        **TASK_NAMES,
+    }
+    ties = {f"model.{part}.embed_tokens.weight": "model.shared.weight" for part in ("encoder", "decoder")}
+    return NameMap(
+        [Row(("heads.vocabulary.bias",), "final_logits_bias", lifted=True), *rows(table)],
+        prefix="model.",
+        ties=ties | ({"lm_head.weight": "model.shared.weight"} if shape.tied else {}),
+        ignored=[r"model\.(encoder|decoder)\.version"],
+    )
+
+
+class BartSettings(SettingsMap):
+    def read(
+        self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        # What their class takes for granted.
+        usual = {
+            "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
+        }  # fmt: skip
+        ours, carried = super().read({**usual, **config}, where, ignore)
+        ours["pad"] = carried["pad_token_id"]
+        return ours, carried
+
+    def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
+        told = {name: shape[name.removeprefix("decoder_")] if value is None else value for name, value in shape.items()
+                if name.startswith("decoder_")}  # fmt: skip
+        written = super().write({**shape, **told})
+        return {**written, "pad_token_id": shape["pad"], "is_encoder_decoder": True}
+
+
+SETTINGS = BartSettings(
+    fields=[
+        Field("vocabulary", "vocab_size"),
+        Field("positions", "max_position_embeddings"),
+        Field("dim", "d_model"),
+        Field("layers", "encoder_layers"),
+        Field("heads", "encoder_attention_heads"),
+        Field("inner_dim", "encoder_ffn_dim"),
+        Field("decoder_layers", "decoder_layers"),
+        Field("decoder_heads", "decoder_attention_heads"),
+        Field("decoder_inner_dim", "decoder_ffn_dim"),
+        Field(
+            "activation",
+            "activation_function",
+            {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"},
+        ),
+        Field("dropout", "dropout"),
+        Field("attention_dropout", "attention_dropout"),
+        Field("inner_dropout", "activation_dropout"),
+        Field("head_dropout", "classifier_dropout"),
+        Field("scaled", "scale_embedding"),
+        Field("deviation", "init_std"),
+        Field("tied", "tie_word_embeddings"),
+        RESIDUAL_SCALE,
+    ],
+    constants=[
+        Constant("is_decoder", False, "a decoder without its encoder is not BART", write=False),
+        Constant("add_final_layer_norm", False, "stacks with a last norm are mBART's", write=False),
+        Constant("normalize_before", False, "norms before the parts are mBART's", write=False),
+        Constant("normalize_embedding", True, "embeddings without a norm are Marian's", write=False),
+        Constant("static_position_embeddings", False, "positions that are not learned are Marian's", write=False),
+        Constant("extra_pos_embeddings", OFFSET, "positions are counted from the third row", write=False),
+        Constant("add_bias_logits", False, "the bias of the words is not trained", write=False),
+    ],
+    # Layers that training drops at random make no difference to what a model computes.
+    ignored=[
+        "encoder_layerdrop", "decoder_layerdrop", "is_encoder_decoder", "num_hidden_layers", "classif_dropout",
+        "force_bos_token_to_be_generated", "num_attention_heads", "hidden_size",
+    ],
+)  # fmt: skip
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    plain = normal(shape.deviation)
+    return [*COMMON, ("body.words.weight", with_zero_row(plain, shape.pad)), ("*.weight", plain)]
+
+
+OPTIONS = {"noise": "bart"}
+FAMILY = Family(
+    name="bart",
+    title="BART",
+    model_type="bart",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"encoder-decoder", "state"}),
+    objective="denoising",
+    # Only the batch (8,000) and the steps (500,000) were published: the rest is RoBERTa's, whose text it was trained on.
+    recipe=Recipe(
+        learning_rate=4e-4,
+        betas=(0.9, 0.98),
+        epsilon=1e-6,
+        schedule="linear",
+        warmup=0.06,
+        options=OPTIONS,
+    ),
+    # As published for its summaries.
+    tuning=Recipe(learning_rate=3e-5, clip=0.1, warmup=0.025, options={"smoothing": 0.1}),
+    size_recipes={
+        name: Recipe(learning_rate=1e-3, betas=(0.9, 0.98), schedule="cosine", warmup=0.1, final=0.1, options=OPTIONS)
+        for name in ("pocket", "tiny")
+    },
+    tokenizer=TokenizerChoice(
+        "byte-bpe",
+        {"begin": "<s>", "class": "<s>", "pad": "<pad>", "end": "</s>", "separator": "</s>", "unknown": "<unk>",
+         "mask": "<mask>"},
+    ),
+    framing=framing.BART,
+    # Transformers 5 gives an untied model three tables of words: such a folder is for etymon alone.
+    expressible=lambda shape: bool(shape.tied),
+)  # fmt: skip

@@ -1,0 +1,215 @@
+"""ELMo (Peters et al. 2018): two language models, one ahead and one back, over words that are read by their letters.
+
+There is no Hugging Face layout. Folders are ours, with AllenNLP's names of the parameters; `checkpoints.bilm` reads and writes
+the published `options.json` and HDF5 files.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from etymon.checkpoints.names import NameMap, Row, rows
+from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.data import framing
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
+from etymon.nn.bodies import Body
+from etymon.nn.characters import Characters
+from etymon.nn.initialise import Filler, constant, normal, uniform, with_zero_row
+from etymon.nn.recurrent import RecurrentState, TwoWayStack
+from etymon.nn.sampled import SampledVocabulary
+from etymon.nn.scalar_mix import ScalarMix
+
+FILTERS = "1x32 2x32 3x64 4x128 5x256 6x512 7x1024"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape:
+    vocabulary: int = 793471
+    """Words of the tokenizer. Their letters are read, so that none of them has a vector of its own."""
+    targets: int | None = None
+    """Words that can be predicted: the first ones, which are the most frequent. All others are unknown where they are asked for."""
+    cutoffs: tuple[PositiveInt, ...] = ()
+    """Where the bins of an adaptive softmax end; none: one softmax over all words, which training samples."""
+    divisor: PositiveInt = 1
+    """How many times narrower each of its bins is than the one before."""
+    letter_dim: int = 16
+    filters: str = FILTERS
+    """Over characters: width x number."""
+    highways: int = 2
+    word_length: int = 50
+    """Bytes of a word, with the marks of its beginning and end."""
+    dim: int = 512
+    """Of a word and of what a direction says."""
+    cells: int = 4096
+    layers: int = 2
+    cell_clip: float | None = 3.0
+    projection_clip: float | None = 3.0
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*( [1-9]\d*x[1-9]\d*)*", self.filters):
+            raise ValueError(f"filters are widths and numbers such as '1x32 2x64', not {self.filters!r}")
+        edges = [0, *self.cutoffs, self.predicted]
+        if edges != sorted({*edges}):
+            raise ValueError(f"cutoffs rise and stay below the {self.predicted} words, unlike {self.cutoffs}")
+
+    @property
+    def convolutions(self) -> list[tuple[int, int]]:
+        pairs = (one.split("x") for one in self.filters.split())
+        return [(int(width), int(number)) for width, number in pairs]
+
+    @property
+    def predicted(self) -> int:
+        return min(self.targets or self.vocabulary, self.vocabulary)
+
+
+SMALL: dict[str, Any] = {
+    "vocabulary": 65536,
+    "targets": 8192,
+    "filters": "1x16 2x16 3x32 4x64 5x64",
+    "highways": 1,
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": {**SMALL, "dim": 128, "cells": 512},
+    "tiny": {**SMALL, "dim": 32, "cells": 64, "filters": "1x8 2x8 3x16"},
+    "small": {"dim": 128, "cells": 1024, "highways": 1},
+    "medium": {"dim": 256, "cells": 2048, "highways": 1},
+    "original": {},
+    "5.5B": {},
+}
+
+
+class TwoWayBody(Body):
+    def remember(self, rows: int, length: int | None = None) -> RecurrentState:
+        """What both directions carry from segment to segment, whatever the length."""
+        stack: Any = self.stack
+        state: RecurrentState = stack.start(rows)
+        return state
+
+
+def body(shape: Shape, heads: frozenset[str]) -> Body:
+    embeddings: Any = Characters(
+        shape.letter_dim, shape.convolutions, shape.highways, shape.dim, shape.word_length
+    )
+    stack: Any = TwoWayStack(
+        shape.dim,
+        shape.cells,
+        shape.layers,
+        cell_clip=shape.cell_clip,
+        projection_clip=shape.projection_clip,
+        dropout=shape.dropout,
+    )
+    return TwoWayBody(embeddings, stack)
+
+
+def _vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    """One for both directions: each brings its half of the hidden states."""
+    if not shape.cutoffs:
+        return SampledVocabulary(torch.empty(shape.predicted, shape.dim), bias=True)
+    with torch.device("meta"):  # only the sizes of the bins are wanted: words have no vectors of their own
+        bins = AdaptiveEmbedding(shape.predicted, shape.dim, shape.cutoffs, divisor=shape.divisor)
+    return AdaptiveVocabulary(bins, shape.cutoffs, tied=False)
+
+
+HEADS = {
+    "vocabulary": Head(_vocabulary),
+    "mix": Head(lambda shape, body, labels: ScalarMix(shape.layers + 1)),
+}
+# The classes are bilm-tf's and AllenNLP's, and only tell which heads go together.
+ARCHITECTURES = [
+    Architecture("LanguageModel", frozenset({"vocabulary"})),
+    Architecture("Elmo", frozenset({"mix"})),
+    Architecture("_ElmoBiLm", frozenset()),
+]
+WAYS = {"ahead": "forward", "back": "backward"}
+
+
+def names(shape: Shape) -> NameMap:
+    words, layers = "_elmo_lstm._token_embedder.", "_elmo_lstm._elmo_lstm."
+    table = {
+        "body.embeddings.letters.weight": f"{words}_char_embedding_weights",
+        "body.embeddings.convolutions.{}.*": f"{words}char_conv_{{}}.*",
+        "body.embeddings.projection.*": f"{words}_projection.*",
+        "heads.vocabulary.*": "softmax.*",
+        "heads.mix.gamma": "scalar_mix_0.gamma",
+        "heads.mix.scalars.{}": "scalar_mix_0.scalar_parameters.{}",
+    }
+    for ours, theirs in WAYS.items():
+        lstm, layer = f"body.stack.layers.{{}}.{ours}.", f"{layers}{theirs}_layer_{{}}."
+        table |= {
+            f"{lstm}input.weight": f"{layer}input_linearity.weight",
+            f"{lstm}state.*": f"{layer}state_linearity.*",
+            f"{lstm}projection.weight": f"{layer}state_projection.weight",
+        }
+    highway = "body.embeddings.highways.{}."
+    joined = [
+        Row((f"{highway}transform.{part}", f"{highway}carry.{part}"), f"{words}_highways._layers.{{}}.{part}")
+        for part in ("weight", "bias")
+    ]
+    return NameMap([*rows(table), *joined])
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    """Those of bilm-tf. There, one is added to the forget gates when they are used, and the sign of what is carried is the other."""
+    filters = sum(number for _, number in shape.convolutions)
+    # Both matrices of a layer's gates are one in TensorFlow, and Glorot's bound is that one's.
+    gates = (6 / (2 * shape.dim + 4 * shape.cells)) ** 0.5
+    return [
+        ("*letters.weight", with_zero_row(uniform(1.0), 0)),
+        ("*convolutions.*.weight", uniform(0.05)),
+        ("*highways.*.carry.bias", constant(2.0)),
+        ("*highways.*.weight", normal(filters**-0.5)),
+        ("body.embeddings.projection.weight", normal(filters**-0.5)),
+        ("*state.bias", _remembering),
+        ("*.input.weight", uniform(gates)),
+        ("*.state.weight", uniform(gates)),
+        ("body.stack.*.projection.weight", uniform((6 / (shape.dim + shape.cells)) ** 0.5)),
+        ("heads.vocabulary.*weight", normal(shape.dim**-0.5)),
+        ("heads.mix.gamma", constant(1.0)),
+        ("heads.mix.scalars.*", constant(0.0)),
+        ("*bias", constant(0.0)),
+    ]
+
+
+def _remembering(bias_F: Tensor, generator: torch.Generator) -> None:
+    bias_F.zero_().chunk(4)[1].fill_(1.0)
+
+
+FAMILY = Family(
+    name="elmo",
+    title="ELMo",
+    model_type="elmo",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SettingsMap(fields=[Field(field.name, field.name) for field in fields(Shape)]),
+    initial=initial,
+    capabilities=frozenset({"two directions", "letters", "memory"}),
+    objective="bidirectional",
+    recipe=Recipe(
+        learning_rate=0.2,
+        optimiser="adagrad",
+        weight_decay=0.0,
+        clip=10.0,
+        schedule="constant",
+        warmup=0.0,
+        length=20,
+    ),
+    size_recipes=dict.fromkeys(
+        ("pocket", "tiny"), Recipe(learning_rate=2e-3, weight_decay=0.0, clip=10.0, warmup=0.05, length=20)
+    ),
+    tokenizer=TokenizerChoice("word", {"begin": "<S>", "end": "</S>", "unknown": "<UNK>"}, min_frequency=1),
+    framing=framing.ELMO,
+    expressible=lambda shape: False,
+)

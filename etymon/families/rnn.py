@@ -1,0 +1,199 @@
+"""Recurrent sequence-to-sequence models: with Bahdanau's attention (2014), with Luong's (2015), or with none.
+
+There is no published class of them: their folders are for etymon alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap, rows
+from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.data import framing
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.seq2seq import SPECIALS, task_heads
+from etymon.nn.bodies import EncoderDecoder
+from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform
+from etymon.nn.linear import Embedding
+from etymon.nn.recurrent_attention import (
+    Alignment,
+    RecurrentDecoder,
+    RecurrentEncoder,
+    RecurrentEncoderDecoder,
+)
+from etymon.nn.vocabulary import DenseVocabulary
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape:
+    vocabulary: int = 30000
+    source_vocabulary: PositiveInt | None = None
+    """Of a source with words of its own; unless told, both sides have one vocabulary and one table."""
+    word_dim: int = 620
+    dim: int = 1000
+    """Of the decoder's states."""
+    encoder_dim: int | None = None
+    """Of the encoder's, in each direction: as the decoder's unless told."""
+    layers: int = 1
+    """Of either side."""
+    cell: Literal["gru", "lstm"] = "gru"
+    bidirectional: bool = True
+    backwards: bool = False
+    """The source is read from its end (Sutskever et al. 2014)."""
+    attention: Literal["bahdanau", "luong", "none"] = "bahdanau"
+    """Before a step, after it, or not at all: then one fixed vector stands for the source."""
+    score: Literal["dot", "general", "concat"] = "concat"
+    alignment_dim: int | None = None
+    """Of concat's hidden layer: as the decoder's states unless told."""
+    window: NonNegativeInt = 0
+    """Tokens to both sides of a predicted place that are looked at (local-p); 0: all of them."""
+    feed: bool = False
+    """What was read out goes into the next step (Luong's input feeding)."""
+    readout: Literal["maxout", "tanh"] = "maxout"
+    readout_dim: int = 500
+    copied: bool = False
+    """The decoder begins with the encoder's last states, layer by layer, and not with a map of them."""
+    dropout: float = 0.0
+    head_dropout: float = 0.0
+    tied: bool = False
+    """The output matrix is the table of the target's words."""
+
+    def __post_init__(self) -> None:
+        width = (2 if self.bidirectional else 1) * (self.encoder_dim or self.dim)
+        if self.attention != "luong" and (self.feed or self.window):
+            raise ValueError("feed and window belong to Luong's attention: say attention luong")
+        if self.attention == "bahdanau" and self.score != "concat":
+            raise ValueError(f"score is {self.score!r}, and Bahdanau's attention has concat alone")
+        if self.attention == "luong" and self.score == "dot" and width != self.dim:
+            raise ValueError(
+                f"the score dot needs annotations as wide as states, and they are {width} and {self.dim}"
+            )
+        if self.copied and (self.bidirectional or (self.encoder_dim or self.dim) != self.dim):
+            raise ValueError("copied states need an encoder of one direction that is as wide as the decoder")
+        if self.tied and self.readout_dim != self.word_dim:
+            raise ValueError(
+                f"tied words need a readout_dim of {self.word_dim}, and it is {self.readout_dim}"
+            )
+
+
+POCKET = {
+    "vocabulary": 4096, "word_dim": 256, "dim": 256, "encoder_dim": 128, "readout_dim": 256, "readout": "tanh",
+    "tied": True,
+}  # fmt: skip
+LUONG = {
+    "vocabulary": 50000, "word_dim": 1000, "layers": 4, "cell": "lstm", "bidirectional": False, "backwards": True,
+    "attention": "luong", "score": "general", "feed": True, "readout": "tanh", "readout_dim": 1000, "copied": True,
+    "dropout": 0.2,
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": POCKET,
+    "tiny": {**POCKET, "word_dim": 128, "dim": 128, "encoder_dim": 64, "readout_dim": 128},
+    "bahdanau": {},
+    "fixed": {"attention": "none", "bidirectional": False},
+    "luong": LUONG,
+    "luong-local": {**LUONG, "window": 10},
+}
+
+
+def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
+    words = Embedding(shape.vocabulary, shape.word_dim)
+    source = words if shape.source_vocabulary is None else Embedding(shape.source_vocabulary, shape.word_dim)
+    final = shape.encoder_dim or shape.dim
+    width = (2 if shape.bidirectional else 1) * final
+    encoder = RecurrentEncoder(
+        source,
+        shape.cell,
+        final,
+        shape.layers,
+        bidirectional=shape.bidirectional,
+        backwards=shape.backwards,
+        dropout=shape.dropout,
+    )
+    alignment = None
+    if shape.attention != "none":
+        hidden = shape.alignment_dim or shape.dim
+        alignment = Alignment(shape.score, shape.dim, width, hidden, shape.window)
+    decoder = RecurrentDecoder(
+        words,
+        shape.cell,
+        shape.dim,
+        shape.layers,
+        order=shape.attention,
+        memory_dim=width,
+        final_dim=final if shape.attention == "bahdanau" else width,
+        alignment=alignment,
+        readout=shape.readout,
+        readout_dim=shape.readout_dim,
+        feed=shape.feed,
+        copied=shape.copied,
+        dropout=shape.dropout,
+    )
+    return RecurrentEncoderDecoder(words, encoder, decoder)  # type: ignore[arg-type]
+
+
+def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    assert isinstance(body, EncoderDecoder)
+    own = body.words if shape.tied else Embedding(shape.vocabulary, shape.readout_dim)
+    return DenseVocabulary(own.weight)
+
+
+HEADS = {"vocabulary": Head(vocabulary_head), **task_heads("readout_dim")}
+ARCHITECTURES = [
+    Architecture("RecurrentSeq2Seq", frozenset({"vocabulary"})),
+    Architecture("RecurrentSeq2SeqBody", frozenset()),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    kept = ["body.*", *(f"heads.{name}.*" for name in HEADS)]
+    return NameMap(rows({name: name.removeprefix("body.") for name in kept}))
+
+
+SETTINGS = SettingsMap(fields=[Field(name, name) for name in Shape.__dataclass_fields__])
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    """As published: Bahdanau's small and recurrent maps orthogonal, Luong's uniform."""
+    if shape.attention == "luong":
+        return [("*", uniform(0.1))]
+    return [
+        ("*bias*", constant(0.0)),
+        ("*.weight_hh_l0*", orthogonal),
+        ("*.alignment.energy.weight", constant(0.0)),
+        ("*.alignment.*", normal(0.001)),
+        ("*", normal(0.01)),
+    ]
+
+
+# Adadelta and a plain gradient descent that halves its rate, as published, need days: Adam and a falling rate do not.
+RECIPE = Recipe(
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    undecayed=("*bias*",),
+    schedule="cosine",
+    warmup=0.05,
+    final=0.05,
+)
+FAMILY = Family(
+    name="rnn",
+    title="RNN with attention",
+    model_type="rnn",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"encoder-decoder", "state"}),
+    objective="denoising",
+    recipe=RECIPE,
+    tokenizer=TokenizerChoice("bpe", SPECIALS),
+    framing=framing.SEQ2SEQ,
+    expressible=lambda shape: False,
+)

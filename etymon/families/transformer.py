@@ -1,0 +1,185 @@
+"""The Transformer (Vaswani et al. 2017): encoder and decoder over sinusoids, one matrix for source, target and output.
+
+There is no published class of it: its folders are for etymon alone, with fairseq's names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap, rows
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
+from etymon.data import framing
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.seq2seq import SPECIALS, TASK_NAMES, divides, layer_names, stack, task_heads
+from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.embeddings import Embeddings
+from etymon.nn.initialise import COMMON, Filler, normal, xavier
+from etymon.nn.linear import Embedding
+from etymon.nn.positions import Sinusoids
+from etymon.nn.vocabulary import DenseVocabulary
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape:
+    vocabulary: int = 37000
+    source_vocabulary: PositiveInt | None = None
+    """Of a source with words of its own; unless told, both sides have one vocabulary and one table."""
+    dim: int = 512
+    layers: int = 6
+    decoder_layers: int | None = None
+    """As many as the encoder's unless told."""
+    heads: int = 8
+    inner_dim: int = 2048
+    norm: Literal["after", "before"] = "after"
+    """After the sum as published, or before the parts, which trains without a warm-up."""
+    attention_bias: bool = False
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    sinusoids: bool = True
+    """Added to the word vectors; without them nothing tells the order of a source."""
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    inner_dropout: float = 0.0
+    head_dropout: float = 0.0
+    norm_epsilon: float = 1e-6
+    tied: bool = True
+    """The output matrix is the table of the target's words."""
+    residual_scale: PositiveFloat = 1.0
+
+    def __post_init__(self) -> None:
+        divides(self.dim, self.heads)
+
+
+POCKET = {"vocabulary": 4096, "dim": 256, "layers": 3, "heads": 4, "inner_dim": 1024}
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": POCKET,
+    "tiny": {**POCKET, "dim": 128, "layers": 2, "inner_dim": 512},
+    "base": {},
+    "big": {"dim": 1024, "heads": 16, "inner_dim": 4096, "dropout": 0.3},
+}
+
+
+def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
+    embeddings = Embeddings(
+        words,
+        positions=Sinusoids(shape.dim) if shape.sinusoids else None,
+        scale=shape.dim**0.5,
+        dropout=shape.dropout,
+    )
+    layers = stack(
+        dim=shape.dim,
+        layers=(shape.decoder_layers if decoder else None) or shape.layers,
+        heads=shape.heads,
+        inner_dim=shape.inner_dim,
+        decoder=decoder,
+        activation=shape.activation,
+        norm_epsilon=shape.norm_epsilon,
+        norm_first=shape.norm == "before",
+        attention_bias=shape.attention_bias,
+        dropout=shape.dropout,
+        attention_dropout=shape.attention_dropout,
+        inner_dropout=shape.inner_dropout,
+        residual_scale=shape.residual_scale,
+    )
+    return Body(embeddings, layers)
+
+
+def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
+    words = Embedding(shape.vocabulary, shape.dim)
+    source = words if shape.source_vocabulary is None else Embedding(shape.source_vocabulary, shape.dim)
+    return EncoderDecoder(words, side(shape, source, decoder=False), side(shape, words, decoder=True))
+
+
+def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    assert isinstance(body, EncoderDecoder)
+    own = body.words if shape.tied else Embedding(shape.vocabulary, shape.dim)
+    return DenseVocabulary(own.weight)
+
+
+HEADS = {"vocabulary": Head(vocabulary_head), **task_heads()}
+ARCHITECTURES = [
+    Architecture("Transformer", frozenset({"vocabulary"})),
+    Architecture("TransformerBody", frozenset()),
+]
+
+
+def names(shape: Shape) -> NameMap:
+    table = {
+        "body.words.weight": "decoder.embed_tokens.weight",
+        "body.encoder.embeddings.words.weight": "encoder.embed_tokens.weight",
+        "body.encoder.stack.norm.*": "encoder.layer_norm.*",
+        "body.decoder.stack.norm.*": "decoder.layer_norm.*",
+        **layer_names(lambda side: f"{side}."),
+        "heads.vocabulary.weight": "output_projection.weight",
+        **TASK_NAMES,
+    }
+    return NameMap(rows(table))
+
+
+SETTINGS = SettingsMap(
+    fields=[
+        *(Field(name, name) for name in Shape.__dataclass_fields__ if name != "residual_scale"),
+        RESIDUAL_SCALE,
+    ]
+)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    """Word vectors of length 1 before their scale; the matrices as is usual where the paper says nothing."""
+    words = normal(shape.dim**-0.5)
+    return [*COMMON, ("body.*words.weight", words), ("heads.vocabulary.weight", words), ("*.weight", xavier)]
+
+
+OPTIONS = {"smoothing": 0.1}
+WARMUP = 4000
+# The published rate, dim^-0.5 * min(step^-0.5, step * 4000^-1.5), has its peak at step 4,000.
+RECIPE = Recipe(
+    learning_rate=(512 * WARMUP) ** -0.5,
+    betas=(0.9, 0.98),
+    epsilon=1e-9,
+    weight_decay=0.0,
+    clip=None,
+    schedule="noam",
+    warmup_steps=WARMUP,
+    options=OPTIONS,
+)
+FAMILY = Family(
+    name="transformer",
+    title="Transformer",
+    model_type="transformer",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads=HEADS,
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    initial=initial,
+    capabilities=frozenset({"encoder-decoder", "state"}),
+    # It was made for pairs of texts. From raw text it learns to undo BART's noise.
+    objective="denoising",
+    recipe=RECIPE,
+    size_recipes={
+        "big": replace(RECIPE, learning_rate=(1024 * WARMUP) ** -0.5),
+        **dict.fromkeys(
+            ("pocket", "tiny"),
+            Recipe(
+                learning_rate=1e-3,
+                betas=(0.9, 0.98),
+                weight_decay=0.0,
+                schedule="cosine",
+                warmup=0.1,
+                final=0.05,
+                options=OPTIONS,
+            ),
+        ),
+    },
+    tokenizer=TokenizerChoice("bpe", SPECIALS),
+    framing=framing.SEQ2SEQ,
+    expressible=lambda shape: False,
+)

@@ -1,0 +1,296 @@
+"""Transformer-XL (Dai et al. 2019): a causal decoder that knows distances and remembers the segments before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from etymon.checkpoints.names import NameMap, Row, rows
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
+from etymon.data import framing
+from etymon.families.decoders import BYTE_BPE, HEADS, check_cutoffs, layer_norm, pocket_recipe
+from etymon.families.family import Architecture, Family, Head, Recipe
+from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
+from etymon.nn.blocks import Block, FeedForward
+from etymon.nn.embeddings import Embeddings
+from etymon.nn.initialise import COMMON, Filler, normal
+from etymon.nn.memory import RecurrentBody, RecurrentStack
+from etymon.nn.relative import RelativeAttention, Sinusoids, relative_biases
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Shape:
+    vocabulary: int = 267735
+    dim: int = 1024
+    layers: int = 18
+    heads: int = 16
+    head_dim: int = 64
+    inner_dim: int = 4096
+    memory: NonNegativeInt = 1600
+    """Tokens that a segment sees of those before it."""
+    clamp: int = 1000
+    """Distances beyond it are taken for it; none are where it is not above 0."""
+    same_length: bool = True
+    """Every token sees as many as the memory is long, itself included."""
+    zero_start: bool = True
+    """A text begins behind a memory of zeros, which are seen (the TensorFlow code and Transformers), or behind nothing."""
+    cutoffs: tuple[PositiveInt, ...] = (20000, 40000, 200000)
+    """Ids at which rarer words begin, for the adaptive input and softmax; none: a plain softmax."""
+    divisor: PositiveInt = 4
+    """Word vectors are narrower by it from each cutoff to the next."""
+    embedding_dim: int | None = None
+    """Of the most frequent words' vectors; the width unless told."""
+    tied: bool = True
+    tied_maps: tuple[bool, ...] | None = None
+    """Whether input and output share the maps between word vectors and the width, by bin; all but the first unless told."""
+    norm_first: bool = False
+    own_biases: bool = True
+    """Each layer has its own u and v; otherwise all share them (the PyTorch code)."""
+    reversed_clusters: bool = False
+    """Read the entries of rarer words the other way round, as the original PyTorch code has them."""
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    norm_epsilon: float = 1e-5
+    deviation: float = 0.02
+    map_deviation: float = 0.01
+    residual_scale: PositiveFloat = 1.0
+
+    def __post_init__(self) -> None:
+        if self.embedding_dim is None:
+            object.__setattr__(self, "embedding_dim", self.dim)
+        if self.tied_maps is None:
+            object.__setattr__(self, "tied_maps", (False, *(True for _ in self.cutoffs)))
+        check_cutoffs(self)
+
+
+TORCH: dict[str, Any] = {"same_length": False, "zero_start": False, "clamp": 0, "own_biases": False}
+CHARACTERS = {"cutoffs": (), "divisor": 1, **TORCH}
+POCKET = {
+    "vocabulary": 4096, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024, "memory": 128, "dropout": 0.0,
+    **CHARACTERS, "own_biases": True,
+}  # fmt: skip
+ENWIK8 = {
+    "dim": 1024, "layers": 24, "heads": 8, "head_dim": 128, "inner_dim": 3072, "memory": 768, "dropout": 0.15,
+    "attention_dropout": 0.15, **CHARACTERS, "own_biases": True,
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "pocket": POCKET,
+    "pocket-large": {**POCKET, "vocabulary": 8192, "dim": 384, "layers": 6, "heads": 6, "inner_dim": 1536},
+    "wt103-base": {
+        "dim": 410, "layers": 16, "heads": 10, "head_dim": 41, "inner_dim": 2100, "memory": 150, "divisor": 1, **TORCH,
+    },
+    "wt103-large": {},
+    "enwik8-12": {
+        "vocabulary": 205, "dim": 512, "layers": 12, "heads": 8, "inner_dim": 2048, "memory": 512, **CHARACTERS,
+    },
+    "enwik8-24": {"vocabulary": 205, **ENWIK8},
+    "text8-24": {"vocabulary": 27, **ENWIK8},
+    "lm1b": {
+        "vocabulary": 793471, "cutoffs": (60000, 100000, 640000), "heads": 8, "head_dim": 128, "memory": 32,
+        "dropout": 0.0, "tied": False, "tied_maps": (False,) * 4, **TORCH, "own_biases": True,
+    },
+}  # fmt: skip
+"""`wt103-large` is as it was published, with the memory of its evaluation; train it with one of 384 and no clamp."""
+
+
+def body(shape: Shape, heads: frozenset[str]) -> RecurrentBody:
+    shared = None if shape.own_biases else relative_biases(shape.heads, shape.head_dim)
+    layers = [
+        Block(
+            RelativeAttention(
+                shape.dim, shape.heads, shape.head_dim, dropout=shape.attention_dropout, biases=shared
+            ),
+            FeedForward(shape.dim, shape.inner_dim, "relu", dropout=shape.dropout),
+            norms=(layer_norm(shape), layer_norm(shape)),
+            norm_first=shape.norm_first,
+            dropout=shape.dropout,
+            residual_scale=shape.residual_scale,
+        )
+        for _ in range(shape.layers)
+    ]
+    words = AdaptiveEmbedding(
+        shape.vocabulary, shape.dim, shape.cutoffs, width=shape.embedding_dim, divisor=shape.divisor
+    )
+    stack = RecurrentStack(
+        layers,
+        Sinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout),
+        memory=shape.memory,
+        same_length=shape.same_length,
+        dropout=shape.dropout,
+    )
+    embeddings = Embeddings(words, scale=shape.dim**0.5, dropout=shape.dropout)
+    return RecurrentBody(embeddings, stack, zero_start=shape.zero_start)
+
+
+def vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    assert isinstance(body, RecurrentBody)
+    return AdaptiveVocabulary(
+        body.embeddings.words, shape.cutoffs, tied=shape.tied, tied_maps=shape.tied_maps or ()
+    )
+
+
+ARCHITECTURES = [
+    Architecture("TransfoXLLMHeadModel", frozenset({"vocabulary"})),
+    Architecture("TransfoXLForSequenceClassification", frozenset({"classification"})),
+    Architecture("TransfoXLModel", frozenset(), prefix=""),
+]
+
+
+# --- as it is published
+
+
+class Reversed(Row):
+    """Rows in the opposite order."""
+
+    def joined(self, parts: Any) -> Any:
+        return super().joined(parts).flip(0)
+
+    def split(self, whole: Any) -> Any:
+        return super().split(whole.flip(0))
+
+
+BODY = "transformer."
+LAYER, THEIRS = "body.stack.layers.{}.", BODY + "layers.{}."
+WORDS, THEIR_WORDS = "body.embeddings.words.", BODY + "word_emb."
+BIASES = {"content_bias": "r_w_bias", "position_bias": "r_r_bias"}
+
+
+def names(shape: Shape) -> NameMap:
+    bins = range(len(shape.cutoffs) + 1)
+    narrowing = shape.divisor > 1
+    mapped = narrowing or shape.embedding_dim != shape.dim
+    ties = {
+        f"crit.out_layers.{i}.weight": f"{THEIR_WORDS}emb_layers.{i}.weight"
+        for i in (bins if narrowing else (0,))
+        if shape.tied
+    }
+    for i, tied in zip(bins, shape.tied_maps or (), strict=False):
+        if tied and mapped:
+            ties[f"crit.out_projs.{i}"] = f"{THEIR_WORDS}emb_projs.{i if narrowing else 0}"
+    table = {
+        WORDS + "tables.{}.weight": THEIR_WORDS + "emb_layers.{}.weight",
+        WORDS + "maps.{}.weight": THEIR_WORDS + "emb_projs.{}",
+        LAYER + "attention.output.*": THEIRS + "dec_attn.o_net.*",
+        LAYER + "attention.position.*": THEIRS + "dec_attn.r_net.*",
+        LAYER + "attention_norm.*": THEIRS + "dec_attn.layer_norm.*",
+        LAYER + "feed_forward.inner.*": THEIRS + "pos_ff.CoreNet.0.*",
+        LAYER + "feed_forward.outer.*": THEIRS + "pos_ff.CoreNet.3.*",
+        LAYER + "feed_forward_norm.*": THEIRS + "pos_ff.layer_norm.*",
+        "heads.vocabulary.words.{}.*": "crit.out_layers.{}.*",
+        "heads.vocabulary.maps.{}.weight": "crit.out_projs.{}",
+        "heads.classification.linear.weight": "score.weight",
+    }
+    for ours, theirs in BIASES.items():
+        if shape.own_biases:
+            table[LAYER + f"attention.{ours}"] = THEIRS + f"dec_attn.{theirs}"
+        else:  # the first layer's are everybody's
+            table[LAYER.format(0) + f"attention.{ours}"] = BODY + theirs
+            copies = (f"{THEIRS.format(layer)}dec_attn.{theirs}" for layer in range(shape.layers))
+            ties |= dict.fromkeys(copies, BODY + theirs)
+    clusters = Reversed if shape.reversed_clusters else Row
+    return NameMap(
+        [
+            Row(
+                tuple(LAYER + f"attention.{part}.*" for part in ("query", "key", "value")),
+                THEIRS + "dec_attn.qkv_net.*",
+            ),
+            *(
+                clusters((f"heads.vocabulary.clusters.{part}",), f"crit.cluster_{part}")
+                for part in ("weight", "bias")
+            ),
+            *rows(table),
+        ],
+        prefix=BODY,
+        ties=ties,
+        ignored=[r"(transformer\.)?pos_emb\.inv_freq"],
+    )
+
+
+SETTINGS = SettingsMap(
+    fields=[
+        Field("vocabulary", "vocab_size"),
+        Field("dim", "d_model"),
+        Field("layers", "n_layer"),
+        Field("heads", "n_head"),
+        Field("head_dim", "d_head"),
+        Field("inner_dim", "d_inner"),
+        Field("memory", "mem_len"),
+        Field("clamp", "clamp_len"),
+        Field("same_length", "same_length"),
+        Field("zero_start", "etymon_zero_start", unless=True),
+        Field("cutoffs", "cutoffs"),
+        Field("divisor", "div_val"),
+        Field("embedding_dim", "d_embed"),
+        Field("tied", "tie_word_embeddings"),
+        Field("tied", "tie_weight"),
+        Field("tied_maps", "tie_projs"),
+        Field("norm_first", "pre_lnorm"),
+        Field("own_biases", "untie_r"),
+        Field("reversed_clusters", "etymon_reversed_clusters", unless=False),
+        Field("dropout", "dropout"),
+        Field("attention_dropout", "dropatt"),
+        Field("norm_epsilon", "layer_norm_epsilon"),
+        Field("deviation", "init_std"),
+        Field("map_deviation", "proj_init_std"),
+        RESIDUAL_SCALE,
+    ],
+    constants=[
+        Constant("adaptive", True, "only the adaptive softmax is built (without cutoffs it is a plain one)"),
+        Constant("attn_type", 0, "only the paper's relative attention is built"),
+        Constant("sample_softmax", -1, "a sampled softmax is not supported"),
+        Constant("ext_len", 0, "an extended context is not supported", write=False),
+    ],
+    ignored=["init", "init_range", "tgt_len", "proj_share_all_but_first", "max_position_embeddings"],
+)
+
+
+def settled(shape: Shape) -> Shape:
+    """As it is once its weights are read: the order of the file has no meaning any more."""
+    return replace(shape, reversed_clusters=False)
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    usual = normal(shape.deviation)
+    return [
+        ("*.content_bias", usual),
+        ("*.position_bias", usual),
+        ("*.maps.*", normal(shape.map_deviation)),
+        ("*norm.weight", lambda tensor, generator: tensor.normal_(1.0, shape.deviation, generator=generator)),
+        *COMMON,
+        ("*.weight", usual),
+    ]
+
+
+def published(warmup: int) -> Recipe:
+    return Recipe(learning_rate=2.5e-4, weight_decay=0.0, clip=0.25, schedule="cosine", warmup_steps=warmup)
+
+
+WARMUPS = {"wt103-large": 16000, "enwik8-24": 4000, "text8-24": 4000, "lm1b": 20000}
+FAMILY = Family(
+    name="transformer-xl",
+    title="Transformer-XL",
+    model_type="transfo-xl",
+    shape=Shape,
+    sizes=SIZES,
+    body=body,
+    heads={**HEADS, "vocabulary": Head(vocabulary)},
+    architectures=ARCHITECTURES,
+    names=names,
+    settings=SETTINGS,
+    settled=settled,
+    initial=initial,
+    capabilities=frozenset({"causal", "state", "memory"}),
+    objective="recurrent",
+    recipe=published(0),
+    size_recipes={
+        "pocket": pocket_recipe(4e-3),
+        "pocket-large": pocket_recipe(3e-3),
+        **{size: published(steps) for size, steps in WARMUPS.items()},
+    },
+    tokenizer=BYTE_BPE,
+    framing=framing.PLAIN,
+)

@@ -1,0 +1,252 @@
+"""Adaptive input and adaptive softmax (Grave et al. 2016, Baevski and Auli 2018): frequent words are cheap, rare ones narrow.
+
+Ids are sorted by frequency and cut into bins. The first bin's softmax has one more entry for each of the others, and
+log p(word) = log p(its bin) + log p(word | its bin). With a `divisor`, bin i has vectors of width / divisor^i and its own map
+to the model's width. Entry i of those behind the first bin's words stands for bin i + 1 (the natural order).
+
+Legend: N tokens, n asked positions, D width, E width of word vectors, V vocabulary, B words of a bin, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from etymon.errors import EtymonError
+from etymon.nn.linear import Embedding
+from etymon.nn.ragged import permute
+from etymon.nn.vocabulary import Context, DenseVocabulary, chunks, cross_entropy, draw, linear_loss
+
+SMALL = 10_000
+"""Words of a vocabulary that is not worth cutting."""
+BIN_COST = 300
+"""What one more bin costs a token beside its words, in words: an order of magnitude."""
+WIDE = 0.8
+"""As in the published cut of WikiText-103."""
+
+
+def choose_cutoffs(counts: np.ndarray, divisor: int = 1, most: int = 3) -> tuple[int, ...]:
+    """Up to `most` cutoffs that make the softmax cheapest for a text whose words, by id, occur so often.
+
+    A token costs the first bin's words and, if it is in another bin, that one's, which are narrower by the divisor. What is
+    narrow is meant to be rare: with a divisor, `WIDE` of all tokens are of the first bin.
+    """
+    words = len(counts)
+    if words < SMALL or not counts.any():
+        return ()
+    share = np.concatenate([[0.0], np.cumsum(counts / counts.sum())])
+    grid = np.unique(np.geomspace(words / 200, words * 0.9, 32).round(-2).astype(int))
+    grid = grid[(grid > 0) & (grid < words)].tolist()
+
+    def fits(cutoffs: tuple[int, ...]) -> bool:
+        return not cutoffs or divisor == 1 or share[cutoffs[0]] >= WIDE
+
+    def cost(cutoffs: tuple[int, ...]) -> float:
+        edges = (*cutoffs, words)
+        tails = (
+            (share[stop] - share[start]) * (stop - start) / divisor ** (number + 1) + BIN_COST
+            for number, (start, stop) in enumerate(pairwise(edges))
+        )
+        return edges[0] + sum(tails)
+
+    choices = (chosen for size in range(most + 1) for chosen in combinations(grid, size))
+    return min(filter(fits, choices), key=cost)
+
+
+class Map(nn.Module):
+    """A matrix `[D, E]` that both sides use: word vectors go through it up, hidden states down."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim, width))
+
+    def forward(self, x_NE: Tensor) -> Tensor:
+        return F.linear(x_NE, self.weight)
+
+    def down(self, x_nD: Tensor) -> Tensor:
+        return x_nD @ self.weight
+
+
+class Words(nn.Module):
+    """Output vectors and biases of some words; the vectors may be those of an input table."""
+
+    def __init__(self, words: int, width: int, table: Embedding | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(words, width)) if table is None else table.weight
+        self.bias = nn.Parameter(torch.zeros(words))
+
+
+class AdaptiveEmbedding(nn.Module):
+    """A table for every bin, or one for all where the divisor is 1, and maps to the width where it takes some."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        dim: int,
+        cutoffs: Sequence[int] = (),
+        *,
+        width: int | None = None,
+        divisor: int = 1,
+    ) -> None:
+        super().__init__()
+        self.edges = (0, *cutoffs, vocabulary)
+        self.dim, self.width, self.divisor = dim, width or dim, divisor
+        sizes = [stop - start for start, stop in pairwise(self.edges)] if divisor > 1 else [vocabulary]
+        widths = [self.width // divisor**number for number in range(len(sizes))]
+        self.tables = nn.ModuleList(map(Embedding, sizes, widths))
+        mapped = divisor > 1 or self.width != dim
+        self.maps = nn.ModuleList(Map(dim, width) for width in widths) if mapped else None
+
+    def forward(self, ids_N: Tensor) -> Tensor:
+        if len(self.tables) == 1:
+            vectors = self.tables[0](ids_N)
+            return vectors if self.maps is None else self.maps[0](vectors)
+        assert self.maps is not None
+        bins_N = bins_of(ids_N, self.edges)
+        order_N = bins_N.argsort(stable=True)
+        sizes = torch.bincount(bins_N, minlength=len(self.tables)).tolist()
+        parts = [
+            to_width(table(some - start))
+            for some, start, table, to_width in zip(
+                ids_N[order_N].split(sizes), self.edges, self.tables, self.maps, strict=False
+            )
+        ]
+        return permute(torch.cat(parts), order_N.argsort(), order_N)
+
+
+def bins_of(ids: Tensor, edges: Sequence[int]) -> Tensor:
+    """The number of every id's bin."""
+    return torch.bucketize(ids.contiguous(), torch.tensor(edges[1:-1], device=ids.device), right=True)
+
+
+class AdaptiveVocabulary(DenseVocabulary):
+    """A vocabulary head of bins; its logits are log-probabilities, of which only those needed are computed for a loss.
+
+    With `tied` the output vectors are those of `words`; `tied_maps` says the same of the maps, bin by bin.
+    """
+
+    def __init__(
+        self,
+        words: AdaptiveEmbedding | Embedding,
+        cutoffs: Sequence[int] = (),
+        *,
+        tied: bool = True,
+        tied_maps: Sequence[bool] = (),
+    ) -> None:
+        nn.Module.__init__(self)
+        tables: list[Any] = [words] if isinstance(words, Embedding) else list(words.tables)
+        maps: Any = None if isinstance(words, Embedding) else words.maps
+        self.edges = (0, *cutoffs, sum(table.num_embeddings for table in tables))
+        bins = len(self.edges) - 1
+        self.words = nn.ModuleList(
+            Words(table.num_embeddings, table.embedding_dim, table if tied else None) for table in tables
+        )
+        width = tables[0].embedding_dim
+        self.clusters = Words(bins - 1, width, None) if bins > 1 else None
+        self.maps: nn.ModuleList | None = None
+        if maps is not None:
+            shared = list(maps) if len(maps) == bins else [maps[0]] * bins
+            ties = [*tied_maps, *([False] * bins)]
+            self.maps = nn.ModuleList(
+                known if tie else Map(*known.weight.shape) for known, tie in zip(shared, ties, strict=False)
+            )
+
+    @property
+    def size(self) -> int:
+        return self.edges[-1]
+
+    @property
+    def _weights(self) -> list[tuple[Tensor, Tensor]]:
+        parts: list[Any]
+        if len(self.words) > 1:
+            parts = [(part.weight, part.bias) for part in self.words]
+        else:
+            # One split for all bins: its gradient is put together once, not bin by bin.
+            sizes = [stop - start for start, stop in pairwise(self.edges)]
+            whole: Any = self.words[0]
+            parts = list(zip(whole.weight.split(sizes), whole.bias.split(sizes), strict=True))
+        if self.clusters is not None:
+            weight, bias = parts[0]
+            parts[0] = torch.cat([weight, self.clusters.weight]), torch.cat([bias, self.clusters.bias])
+        return parts
+
+    def _down(self, number: int, x_nD: Tensor) -> Tensor:
+        """Hidden states at the width of a bin."""
+        to_width: Any = None if self.maps is None else self.maps[number]
+        return x_nD if to_width is None else to_width.down(x_nD)
+
+    def _asked(
+        self, x_nD: Tensor, targets_n: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]:
+        """The softmaxes that the targets need: features, weights, biases, the targets in them, and whose they are."""
+        bins_n, weights = bins_of(targets_n, self.edges), self._weights
+        for number, (weight, bias) in enumerate(weights):
+            rows, places = None, torch.where(bins_n > 0, self.edges[1] + bins_n - 1, targets_n)
+            if number:
+                rows = (bins_n == number).nonzero()[:, 0]
+                places = targets_n[rows] - self.edges[number]
+            x = x_nD if rows is None else x_nD.index_select(0, rows)
+            yield self._down(number, x), weight, bias, places, rows
+
+    def loss(
+        self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
+    ) -> Tensor:
+        # A bin without targets is asked all the same, for nothing: every parameter then has a gradient, if of zeros.
+        parts = self._asked(self._features(hidden_ND, at), targets_n)
+        return torch.stack(
+            [linear_loss(x, w, b, cross_entropy(places)) for x, w, b, places, _ in parts]
+        ).sum()
+
+    @torch.no_grad()
+    def target_log_probs(
+        self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
+    ) -> Tensor:
+        total_n = hidden_ND.new_zeros(len(targets_n))
+        for x, weight, bias, places, rows in self._asked(self._features(hidden_ND, at), targets_n):
+            for part in chunks(len(x), len(weight)):
+                logits_CB = F.linear(x[part], weight, bias)
+                own_C = logits_CB.gather(1, places[part, None])[:, 0] - logits_CB.logsumexp(-1)
+                total_n[part if rows is None else rows[part]] += own_C
+        return total_n
+
+    def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
+        x_nD, parts = self._features(hidden_ND, at), []
+        for number, (weight, bias) in enumerate(self._weights):
+            parts.append(F.linear(self._down(number, x_nD), weight, bias).log_softmax(-1))
+        first, cluster = parts[0][:, : self.edges[1]], parts[0][:, self.edges[1] :]
+        rest = [tail + cluster[:, i, None] for i, tail in enumerate(parts[1:])]
+        return torch.cat([first, *rest], 1) if rest else first
+
+    def log_probs(
+        self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None
+    ) -> Tensor:
+        return self.logits(hidden_ND, at, context)
+
+    def loss_and_sample(
+        self,
+        hidden_ND: Tensor,
+        at: Tensor | None,
+        targets_n: Tensor,
+        uniforms_n: Tensor,
+        temperature: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        def read(log_p_CV: Tensor, part: slice) -> Tensor:
+            return draw(log_p_CV.div_(temperature).softmax(-1), uniforms_n[part])
+
+        return self.loss(hidden_ND, at, targets_n), self._by_chunk(hidden_ND, at, None, read)
+
+    def divergence(
+        self, hidden_ND: Tensor, at: Tensor | None, teacher: Callable[[slice], Tensor], temperature: float
+    ) -> Tensor:
+        raise EtymonError(
+            "a student with an adaptive softmax cannot learn distributions: leave shape.cutoffs out"
+        )
+
+    def _features(self, hidden_ND: Tensor, at: Tensor | None) -> Tensor:
+        return hidden_ND if at is None else hidden_ND.index_select(0, at)

@@ -1,0 +1,134 @@
+"""ELMo's training: a language model ahead and one back, over streams of sentences, with one vocabulary.
+
+Ahead, `<S> w1 ... wn` are read and `w1 ... wn </S>` are asked for; back, `</S> wn ... w1` and `wn ... w1 <S>`. Both directions go
+on from segment to segment with what they remember. The way back begins at the end of its stream and comes to its beginning in the
+end: so what it remembers is always the text behind a segment, and each step shows the two directions different text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etymon.data.sentence_streams import SEPARATOR, by_sentence
+from etymon.data.store import Split
+from etymon.data.streams import FRESH, START, STOP, STREAM, read, stream_segments
+from etymon.data.tokenizer import Tokenizer
+from etymon.nn.batch import Batch, Letters
+from etymon.nn.sampled import SampledVocabulary
+from etymon.objectives.objective import Streamed, Streaming, Term, Unit, needed_id
+
+BACK_START, BACK_STOP = 5, 6
+"""Columns behind those of the plan of streams."""
+
+
+@dataclass(frozen=True)
+class TwoWayExample:
+    """Words and what is asked for them, as they stand in the text."""
+
+    ids: np.ndarray
+    targets: np.ndarray
+    back_ids: np.ndarray
+    back_targets: np.ndarray
+    stream: int
+    fresh: bool
+
+
+@dataclass
+class TwoWayPrepared(Streamed):
+    batch: Batch
+    targets: Tensor
+    back_targets: Tensor
+
+
+class Bidirectional(Streaming):
+    """With the `sampled` softmax, training asks among `samples` words that all positions of a slice share; judged is always by
+    all words. A model with an adaptive softmax needs no sample. Words beyond the ones that the model predicts are read by their letters and asked for as unknown."""
+
+    name = "bidirectional"
+    heads = frozenset({"vocabulary"})
+    requires = frozenset({"two directions"})
+    choices = {"softmax": ("sampled", "full")}
+    perplexities = ("forward", "backward")
+
+    def __init__(
+        self, tokenizer: Tokenizer, length: int, softmax: str = "sampled", samples: int = 8192
+    ) -> None:
+        self.length, self.sampled, self.samples = length, softmax == "sampled", samples
+        self.begin, self.end, self.unknown = (
+            needed_id(tokenizer, role, self.name) for role in ("begin", "end", "unknown")
+        )
+        self.lexicon = tokenizer.lexicon
+
+    def plan(
+        self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
+    ) -> np.ndarray:
+        """The columns of `data/streams.py`, and the same segment mirrored within its stream."""
+        table = stream_segments(by_sentence(split), self.length, seed, epoch, streams, shuffle=shuffle)
+        first, last = np.full(streams, np.iinfo(np.int64).max), np.full(streams, -1)
+        np.minimum.at(first, table[:, STREAM], table[:, START])
+        np.maximum.at(last, table[:, STREAM], table[:, STOP])
+        ends = (first + last)[table[:, STREAM]]
+        return np.column_stack((table, ends - table[:, STOP], ends - table[:, START]))
+
+    def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> TwoWayExample:
+        sentences = by_sentence(split)
+        mirrored = row.copy()
+        mirrored[[START, STOP]] = row[[BACK_START, BACK_STOP]]
+        ahead, back = (read(sentences, each, SEPARATOR) for each in (row, mirrored))
+        return TwoWayExample(
+            ids=_marked(ahead[:-1], self.begin),
+            targets=_marked(ahead[1:], self.end),
+            back_ids=_marked(back[1:], self.end),
+            back_targets=_marked(back[:-1], self.begin),
+            stream=int(row[STREAM]),
+            fresh=bool(row[FRESH]),
+        )
+
+    def collate(self, examples: Sequence[TwoWayExample]) -> TwoWayPrepared:
+        batch = Batch.of([example.ids for example in examples])
+        targets, back_ids, back_targets = (
+            np.concatenate([getattr(example, part) for example in examples])
+            for part in ("targets", "back_ids", "back_targets")
+        )
+        letters, index = self.lexicon.spelled(np.concatenate((batch.ids.numpy(), back_ids)))
+        ahead_N, back_N = torch.from_numpy(index).chunk(2)
+        batch.letters = Letters(torch.from_numpy(letters), ahead_N, back_N)
+        return TwoWayPrepared(
+            counts=dict.fromkeys(("loss", *self.perplexities), len(targets)),
+            tokens=batch.layout.tokens,
+            bytes=0.0,
+            batch=batch,
+            targets=torch.from_numpy(targets),
+            back_targets=torch.from_numpy(back_targets),
+            streams=tuple(example.stream for example in examples),
+            fresh=tuple(example.fresh for example in examples),
+        )
+
+    def loss(self, unit: Unit, prepared: TwoWayPrepared) -> dict[str, Term]:
+        """The mean of both directions, and each by itself."""
+        hidden, state = unit.model.hidden(prepared.batch, unit.recall(prepared))
+        unit.keep(prepared, state)
+        head = unit.model.heads["vocabulary"]
+
+        def summed(x_NP: Tensor, targets_N: Tensor) -> Tensor:
+            targets_N = targets_N.masked_fill(targets_N >= head.size, self.unknown)
+            if self.sampled and unit.model.training and isinstance(head, SampledVocabulary):
+                return head.sampled_loss(x_NP, None, targets_N, self.samples)
+            return head.loss(x_NP, None, targets_N)
+
+        ahead, back = hidden.chunk(2, -1)
+        forward, backward = summed(ahead, prepared.targets), summed(back, prepared.back_targets)
+        return {
+            "loss": Term((forward + backward) / 2),
+            "forward": Term(forward.detach(), 0.0),
+            "backward": Term(backward.detach(), 0.0),
+        }
+
+
+def _marked(ids: np.ndarray, mark: int) -> np.ndarray:
+    return np.where(ids == SEPARATOR, mark, ids)

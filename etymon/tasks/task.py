@@ -1,0 +1,135 @@
+"""What a task is: an objective over the rows of a table, that can also answer and be scored.
+
+A task is made from its options alone, so that a misfit of task, family and table is refused before any work. `bind` ties
+it to a model; then it encodes tables, and trains as any objective does. Its samples are bundles of rows of similar length
+with about `batch_tokens` tokens, so a slice of one sample is a batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from etymon.data.examples import NONE, Examples, bundles
+from etymon.data.tables import Table
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.families.model import Model
+from etymon.generation.settings import DecodingSettings
+from etymon.objectives.objective import Objective
+from etymon.tasks.scores import Score
+
+MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
+"""Of a batch: a small table is not to be a few large steps."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a family does a task: with heads of its own for it, or by writing the answer as a text."""
+
+    way: Literal["native", "text-to-text"]
+    heads: frozenset[str]
+
+
+class Task(Objective, ABC):
+    """The name of a task's term is `loss`. What is remembered with a model is `described`."""
+
+    Options: ClassVar[type]
+    """A frozen dataclass: the columns, and how they are read. A family's recipe may set what it has of them."""
+    metrics: ClassVar[tuple[str, ...]]
+    """The scores it knows beside `loss`; the first is the usual one."""
+    requires: frozenset[str] = frozenset()
+    likelihood = None
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.batch_tokens = MOST_TOKENS
+        self.limits: dict[str, int] = {}
+        """Lengths in tokens that were found in the training table, by name."""
+
+    # --- before there is a model
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, family: Family) -> Fit:
+        """How the family does it; an error with the reason if it cannot."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read. Rows with the same value in the first belong together."""
+
+    @abstractmethod
+    def texts(self, table: Table) -> dict[str, list[str]]:
+        """The table's texts by side, `source` and `target` or `text` alone: what a tokenizer is learnt from. Refuses rows
+        that cannot be used."""
+
+    def labels(self, table: Table) -> tuple[str, ...]:
+        """The labels that a head is built for, in order; none unless the task has such."""
+        return ()
+
+    # --- tied to a model
+
+    @abstractmethod
+    def bind(self, model: Model, length: int | None = None) -> None:
+        """Takes over what has to be known of the model: its tokenizers and framing, and how much it reads."""
+
+    @abstractmethod
+    def encode(
+        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
+    ) -> Examples:
+        """The table as tokens. `tell` hears what was cut or left out; with `learn`, its `limits` are taken from it."""
+
+    @abstractmethod
+    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
+        """The model's answer to every row, in their order."""
+
+    @abstractmethod
+    def score(
+        self, predictions: Sequence[Any], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, Score]:
+        """How good the answers are; with `resamples`, each with a confidence interval by bootstrap."""
+
+    @abstractmethod
+    def shown(self, table: Table, number: int, prediction: Any) -> str:
+        """A row and its prediction, for people."""
+
+    # --- as an objective
+
+    def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+        return bundles(split.sizes, self.batch_tokens, seed, epoch, shuffle=shuffle)
+
+    def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
+        """The examples of a bundle."""
+        return [split.example(number) for number in row[row != NONE].tolist()]
+
+    # --- what is kept with a model
+
+    def described(self) -> dict[str, Any]:
+        return {"name": self.name, "options": asdict(self.options), "limits": self.limits}
+
+    def check_metrics(self, metrics: Sequence[str]) -> None:
+        from etymon.config import did_you_mean
+
+        for metric in metrics:
+            if metric not in ("loss", *self.metrics):
+                known = ("loss", *self.metrics)
+                raise EtymonError(
+                    f"the task {self.name!r} has no metric {metric!r}: {did_you_mean(metric, known)}"
+                )
+
+
+def usual_batch(examples: Examples) -> int:
+    """Tokens a step where nobody says how many."""
+    return int(min(MOST_TOKENS, max(FEWEST_TOKENS, examples.sizes.sum() // STEPS_AN_EPOCH)))
+
+
+def falling(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
+    """A metric as a criterion, which is to fall."""
+    if metric == "loss":
+        return lambda figures: figures.get("bits_per_target")
+    return lambda figures: None if figures.get(metric) is None else -figures[metric]

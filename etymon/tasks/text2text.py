@@ -1,0 +1,252 @@
+"""Text to text: a source is read, and its target written. Translation, summaries, and any task that a text can ask for.
+
+Encoder-decoders read the source and write the target. Decoders read both in one row, with a separator between them. Either
+way only the target's tokens, and its end, are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from etymon.data.examples import Examples, Ragged
+from etymon.data.tables import Table
+from etymon.data.tokenizer import Tokenizer
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.families.model import Model
+from etymon.generation.decoding import decode, start_token
+from etymon.generation.settings import DecodingSettings
+from etymon.generation.text import source_tokenizer_of, tokenizer_of
+from etymon.nn.batch import Batch
+from etymon.nn.vocabulary import Context
+from etymon.objectives.objective import Prepared, Term, Unit, needed_id
+from etymon.tasks.scores import TEXT_METRICS, Score, text_scores
+from etymon.tasks.task import Fit, Task
+
+USUAL_LENGTH = 512
+"""Tokens of a source, or of a target, at most, where the model itself has no limit."""
+BATCH = 64
+"""Texts that are written together."""
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class Text2TextOptions:
+    source: str = "source"
+    """The column that is read."""
+    target: str = "target"
+    """The column that is written."""
+    prefix: str = ""
+    """Before every source: T5's tasks have names, such as `translate English to German: `."""
+    separator: str = "\n\n"
+    """Between source and target in a decoder's row, unless its tokenizer has a token for that."""
+    smoothing: float = 0.0
+    """The share of every target's probability that all words have in equal parts, in training."""
+
+
+@dataclass
+class PairPrepared(Prepared):
+    """The rows of a batch: sources apart from what the decoder reads (or None, and all in one)."""
+
+    source: Batch | None
+    decoder: Batch
+    at: Tensor | None
+    targets: Tensor
+
+
+class Text2Text(Task):
+    name = "text2text"
+    Options = Text2TextOptions
+    metrics = tuple(TEXT_METRICS)
+    heads = frozenset({"vocabulary"})
+    options: Text2TextOptions
+
+    @classmethod
+    def fit(cls, family: Family) -> Fit:
+        native = "encoder-decoder" in family.capabilities or {"causal", "state"} <= family.capabilities
+        if not native:
+            raise EtymonError(
+                f"{family.title} cannot write a text, which the task {cls.name!r} asks for: take an encoder-decoder (t5, bart, "
+                "transformer, rnn) or a decoder (gpt2)"
+            )
+        return Fit("native", cls.heads)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.options.source, self.options.target
+
+    def texts(self, table: Table) -> dict[str, list[str]]:
+        source = [self.options.prefix + text for text in table.texts(self.options.source)]
+        return {"source": source, "target": table.texts(self.options.target)}
+
+    # --- tied to a model
+
+    def bind(self, model: Model, length: int | None = None) -> None:
+        tokenizer = tokenizer_of(model)
+        self.reader: Tokenizer = source_tokenizer_of(model)
+        self.writer: Tokenizer = tokenizer
+        self.apart, self.prefixed = model.encoder_decoder, model.reads_prefix
+        if self.apart:
+            self.start = start_token(model)
+            decoder = model.body.decoder
+            rooms = [room for room in (model.positions, decoder and decoder.positions) if room is not None]
+            self.room = min(rooms, default=None)
+        else:
+            self.room = model.positions
+            self.end = needed_id(tokenizer, "end", self.name)
+            # As the family frames two texts, if it puts something between them.
+            framing, roles = tokenizer.framing, dict(tokenizer.framing.role_ids)
+            first, second = framing.pair.index(0), framing.pair.index(1)
+            marks = [roles[str(role)] for role in framing.pair[first + 1 : second]]
+            self.before = np.array([roles[str(role)] for role in framing.pair[:first]], np.int32)
+            self.between = np.asarray(marks or tokenizer.encode(self.options.separator), np.int32)
+        asked = length or self.limits.get("length") or USUAL_LENGTH
+        self.limits["length"] = asked if self.room is None else min(asked, self.room)
+        if self.options.smoothing and not hasattr(model.heads["vocabulary"], "smoothed_loss"):
+            raise EtymonError("label smoothing needs an ordinary softmax: say smoothing 0")
+
+    def encode(
+        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
+    ) -> Examples:
+        found = self.texts(table)
+        sources, targets = self.sources(found["source"]), self.writer.encode_batch(found["target"])
+        length = self.limits["length"]
+        if self.apart:
+            targets = [self.writer.framing.frame(ids).ids for ids in targets]
+        else:
+            targets = [np.append(ids, np.int32(self.end)) for ids in targets]
+        if learn:
+            # A little more than the longest that was seen: what is longer has most likely lost its way.
+            longest = max(map(len, targets))
+            self.limits["target"] = longest + longest // 4 + 8
+        targets, many = _cut(targets, [self.room_for_targets] * len(targets))
+        rooms = [length if self.apart else length - len(target) for target in targets]
+        sources, more = _cut(sources, rooms, self.tail)
+        for count, what in ((more, self.options.source), (many, self.options.target)):
+            if count:
+                tell(
+                    f"{count:,} of {len(table):,} texts in {what!r} are longer than {length} tokens and are cut (--length)"
+                )
+        sizes = np.array([len(one) + len(two) for one, two in zip(sources, targets)])
+        words = np.array([len(text.split()) for side in found.values() for text in side])
+        return Examples(
+            {"source": Ragged(sources), "target": Ragged(targets)}, sizes, words.reshape(2, -1).sum(0)
+        )
+
+    def sources(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """What a model reads of texts (with their prefix) before it writes, whole."""
+        encoded = self.reader.encode_batch(list(texts))
+        if self.apart:
+            return [self.reader.framing.frame(ids).ids for ids in encoded]
+        return [np.concatenate([self.before, ids, self.between]) for ids in encoded]
+
+    # --- training
+
+    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> PairPrepared:
+        pairs = [(one["source"], one["target"]) for bundle in examples for one in bundle]
+        pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])))
+        targets = np.concatenate([target for _, target in pairs]).astype(np.int64)
+        source, at = None, None
+        if self.apart:
+            source = Batch.of([one for one, _ in pairs])
+            decoder = Batch.of([np.concatenate([[self.start], target[:-1]]) for _, target in pairs])
+        else:
+            rows = [np.concatenate([one, target[:-1]]) for one, target in pairs]
+            decoder = Batch.of(rows, prefix=[len(one) for one, _ in pairs] if self.prefixed else None)
+            stops = np.cumsum([len(row) for row in rows])
+            asked = [np.arange(stop - len(pair[1]), stop) for stop, pair in zip(stops, pairs)]
+            at = torch.from_numpy(np.concatenate(asked))
+        return PairPrepared(
+            counts={"loss": len(targets)},
+            tokens=decoder.layout.tokens + (0 if source is None else source.layout.tokens),
+            bytes=0.0,
+            source=source,
+            decoder=decoder,
+            at=at,
+            targets=torch.from_numpy(targets),
+        )
+
+    def loss(self, unit: Unit, prepared: PairPrepared) -> dict[str, Term]:
+        model, batch = unit.model, prepared.decoder
+        if prepared.source is None:
+            hidden, _ = model.hidden(batch)
+        else:
+            hidden, _ = model.decode(batch, model.encode(prepared.source))
+        head, smoothing = model.heads["vocabulary"], self.options.smoothing
+        if smoothing and model.training:
+            return {"loss": Term(head.smoothed_loss(hidden, prepared.at, prepared.targets, smoothing))}
+        return {"loss": Term(head.loss(hidden, prepared.at, prepared.targets, Context(batch)))}
+
+    # --- use
+
+    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[str]:
+        texts = [self.options.prefix + text for text in table.texts(self.options.source)]
+        prompts, _ = _cut(self.sources(texts), [self.room_for_sources] * len(texts), self.tail)
+        return self.write(model, prompts, decoding)
+
+    @property
+    def tail(self) -> int:
+        """Tokens at the end of a prompt that say that the source is over."""
+        return 1 if self.apart else len(self.between)
+
+    @property
+    def room_for_targets(self) -> int:
+        return self.limits["length"] // (1 if self.apart else 2)
+
+    @property
+    def room_for_sources(self) -> int:
+        """How long a prompt may be."""
+        return self.limits["length"] - (0 if self.apart else self.new_tokens)
+
+    @property
+    def new_tokens(self) -> int:
+        """As many as a target may have, unless somebody says otherwise."""
+        return min(self.limits.get("target", self.room_for_targets), self.room_for_targets)
+
+    def write(
+        self, model: Model, prompts: Sequence[np.ndarray], decoding: DecodingSettings | None = None
+    ) -> list[str]:
+        """What follows every prompt (see `sources`), in their order. Prompts of similar length are decoded together, which
+        changes nothing but the time."""
+        settings = decoding or DecodingSettings()
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        written: dict[int, str] = {}
+        for first in range(0, len(order), BATCH):
+            numbers = order[first : first + BATCH]
+            used = 0 if self.apart else max(len(prompts[number]) for number in numbers)
+            most = settings.max_new_tokens or self.new_tokens
+            most = most if self.room is None else max(1, min(most, self.room - used))
+            found = decode(
+                model,
+                [prompts[number].tolist() for number in numbers],
+                replace(settings, max_new_tokens=most),
+                keys=numbers,
+            )
+            for number, sequences in zip(numbers, found, strict=True):
+                written[number] = self.writer.decode(sequences[0].ids, whole=True).strip()
+        return [written[number] for number in range(len(prompts))]
+
+    def score(
+        self, predictions: Sequence[str], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, Score]:
+        return text_scores(predictions, table.texts(self.options.target), metrics, resamples)
+
+    def shown(self, table: Table, number: int, prediction: Any) -> str:
+        row = table.rows[number]
+        return f"{row[self.options.source]}\n-> {prediction}\n({row[self.options.target]})"
+
+
+def _cut(rows: Sequence[np.ndarray], rooms: Sequence[int], tail: int = 1) -> tuple[list[np.ndarray], int]:
+    """Rows of at most so many tokens, and how many were longer. Their last `tail` tokens stay: they say that the text is over."""
+    cut = [
+        row if len(row) <= room else np.concatenate([row[: room - tail], row[len(row) - tail :]])
+        for row, room in zip(rows, rooms, strict=True)
+    ]
+    return cut, sum(len(row) > room for row, room in zip(rows, rooms))

@@ -1,0 +1,92 @@
+"""`etymon context`: how much context a model makes use of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from etymon.evaluation.context import Contexts
+    from etymon.families.model import Model
+
+
+def context(
+    models: Annotated[
+        Sequence[str | Path | Model] | str | Path | Model,
+        "folders or hub ids of decoders; together they are a group",
+    ],
+    *,
+    data: Annotated[
+        Sequence[str | Path] | str | Path, "text that the models have not seen: files, folders or globs"
+    ] = (),
+    longest: Annotated[int, "tokens of the longest context"] = 512,
+    step: Annotated[
+        int | None, "measure at every so many tokens (published: 100) instead of at 1, 2, 4, ..."
+    ] = None,
+    targets: Annotated[int, "pieces of text to predict, evenly spread"] = 1000,
+    memory: Annotated[
+        int | None, "tokens that families with a memory remember; 0 for one pass (the model's own)"
+    ] = None,
+    segment: Annotated[int | None, "tokens that they read at once (256)"] = None,
+    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    out: Annotated[Path | None, "a folder for results.json and report.html"] = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Contexts:
+    """Measure loss by context length, and how much context each model makes use of.
+
+    The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte, which compare across
+    tokenizers. The relative effective context length (RECL) of Transformer-XL's authors is given for the group of models.
+    """
+    from etymon.errors import EtymonError
+    from etymon.evaluation import context_report
+    from etymon.evaluation.context import check, context_lengths, measure
+    from etymon.verbs.opening import opened
+    from etymon.verbs.reading import text_files
+
+    given = [models] if not isinstance(models, Sequence) or isinstance(models, str) else list(models)
+    if not given:
+        raise EtymonError("there is no model to measure: give at least one")
+    if segment is not None and segment < 1:
+        raise EtymonError(f"segments of {segment} tokens cannot be")
+    lengths, files = context_lengths(longest, step), text_files(data, max_document=None)
+    files.listed()  # refuses what is not there before any model is read
+    chosen = [opened(model, device) for model in given]
+    for model in chosen:
+        check(model, memory)
+    found = measure(
+        chosen,
+        [str(model) if isinstance(model, str | Path) else model.family.name for model in given],
+        files.documents(),
+        lengths,
+        targets=targets,
+        memory=memory,
+        segment=segment,
+        on_progress=on_progress or (lambda what: None),
+    )
+    if out is not None:
+        context_report.write(found, Path(out))
+    return found
+
+
+def on_progress(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def present(
+    result: Contexts, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
+) -> None:
+    from json import dumps
+
+    from etymon.evaluation import context_report
+
+    if sys.stderr.isatty():
+        print(end="\r\033[K", file=sys.stderr, flush=True)
+    if json:
+        print(dumps(context_report.record(result), ensure_ascii=False))
+        return
+    print(*context_report.lines(result), sep="\n")
+    if out is not None:
+        print(f"{Path(out) / 'report.html'} has the curves; results.json is beside it")

@@ -1,0 +1,190 @@
+"""`etymon finetune`: teach a model a task, from a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from etymon.verbs.pretrain import Pretrained
+from etymon.verbs.pretrain import present as present_run
+
+if TYPE_CHECKING:
+    from etymon.tasks.scores import Score
+
+
+@dataclass
+class Finetuned(Pretrained):
+    """What a run gave. `metrics` are those of the best model over all validation rows."""
+
+    best_step: int | None = None
+    scores: dict[str, Score] = field(default_factory=dict)
+    """With their confidence intervals."""
+
+
+def finetune(
+    model: Annotated[
+        str | Path, "folder, run or hub id of a model; with --from-scratch, the name of a family"
+    ],
+    *,
+    task: Annotated[str | None, "what to learn: text2text"] = None,
+    train: Annotated[
+        Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None,
+        "a table (.csv .tsv .jsonl .parquet), or parallel text files: train.de train.en",
+    ] = None,
+    validation: Annotated[
+        Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None, "the same, to judge by"
+    ] = None,
+    mixture: Annotated[
+        Path | None,
+        "a YAML file of several tasks and objectives to learn together, instead of task and train",
+    ] = None,
+    source: Annotated[str | None, "text2text: the column to read (source)"] = None,
+    target: Annotated[str | None, "text2text: the column to write (target)"] = None,
+    prefix: Annotated[str | None, "text2text: put before every source, e.g. 'summarize: '"] = None,
+    columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
+    metric: Annotated[
+        Sequence[str] | str | None,
+        "bleu, chrf, rouge1, rouge2, rougeL, exact or loss; the first decides which model is kept (the task's own)",
+    ] = None,
+    from_scratch: Annotated[
+        bool, "begin with an untrained model, and train its tokenizer on the table"
+    ] = False,
+    size: Annotated[str | None, "from scratch: a published or pocket size of the family (pocket)"] = None,
+    out: Annotated[str | Path | None, "the run's folder (runs/TASK-FAMILY)"] = None,
+    budget: Annotated[str | None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs (10m)"] = None,
+    epochs: Annotated[float | None, "passes over the table, instead of a budget"] = None,
+    steps: Annotated[int | None, "optimiser steps to take, instead of a budget"] = None,
+    batch_tokens: Annotated[
+        int | None, "tokens a step, of all texts together (4096; fewer of a small table)"
+    ] = None,
+    slices: Annotated[
+        int | None, "parts that a step is computed in: less memory, or several processes"
+    ] = None,
+    length: Annotated[
+        int | None, "tokens of a text at most; what is longer is cut (512, as the model allows)"
+    ] = None,
+    hold_out: Annotated[float | None, "share of the rows to judge by, without --validation (0.05)"] = None,
+    beams: Annotated[int | None, "of the last validation (1: greedy, as those on the way)"] = None,
+    smoothing: Annotated[float | None, "text2text: label smoothing (the family's own)"] = None,
+    patience: Annotated[int | None, "stop after so many validations without a better one"] = None,
+    tokenizer: Annotated[
+        str | Path | None, "folder of a tokenizer, or the kind to train (the family's)"
+    ] = None,
+    vocabulary: Annotated[int | None, "size of the tokenizer to train (the size's own)"] = None,
+    source_tokenizer: Annotated[str | Path | None, "the same for a source with words of its own"] = None,
+    source_vocabulary: Annotated[int | None, "the same: size of the source's own tokenizer"] = None,
+    optimiser: Annotated[
+        Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None,
+        "the optimiser (the family's own)",
+    ] = None,
+    learning_rate: Annotated[float | None, "peak rate (the family's own)"] = None,
+    weight_decay: Annotated[float | None, "decoupled weight decay (the family's own)"] = None,
+    layer_decay: Annotated[float | None, "factor by which lower layers learn more slowly"] = None,
+    schedule: Annotated[str | None, "constant, linear, cosine, inverse-square-root, noam or wsd"] = None,
+    warmup: Annotated[float | None, "share of the steps in which the rate rises"] = None,
+    clip: Annotated[float | None, "largest norm of the gradient, 0 for no limit (the family's own)"] = None,
+    validate_every: Annotated[int | None, "steps between validations (about ten a run)"] = None,
+    save_every: Annotated[int | None, "steps between checkpoints (with every validation)"] = None,
+    keep: Annotated[int | None, "newest checkpoints to keep, beside the best (2)"] = None,
+    tensorboard: Annotated[bool, "write TensorBoard events too"] = False,
+    workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
+    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
+    config: Annotated[Path | None, "a YAML file with any of these settings; options beat it"] = None,
+    set: Annotated[
+        Sequence[str] | None, "override a setting by its dotted name: options.separator=' => '"
+    ] = None,
+    resume: Annotated[bool, "go on with a stopped run in OUT, exactly"] = False,
+    dry_run: Annotated[bool, "try everything once, train nothing, and say what would be done"] = False,
+    progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
+) -> Finetuned:
+    """Teach a model a task, from a table of examples.
+
+    Validations really answer some of the held-out rows; the best model by the first metric is kept, scored on all of them
+    and written as a Hugging Face folder OUT/model, with OUT/report.html beside. Ctrl-C finishes the step and saves;
+    `--resume` goes on as if nothing had happened.
+    """
+    from etymon.config import read_yaml
+    from etymon.errors import EtymonError
+    from etymon.families import get_family
+    from etymon.families.loading import read_shape
+    from etymon.verbs.finetuning import Finetuning
+    from etymon.verbs.mixing import Mixing
+    from etymon.verbs.run_file import assemble_as
+    from etymon.verbs.running import begun
+    from etymon.verbs.task_file import TaskFile
+
+    amounts = [amount for amount in (budget, epochs, steps) if amount is not None]
+    if len(amounts) > 1:
+        raise EtymonError("give --budget, --epochs or --steps, not several of them")
+    if epochs is not None:
+        budget = f"{epochs:g}epochs"
+    if steps is not None:
+        budget = f"{steps}steps"
+    if from_scratch:
+        family = get_family(str(model)).name
+    elif resume and out is not None:
+        family = begun(Path(out), TaskFile).family  # the model that it began with need not be there any more
+    else:
+        if size is not None:
+            raise EtymonError(f"{model} has its size: leave --size out, or begin anew with --from-scratch")
+        family = read_shape(model)[0].name
+    options = {"source": source, "target": target, "prefix": prefix, "smoothing": smoothing}
+    given: dict[str, Any] = {
+        "family": family, "start": None if from_scratch else str(model), "size": size, "task": task,
+        "train": _paths(train), "validation": _paths(validation),
+        "mixture": None if mixture is None else read_yaml(mixture),
+        "columns": None if columns is None else columns.split(","),
+        "metrics": [metric] if isinstance(metric, str) else list(metric) if metric else None,
+        "options": {name: value for name, value in options.items() if value is not None} or None,
+        "budget": budget, "batch_tokens": batch_tokens, "slices": slices, "length": length, "hold_out": hold_out,
+        "beams": beams, "patience": patience, "vocabulary": vocabulary, "source_vocabulary": source_vocabulary,
+        "tokenizer": None if tokenizer is None else str(tokenizer),
+        "source_tokenizer": None if source_tokenizer is None else str(source_tokenizer), "optimiser": optimiser,
+        "learning_rate": learning_rate, "weight_decay": weight_decay, "layer_decay": layer_decay, "schedule": schedule,
+        "warmup": warmup, "clip": clip, "validate_every": validate_every, "save_every": save_every, "keep": keep,
+        "tensorboard": tensorboard or None, "seed": seed,
+    }  # fmt: skip
+    file = assemble_as(TaskFile, given, config, tuple(set or ()))
+    folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
+    if resume and dry_run:
+        raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
+    own: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
+    if (file if not resume else begun(folder, TaskFile)).mixture is not None:
+        if dry_run:
+            raise EtymonError("a mixture cannot be rehearsed: try it with --steps 1")
+        done = (Mixing.resumed(folder, file, **own) if resume else Mixing(folder, file, **own)).go()
+        assert isinstance(done, Finetuned)
+        return done
+    own |= {"train": _rows(train), "validation": _rows(validation)}
+    if resume:
+        done = Finetuning.resumed(folder, file, **own).go()
+    else:
+        run = Finetuning(folder, file, **own)
+        done = run.rehearse() if dry_run else run.go()
+    assert isinstance(done, Finetuned)
+    return done
+
+
+def _paths(given: Any) -> list[str] | None:
+    if given is None or _rows(given) is not None:
+        return None
+    return [str(path) for path in ([given] if isinstance(given, str | Path) else given)]
+
+
+def _rows(given: Any) -> list[Mapping[str, Any]] | None:
+    """Rows that the program holds itself."""
+    if given is None or isinstance(given, str | Path) or not any(isinstance(row, Mapping) for row in given):
+        return None
+    return list(given)
+
+
+def present(result: Finetuned) -> None:
+    present_run(result)
+    for name, score in result.scores.items():
+        if score.low is not None:
+            print(
+                f"{name} {score.value:.2f}, 95% of resamples from {score.low:.2f} to {score.high:.2f} {score.signature}"
+            )

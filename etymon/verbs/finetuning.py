@@ -1,0 +1,270 @@
+"""The stages behind `etymon finetune`: table, tokenizers, model, training, scores, report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from etymon.data.sources import Texts
+from etymon.data.tables import Table, read_table
+from etymon.data.tokenizer import Tokenizer
+from etymon.errors import EtymonError
+from etymon.families.loading import read_shape, save, shape_of
+from etymon.families.model import Model
+from etymon.report.page import Curve, Section
+from etymon.tasks import get_task, task_class
+from etymon.tasks.scores import Score, need_libraries
+from etymon.tasks.task import Task, falling, usual_batch
+from etymon.training.budgets import pace_of, parse_budget
+from etymon.training.distributed import World
+from etymon.training.feeding import Course, Feed, Phase, Position
+from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.progress import Kind, format_count
+from etymon.training.runs import JUDGED, Run
+from etymon.training.unit import TrainingUnit
+from etymon.verbs.finetune import Finetuned
+from etymon.verbs.run_judge import PhasePlan
+from etymon.verbs.run_report import write_run_report
+from etymon.verbs.run_settings import VALIDATIONS, training_settings
+from etymon.verbs.run_text import RunTokenizer
+from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
+from etymon.verbs.task_file import TaskFile
+from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
+
+MOST_HELD_OUT = 1000
+
+
+class Finetuning(TrainingRun):
+    """One run, stage by stage. `train` and `validation` are tables of the program's own, where there are such."""
+
+    verb = "finetune"
+    files = TaskFile
+    file: TaskFile
+
+    def __init__(
+        self,
+        folder: Path,
+        file: TaskFile,
+        train: Any = None,
+        validation: Any = None,
+        progress: Kind = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(folder, file, progress, **options)
+        shape: Any = shape_of(self.family, file.size, **file.shape)
+        if file.start is not None:
+            if not self.resuming:
+                shape = read_shape(file.start)[1]
+                self.file = file = replace(file, size=self.like(shape)[0] or file.size)
+            self.recipe = self.family.tuning_for(file.size if file.size in self.family.sizes else None)
+        kind = task_class(file.task)
+        self.fit = kind.fit(self.family)
+        own = {part.name for part in fields(kind.Options)}
+        usual = {name: value for name, value in self.recipe.options.items() if name in own}
+        self.task = get_task(file.task, usual | file.options)
+        self.metrics = file.metrics or self.task.metrics[:1]
+        self.task.check_metrics(self.metrics)
+        need_libraries(self.metrics)
+        self.criterion = falling(self.metrics[0])
+        self.vocabulary = file.vocabulary or int(shape.vocabulary)
+        self.positions: int | None = getattr(shape, "positions", None)
+        if file.separate and not hasattr(shape, "source_vocabulary"):
+            raise EtymonError(f"{self.family.title} has one vocabulary: leave those of the source out")
+        self.check()
+        self.train, self.held_out = self._tables(train, validation)
+        self.scores: dict[str, Score] = {}
+
+    def _tables(self, train: Any, validation: Any) -> tuple[Table, Table | None]:
+        """The rows to train on and those to judge by; rows that cannot be used are refused."""
+        if train is None and not self.file.train:
+            raise EtymonError(
+                "there are no rows to train on: give --train with a table or two parallel files"
+            )
+        table = read_table(self.file.train if train is None else train, self.file.columns)
+        self.fingerprint = table.fingerprint(self.task.columns)
+        require_same_rows(self.folder, self.file.rows, self.fingerprint)
+        held = None
+        if validation is not None or self.file.validation:
+            held = read_table(self.file.validation if validation is None else validation, self.file.columns)
+        return judged_apart(self.task, table, held, self.file.hold_out, self.file.seed)
+
+    # --- the stages
+
+    def prepare(self, world: World, checkpoint: Path | None) -> tuple[TrainingUnit, list[PhasePlan]]:
+        labels = self.task.labels(self.train)
+        model, given = self.opened(checkpoint, self.fit.heads, labels)
+        tokenizer, source = made_once(world, lambda: self._tokenizers(given))
+        begins, own = model is None, {} if source is None else {"source_vocabulary": source.size}
+        built: Any = {"labels": labels} if labels else {}
+        model = self.completed(model, tokenizer, self.fit.heads, shape=own, **built)
+        if begins:
+            model.source_tokenizer = source
+        self.task.bind(model, self.file.length)
+        train = self.task.encode(self.train, self.progress.note, learn=True)
+        batch = self.file.batch_tokens or usual_batch(train)
+        self.task.batch_tokens = max(1, batch // self.file.slices)
+        validation = None if self.held_out is None else self.task.encode(self.held_out)
+        data: Any = TaskData(train, validation, self.held_out)
+        self.progress.note(
+            f"{len(train):,} rows of {format_count(train.sizes.sum())} tokens to train on, "
+            f"{0 if validation is None else len(validation):,} to judge by"
+        )
+        feed = Feed(self.task, data.train, self.file.seed, slices=self.file.slices, rows=1)
+        unit = TrainingUnit(model, self.task).to(world.device)
+        length = self.task.limits["length"]
+        return unit, [TaskPlan(1.0, length, 1, self.task, data, feed, beams=self.file.beams)]
+
+    def _tokenizers(self, given: Tokenizer | None) -> tuple[Tokenizer, Tokenizer | None]:
+        """The target's, which is the only one unless the source has words of its own."""
+        sides = self.task.texts(self.train)
+
+        def made(folder: Path, file: TaskFile, texts: list[str], vocabulary: int) -> Tokenizer:
+            text = Texts(texts, self.train.description)
+            return RunTokenizer(
+                folder, file, self.family, text, self.progress, vocabulary=vocabulary,
+                resuming=self.resuming and (folder / "tokenizer").is_dir(),
+            ).tokenizer(given)  # fmt: skip
+
+        if not self.file.separate:
+            return made(
+                self.folder, self.file, [text for side in sides.values() for text in side], self.vocabulary
+            ), None
+        words = self.file.source_vocabulary
+        own = replace(
+            self.file, tokenizer=self.file.source_tokenizer or self.file.tokenizer, vocabulary=words
+        )
+        source = made(self.folder / "source", own, sides["source"], words or self.vocabulary)
+        return made(self.folder, self.file, sides["target"], self.vocabulary), source
+
+    def judge(
+        self, unit: TrainingUnit, phases: list[PhasePlan], world: World, on_sample: OnSample
+    ) -> TaskJudge:
+        data: Any = phases[0].store
+        return TaskJudge(unit, self.task, data, self.metrics, self.file.seed, self.progress, world, on_sample)
+
+    def settle(self, trained: Trained, world: World) -> dict[str, float]:
+        """The best model of the run is put back; unless it was stopped, it answers all validation rows."""
+        self.put_back_best(trained)
+        if trained.result.stopped:
+            return trained.result.metrics
+        metrics: dict[str, float] = {}
+        with world.first_alone() as mine:
+            if mine:
+                judge = self.judge(
+                    trained.unit, trained.phases, World(device=world.device), lambda step, text: None
+                )
+                metrics, self.scores = judge.whole(self.file.beams)
+        return metrics
+
+    def keep(self, trained: Trained, world: World) -> None:
+        with world.first_alone() as mine:
+            if not mine:
+                return
+            save(trained.model, self.folder / self.member)
+            records = trained.run.metrics()
+            more: list[Section] = []
+            figures = {}
+            for name in self.metrics:
+                points = [(one["step"], one[JUDGED + name]) for one in records if JUDGED + name in one]
+                if points and name != "loss":
+                    more.append(Curve({"validation": points}, y_label=name, title=f"Validation {name}"))
+                if (score := self.scores.get(name)) is not None:
+                    figures[f"validation {name}"] = told(score)
+            write_run_report(
+                trained.report, trained.model, None, trained.run, self.samples, yardstick=False, figures=figures,
+                more=more, command=f'etymon translate {self.folder} "{_first_line(self.train, self.task.columns[0])}"',
+            )  # fmt: skip
+
+    def outcome(self, trained: Trained, **common: Any) -> Finetuned:
+        return Finetuned(**common, best_step=trained.result.state.best_step, scores=self.scores)
+
+    def resolved(self, settings: TrainingSettings, phases: list[PhasePlan]) -> TaskFile:
+        return replace(
+            self.file,
+            training=settings,
+            length=phases[0].length,
+            batch_tokens=self.task.batch_tokens * self.file.slices,
+            budget=self.file.budget or USUAL_BUDGET,
+            metrics=tuple(self.metrics),
+            options=asdict(self.task.options),
+            text=self.train.description,
+            rows=self.fingerprint,
+        )
+
+    def about(self) -> dict[str, Any]:
+        return {"objective": self.task.name, "task": self.task.described(), "data": self.train.description}
+
+    # --- a dry run
+
+    def rehearse(self) -> Finetuned:
+        """Tries everything once and writes nothing."""
+        target, files = self.folder, self.file
+        with self.joined() as world, TemporaryDirectory(prefix="etymon-") as place:
+            self.folder = Path(place)
+            unit, phases = self.prepare(World(device=world.device), None)
+            model: Model = unit.model  # type: ignore[assignment]
+            settings = training_settings(self.recipe, files, steps=1, rows=1, validations=VALIDATIONS)
+            course = Course([Phase(0, phases[0].feed)])
+            trainer = Trainer(
+                unit, course, settings, Run(self.folder), progress=self.progress, world=World(device=world.device),
+                validate=lambda step: {}, save_members=lambda folder: None,
+            )  # fmt: skip
+            for step in course.steps(0, Position(), 2):
+                begin = time.perf_counter()
+                trainer._step(step)
+                each = time.perf_counter() - begin
+            few = self.train.at(range(min(2, len(self.train))))
+            self.task.score(
+                self.task.predict(model, few), few, [name for name in self.metrics if name != "loss"]
+            )
+            save(model, self.folder / self.member)
+            self.folder = target
+        asked = files.budget or USUAL_BUDGET
+        budget, pace = parse_budget(asked), pace_of([(1.0, phases[0].feed)])
+        steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)
+        optimiser = settings.optimiser
+        plan = {
+            "model": f"{self.title}, {model.parameter_count():,} parameters",
+            "task": f"{self.task.name} on {self.train.description}: {len(self.train):,} rows to train on, "
+            f"{0 if self.held_out is None else len(self.held_out):,} to judge by ({', '.join(self.metrics)})",
+            "steps": f"about {steps:,} ({asked}) of about {format_count(pace.tokens)} tokens, {each * 1000:.0f} ms each",
+            "learning rate": f"{optimiser.learning_rate:g} at its peak, {settings.schedule.name}, {optimiser.name}",
+            "folder": str(target),
+        }
+        return Finetuned(
+            target, target / self.member, None, model, {}, 0, False, plan=plan, quiet=not world.first
+        )
+
+
+def require_same_rows(folder: Path, begun: str | None, now: str) -> None:
+    """Refuses to go on with other rows."""
+    if begun not in (None, now):
+        raise EtymonError(
+            f"the training rows are not those that the run in {folder} began with: bring them back, or give another "
+            "--out for a new run"
+        )
+
+
+def judged_apart(
+    task: Task, table: Table, held: Table | None, share: float, seed: int
+) -> tuple[Table, Table | None]:
+    """Rows to train on and to judge by: those that were given for it, or a share of the others. All can be used."""
+    if held is None and share:
+        table, held = table.divided(task.columns[0], share, seed, MOST_HELD_OUT)
+    for each in (table, held):
+        if each is not None:
+            task.texts(each)
+    return table, held
+
+
+def told(score: Score) -> str:
+    """A score with its interval, for people."""
+    interval = "" if score.low is None else f" ({score.low:.2f} to {score.high:.2f})"
+    return f"{score.value:.2f}{interval}"
+
+
+def _first_line(table: Table, column: str) -> str:
+    return str(table.rows[0][column]).strip().splitlines()[0][:80].replace('"', "'")

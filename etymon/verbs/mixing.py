@@ -1,0 +1,310 @@
+"""The stages behind `etymon finetune --mixture`: text-only objectives and supervised tasks in one run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from etymon.data.sources import Texts, TextSource, text_source
+from etymon.data.store import TokenStore, ensure_store
+from etymon.data.tables import Table, read_table
+from etymon.data.text import Document
+from etymon.errors import EtymonError
+from etymon.families.loading import read_shape, save, shape_of
+from etymon.objectives import check_options, get_objective, objective_class
+from etymon.objectives.objective import Objective, check_fit
+from etymon.report.page import Curve, Section
+from etymon.tasks import get_task, task_class
+from etymon.tasks.mixture import MixedSplit, TaskMixture, mixing_rates
+from etymon.tasks.scores import Score, need_libraries
+from etymon.tasks.task import MOST_TOKENS, Task, falling
+from etymon.training.distributed import World
+from etymon.training.feeding import Feed, validation_slices
+from etymon.training.figures import evaluate
+from etymon.training.loop import TrainingSettings
+from etymon.training.progress import Kind
+from etymon.training.runs import JUDGED
+from etymon.training.unit import TrainingUnit
+from etymon.verbs.finetune import Finetuned
+from etymon.verbs.finetuning import judged_apart, require_same_rows
+from etymon.verbs.run_judge import PhasePlan
+from etymon.verbs.run_report import write_run_report
+from etymon.verbs.run_text import RunTokenizer
+from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
+from etymon.verbs.task_file import MemberFile, TaskFile
+from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
+
+USUAL_LENGTH = 128
+JUDGED_SAMPLES = 128
+
+
+@dataclass
+class Joined:
+    """Several texts as one, to learn a tokenizer from."""
+
+    sources: Sequence[TextSource]
+
+    @property
+    def description(self) -> str:
+        return "; ".join(source.description for source in self.sources)
+
+    def documents(self) -> Iterable[Document]:
+        return chain.from_iterable(source.documents() for source in self.sources)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256("".join(source.fingerprint() for source in self.sources).encode()).hexdigest()
+
+
+@dataclass
+class Member:
+    """A part of the mixture, with its data."""
+
+    file: MemberFile
+    objective: Objective | None = None
+    task: Task | None = None
+    text: TextSource | None = None
+    train: Table | None = None
+    held_out: Table | None = None
+    metrics: tuple[str, ...] = ("loss",)
+    data: Any = None
+    """What has `train` and `validation`, once there is a tokenizer."""
+
+    @property
+    def source(self) -> TextSource:
+        if self.text is not None:
+            return self.text
+        assert self.task is not None and self.train is not None
+        return Texts(
+            [text for side in self.task.texts(self.train).values() for text in side], self.train.description
+        )
+
+    @property
+    def part(self) -> Objective:
+        part = self.task or self.objective
+        assert part is not None
+        return part
+
+
+class Mixing(TrainingRun):
+    """One run of a mixture."""
+
+    verb = "finetune"
+    files = TaskFile
+    file: TaskFile
+
+    def __init__(self, folder: Path, file: TaskFile, progress: Kind = "auto", **options: Any) -> None:
+        super().__init__(folder, file, progress, **options)
+        assert file.mixture is not None
+        self.mixture = file.mixture
+        shape: Any = shape_of(self.family, file.size, **file.shape)
+        if file.start is not None and not self.resuming:
+            shape = read_shape(file.start)[1]
+            self.file = replace(file, size=self.like(shape)[0] or file.size)
+            self.recipe = self.like(shape)[1]
+        self.vocabulary = file.vocabulary or int(shape.vocabulary)
+        self.positions: int | None = getattr(shape, "positions", None)
+        if file.separate:
+            raise EtymonError("a mixture has one tokenizer: leave that of the source out")
+        self.heads: frozenset[str] = frozenset()
+        self.scores: dict[str, Score] = {}
+        self.members = {each.name: self._member(each) for each in self.mixture.chosen}
+        for metric in file.metrics:
+            name = metric.rpartition("/")[0]
+            if metric != "loss" and (name not in self.members or self.members[name].task is None):
+                raise EtymonError(
+                    f"a mixture's metrics are loss, or those of a task such as NAME/bleu, not {metric!r}"
+                )
+        digests = [member.train.fingerprint(member.task.columns) for member in self.members.values()
+                   if member.train is not None and member.task is not None]  # fmt: skip
+        self.rows = hashlib.sha256("".join(digests).encode()).hexdigest()
+        require_same_rows(folder, file.rows, self.rows)
+        self.criterion = falling((file.metrics or ("loss",))[0])
+        self.check()
+
+    def _member(self, file: MemberFile) -> Member:
+        own = tuple(
+            metric.rpartition("/")[2] for metric in self.file.metrics if metric.startswith(f"{file.name}/")
+        )
+        if file.objective is not None:
+            kind = objective_class(file.objective)
+            check_fit(kind, self.family)
+            check_options(file.objective, file.options)
+            if kind.streaming or kind.taught or kind.companions:
+                raise EtymonError(
+                    f"the objective {kind.name!r} cannot be a part of a mixture: give it a run of its own"
+                )
+            self.heads |= kind.heads
+            return Member(file, text=text_source(file.data, file.documents))
+        assert file.task is not None
+        known = {part.name for part in fields(task_class(file.task).Options)}
+        usual = {name: value for name, value in self.recipe.options.items() if name in known}
+        task = get_task(file.task, usual | file.options)
+        self.heads |= task.fit(self.family).heads
+        task.check_metrics(own)
+        need_libraries(own)
+        held = read_table(file.validation, file.columns) if file.validation else None
+        tables = judged_apart(
+            task, read_table(file.data, file.columns), held, self.file.hold_out, self.file.seed
+        )
+        return Member(file, task=task, train=tables[0], held_out=tables[1], metrics=own or ("loss",))
+
+    # --- the stages
+
+    def prepare(self, world: World, checkpoint: Path | None) -> tuple[TrainingUnit, list[PhasePlan]]:
+        model, given = self.opened(checkpoint, self.heads)
+        text = Joined([member.source for member in self.members.values()])
+        maker = RunTokenizer(
+            self.folder, self.file, self.family, text, self.progress, vocabulary=self.vocabulary, resuming=self.resuming
+        )  # fmt: skip
+        tokenizer = made_once(world, lambda: maker.tokenizer(given))
+        model = self.completed(model, tokenizer, self.heads)
+        lengths, sizes = {}, {}
+        for name, member in self.members.items():
+            length = member.file.length or self.file.length
+            if member.task is not None:
+                assert member.train is not None
+                member.task.bind(model, length)
+                train = member.task.encode(member.train, self.progress.note, learn=True)
+                validation = None if member.held_out is None else member.task.encode(member.held_out)
+                member.data = TaskData(train, validation, member.held_out)
+                lengths[name], sizes[name] = member.task.limits["length"], len(train)
+            else:
+                lengths[name] = min(length or USUAL_LENGTH, self.positions or length or USUAL_LENGTH)
+                member.objective = get_objective(
+                    str(member.file.objective), tokenizer, lengths[name], **member.file.options
+                )
+                member.data = made_once(world, partial(self._store, member, tokenizer))
+                sizes[name] = len(member.objective.plan(member.data.train, self.file.seed, 0))
+                if not sizes[name]:
+                    raise EtymonError(f"the text of {name!r} is too short for a single sample: give more")
+        rates = mixing_rates(sizes, self.mixture.rates, self.mixture.limit, self.mixture.temperature)
+        told = ", ".join(f"{name} {rates[name]:.1%} ({size:,})" for name, size in sizes.items())
+        self.progress.note(f"shares of the examples, and how many there are: {told}")
+        batch = self.file.batch_tokens or MOST_TOKENS
+        objective = TaskMixture(
+            {name: member.part for name, member in self.members.items()}, lengths, rates,
+            batch_tokens=max(1, batch // self.file.slices), slices=self.file.slices,
+        )  # fmt: skip
+        split: Any = MixedSplit({name: member.data.train for name, member in self.members.items()})
+        feed = Feed(objective, split, self.file.seed, slices=self.file.slices, rows=1)
+        unit = TrainingUnit(model, objective).to(world.device)
+        return unit, [TaskPlan(1.0, max(lengths.values()), 1, objective, TaskData(split, None, None), feed)]
+
+    def _store(self, member: Member, tokenizer: Any) -> TokenStore:
+        folder = self.folder / f"store-{member.file.name}"
+        assert member.text is not None
+        if not self.resuming:
+            ensure_store(member.text, tokenizer, folder, validation=self.file.hold_out, seed=self.file.seed)
+        return TokenStore.open(folder, tokenizer)
+
+    def judge(
+        self, unit: TrainingUnit, phases: list[PhasePlan], world: World, on_sample: OnSample
+    ) -> MixtureJudge:
+        return MixtureJudge(self, unit, world, on_sample)
+
+    def settle(self, trained: Trained, world: World) -> dict[str, float]:
+        self.put_back_best(trained)
+        if trained.result.stopped:
+            return trained.result.metrics
+        return self.judge(trained.unit, trained.phases, world, lambda step, text: None).validate(
+            -1, 0, last=True
+        )
+
+    def keep(self, trained: Trained, world: World) -> None:
+        with world.first_alone() as mine:
+            if not mine:
+                return
+            save(trained.model, self.folder / self.member)
+            records = trained.run.metrics()
+            more: list[Section] = []
+            for name in self.members:
+                points = [
+                    (one["step"], one[f"{JUDGED}{name}/bits"])
+                    for one in records
+                    if f"{JUDGED}{name}/bits" in one
+                ]
+                if points:
+                    more.append(Curve({"validation": points}, y_label="bits per target", title=name))
+            write_run_report(
+                trained.report, trained.model, None, trained.run, self.samples, yardstick=False, more=more
+            )
+
+    def outcome(self, trained: Trained, **common: Any) -> Finetuned:
+        return Finetuned(**common, best_step=trained.result.state.best_step, scores=self.scores)
+
+    def resolved(self, settings: TrainingSettings, phases: list[PhasePlan]) -> TaskFile:
+        text = "; ".join(member.source.description for member in self.members.values())
+        budget, batch = self.file.budget or USUAL_BUDGET, self.file.batch_tokens or MOST_TOKENS
+        return replace(
+            self.file, training=settings, budget=budget, batch_tokens=batch, text=text, rows=self.rows
+        )
+
+    def about(self) -> dict[str, Any]:
+        tasks = {
+            name: member.task.described() for name, member in self.members.items() if member.task is not None
+        }
+        return {
+            "objective": f"{self.mixture.setting} mixture of {', '.join(self.members)}",
+            "tasks": tasks,
+            "data": "; ".join(member.source.description for member in self.members.values()),
+        }
+
+
+@dataclass
+class MixtureJudge:
+    """Every member by its own held-out data; `bits_per_target` is the mean over them."""
+
+    run: Mixing
+    unit: TrainingUnit
+    world: World
+    on_sample: OnSample
+
+    def __post_init__(self) -> None:
+        self.judges: dict[str, TaskJudge] = {}
+        self.slices: dict[str, Any] = {}
+        file = self.run.file
+        for name, member in self.run.members.items():
+            if member.task is not None:
+                self.judges[name] = TaskJudge(
+                    self.unit, member.task, member.data, member.metrics, file.seed, self.run.progress, self.world,
+                    self.on_sample,
+                )  # fmt: skip
+            else:
+                self.slices[name] = validation_slices(
+                    member.part, member.data.validation, file.seed, rows=8, most=JUDGED_SAMPLES
+                )
+
+    def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:
+        return self._joined(lambda judge: judge.validate(step, number, last=last))
+
+    def whole(self, beams: int) -> tuple[dict[str, float], dict[str, Score]]:
+        """Figures with all held-out rows answered, and the scores of the tasks."""
+        scores: dict[str, Score] = {}
+
+        def answered(judge: TaskJudge) -> dict[str, Any]:
+            figures, found = judge.whole(beams)
+            name = next(name for name, each in self.judges.items() if each is judge)
+            scores.update({f"{name}/{metric}": score for metric, score in found.items()})
+            return figures
+
+        return self._joined(answered), scores
+
+    def _joined(self, ask: Callable[[TaskJudge], dict[str, Any]]) -> dict[str, Any]:
+        figures: dict[str, Any] = {}
+        for name, member in self.run.members.items():
+            if name in self.judges:
+                found = ask(self.judges[name])
+            else:
+                self.unit.objective = member.part
+                found = evaluate(self.unit, self.slices[name], self.world) if self.slices[name] else {}
+            bits = found.pop("bits_per_target", found.get("bits_per_byte"))
+            figures |= {f"{name}/{key}": value for key, value in found.items()}
+            if bits is not None:
+                figures[f"{name}/bits"] = bits
+        every = [value for key, value in figures.items() if key.endswith("/bits")]
+        return figures | ({"bits_per_target": sum(every) / len(every)} if every else {})

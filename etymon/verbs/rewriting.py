@@ -1,0 +1,123 @@
+"""What `etymon translate` and `etymon summarize` share: texts in, texts out, with a model that writes from a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etymon.families.model import Model
+    from etymon.tasks.text2text import Text2Text
+
+PUBLISHED = "task_specific_params"
+"""Where a published configuration keeps the prefixes of T5's tasks."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A text and what the model made of it."""
+
+    source: str
+    text: str
+    parts: int = 1
+    """How many parts the source was read in."""
+
+
+def rewrite(
+    model: str | Path | Model,
+    texts: Sequence[str],
+    *,
+    prefix: str | None,
+    usual: str,
+    chunk: bool,
+    decoding: dict[str, Any],
+    device: str | None,
+    on_note: Callable[[str], None] | None,
+) -> list[Rewritten]:
+    """The texts rewritten, in their order. `usual` names the published task whose prefix is taken if none is known."""
+    from etymon.generation.settings import DecodingSettings
+    from etymon.verbs.opening import opened
+
+    chosen = opened(model, device)
+    task = _task(chosen, prefix, usual)
+    settings = DecodingSettings(**decoding)
+    pieces: list[list[str]] = []
+    for number, text in enumerate(texts, 1):
+        pieces.append(
+            _pieces(task, text, f"text {number} of {len(texts)}", chunk, on_note or (lambda note: None))
+        )
+    flat = [task.options.prefix + piece for each in pieces for piece in each]
+    written = iter(task.write(chosen, task.sources(flat), settings))
+    return [
+        Rewritten(text, " ".join(next(written) for _ in each), len(each)) for text, each in zip(texts, pieces)
+    ]
+
+
+def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:
+    """The task that the model was fine-tuned for, or what its published configuration says."""
+    from etymon.tasks import get_task, task_of
+    from etymon.tasks.text2text import Text2Text
+
+    Text2Text.fit(model.family)
+    changes = {} if prefix is None else {"prefix": prefix}
+    found = task_of(model, changes)
+    if not isinstance(found, Text2Text):
+        published = (model.carried.get(PUBLISHED) or {}).get(usual) or {}
+        found = get_task("text2text", {"prefix": published.get("prefix") or "", **changes})
+        assert isinstance(found, Text2Text)
+        found.bind(model)
+    return found
+
+
+def _pieces(task: Text2Text, text: str, place: str, chunk: bool, tell: Callable[[str], None]) -> list[str]:
+    """The text, or its sentences in as few parts as the model can read."""
+    from etymon.data.sentences import sentence_starts
+    from etymon.errors import EtymonError
+
+    room, prefix = task.room_for_sources, task.options.prefix
+
+    def length(piece: str) -> int:
+        return len(task.sources([prefix + piece])[0])
+
+    if (tokens := length(text)) <= room:
+        return [text]
+    if not chunk:
+        raise EtymonError(
+            f"{place} has {tokens:,} tokens, and the model reads {room:,}: shorten it, or have it read in parts (--chunk)"
+        )
+    starts = [*sentence_starts(text), len(text)]
+    parts: list[str] = []
+    for sentence in (text[start:stop] for start, stop in pairwise(starts)):
+        if parts and length(parts[-1] + sentence) <= room:
+            parts[-1] += sentence
+        elif length(sentence) <= room:
+            parts.append(sentence)
+        else:
+            raise EtymonError(
+                f"{place} has a sentence of {length(sentence):,} tokens, and the model reads {room:,}"
+            )
+    tell(f"{place} has {tokens:,} tokens and is read in {len(parts)} parts of up to {room:,}")
+    return [part.strip() for part in parts]
+
+
+def told(result: list[Rewritten], out: Path | None, json: bool) -> None:
+    """Prints what came out, a line a text, or writes it."""
+    from json import dumps
+
+    from etymon.files import atomic_write
+
+    def line(one: Rewritten) -> str:
+        if json:
+            return dumps({"source": one.source, "text": one.text, "parts": one.parts}, ensure_ascii=False)
+        return " ".join(one.text.split())
+
+    lines = [line(one) for one in result]
+    if out is None:
+        print(*lines, sep="\n")
+        return
+    with atomic_write(out) as file:
+        file.writelines(each + "\n" for each in lines)
+    print(f"{len(lines):,} texts in {out}")

@@ -1,0 +1,66 @@
+"""`etymon summarize`: long texts as short ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from etymon.families.model import Model
+    from etymon.verbs.rewriting import Rewritten
+
+
+def summarize(
+    model: Annotated[
+        str | Path | Model, "folder or hub id of a model that writes from a source: t5, bart, or fine-tuned"
+    ],
+    texts: Annotated[list[str] | str, "what to summarize; - reads lines from standard input"] = (),  # type: ignore[assignment]
+    *,
+    file: Annotated[Path | None, "a file that is one text"] = None,
+    prefix: Annotated[str | None, "put before every text (as in training, or as published)"] = None,
+    beams: Annotated[int, "search with so many beams"] = 4,
+    length_penalty: Annotated[float, "beams: above 0 favours long texts, below 0 short ones"] = 1.0,
+    length_offset: Annotated[float, "beams: 5 makes it the penalty of the Transformer's paper"] = 0.0,
+    max_new_tokens: Annotated[int | None, "at most so many tokens (as the targets in training)"] = None,
+    no_repeat_ngram: Annotated[int, "never repeat so many tokens in a row"] = 0,
+    chunk: Annotated[bool, "read a text that is too long in parts, sentence by sentence"] = False,
+    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    on_note: Callable[[str], None] | None = None,
+) -> list[Rewritten]:
+    """Summarise texts with a model that was trained for it.
+
+    A text that is longer than the model reads is refused with the numbers, or with --chunk read in parts whose summaries
+    follow one another.
+    """
+    from etymon.verbs.opening import texts_of
+    from etymon.verbs.rewriting import rewrite
+
+    searched = {"length_penalty": length_penalty, "length_offset": length_offset} if beams > 1 else {}
+    return rewrite(
+        model,
+        texts_of(texts, file, lines=False),
+        prefix=prefix,
+        usual="summarization",
+        chunk=chunk,
+        decoding={
+            "beams": beams, "max_new_tokens": max_new_tokens, "no_repeat_ngram": no_repeat_ngram, **searched,
+        },
+        device=device,
+        on_note=on_note,
+    )  # fmt: skip
+
+
+def on_note(note: str) -> None:
+    print(f"etymon: {note}", file=sys.stderr)
+
+
+def present(
+    result: list[Rewritten],
+    out: Annotated[Path | None, "a file to write, a line a text"] = None,
+    json: Annotated[bool, "a JSON record a text"] = False,
+) -> None:
+    from etymon.verbs.rewriting import told
+
+    told(result, out, json)

@@ -1,0 +1,117 @@
+"""Validation of a task: its loss, and scores of what the model really answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from etymon.data.examples import Examples
+from etymon.data.tables import Table
+from etymon.families.model import Model
+from etymon.generation.settings import DecodingSettings
+from etymon.objectives.objective import Prepared
+from etymon.tasks.scores import Score
+from etymon.tasks.task import Task
+from etymon.training.distributed import World
+from etymon.training.feeding import validation_slices
+from etymon.training.figures import evaluate
+from etymon.training.progress import Progress
+from etymon.training.unit import TrainingUnit
+from etymon.verbs.run_judge import PhasePlan
+
+JUDGED_ROWS = 200
+"""Of the validations on the way; when the run is over, all are answered."""
+RESAMPLES = 1000
+SHOWN = 3
+
+
+@dataclass
+class TaskData:
+    """The rows that are trained on, as tokens, and those that are judged by."""
+
+    train: Examples
+    validation: Examples | None
+    table: Table | None
+    """The validation rows themselves."""
+
+
+@dataclass
+class TaskPlan(PhasePlan):
+    """A run's only phase."""
+
+    beams: int = 1
+
+    def rest_of_validation(self, seed: int) -> float:
+        rows = 0 if self.store.table is None else len(self.store.table)
+        return self.beams * rows / JUDGED_ROWS
+
+
+@dataclass
+class TaskJudge:
+    """Every validation on the way is of the same rows, so that the best can be told."""
+
+    unit: TrainingUnit
+    task: Task
+    data: TaskData
+    metrics: Sequence[str]
+    seed: int
+    progress: Progress
+    world: World
+    on_sample: Callable[[int, str], None]
+    _slices: Sequence[Prepared] = field(default_factory=list)
+    _told: int | None = None
+
+    def __post_init__(self) -> None:
+        table = self.data.table
+        if table is not None:
+            self.few = table.at(
+                np.linspace(0, len(table) - 1, min(JUDGED_ROWS, len(table))).astype(int).tolist()
+            )
+            self._slices = self._read(self.task.encode(self.few))
+
+    def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:
+        if self.data.table is None:
+            if step == 0:
+                self.progress.note(
+                    "no rows are held out: only the training loss will tell how good the model is"
+                )
+            return {}
+        self.unit.objective = self.task
+        figures = evaluate(self.unit, self._slices, self.world)
+        scored = [name for name in self.metrics if name != "loss"]
+        found = dict.fromkeys(scored, 0.0)
+        if scored and self.world.first:
+            answers = self.task.predict(self._model, self.few)
+            found = {name: score.value for name, score in self.task.score(answers, self.few, scored).items()}
+            for place in range(min(SHOWN, len(self.few))):
+                self.on_sample(step, self.task.shown(self.few, place, answers[place]))
+        found = self.world.add(found)  # only the first process has answered
+        if scored and step != self._told:  # measuring asks once more
+            self._told = step
+            told = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+            self.progress.note(f"step {step:,}: {told}, {figures['bits_per_target']:.3f} bits per target")
+        return figures | found
+
+    def whole(self, beams: int) -> tuple[dict[str, float], dict[str, Score]]:
+        """Loss and scores over all validation rows."""
+        table, scored = self.data.table, [name for name in self.metrics if name != "loss"]
+        if table is None or self.data.validation is None:
+            return {}, {}
+        self.unit.objective = self.task
+        figures = evaluate(self.unit, self._read(self.data.validation))
+        if not scored:
+            return figures, {}
+        answers = self.task.predict(self._model, table, DecodingSettings(beams=beams))
+        scores = self.task.score(answers, table, scored, RESAMPLES)
+        return figures | {name: score.value for name, score in scores.items()}, scores
+
+    @property
+    def _model(self) -> Model:
+        model: Model = self.unit.model  # type: ignore[assignment]
+        return model
+
+    def _read(self, examples: Any) -> Sequence[Prepared]:
+        return list(validation_slices(self.task, examples, self.seed, rows=1))

@@ -1,0 +1,205 @@
+"""Text to text: only the target is asked for, whatever else is in the batch, and use sees what training saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from etymon.data.plans import key
+from etymon.data.tables import read_table
+from etymon.errors import EtymonError
+from etymon.families import get_family
+from etymon.generation.settings import DecodingSettings
+from etymon.nn.batch import Batch
+from etymon.nn.vocabulary import Context
+from etymon.tasks import get_task, task_of
+from etymon.tasks.scores import bootstrap, need_libraries, text_scores
+from etymon.tasks.text2text import Text2Text
+from etymon.training.feeding import Feed, Position
+from etymon.training.unit import TrainingUnit
+from tests import tiny
+
+PAIRS = read_table([
+    {"source": "The dog sees the cat.", "target": "The cat."},
+    {"source": "The king follows the river in the night.", "target": "The river follows the king."},
+    {"source": "A cat.", "target": "The dog sees the cat and the king."},
+])  # fmt: skip
+FAMILIES = ["t5", "bart", "transformer", "rnn", "gpt2", "gpt1", "transformer-xl"]
+
+
+def bound(family: str, **options: Any) -> tuple[Text2Text, Any]:
+    task = get_task("text2text", options)
+    assert isinstance(task, Text2Text)
+    model = tiny.model(family, task).eval()
+    task.bind(model, 40)
+    return task, model
+
+
+def losses(task: Text2Text, model: Any, batch_tokens: int) -> tuple[float, float]:
+    task.batch_tokens = batch_tokens
+    examples = task.encode(PAIRS)
+    unit, total, count = TrainingUnit(model, task), 0.0, 0.0
+    for row in task.plan(examples, 0, 0):
+        prepared = task.collate([task.prepare(examples, row, key(0))])
+        total += float(unit(prepared)["loss"].sum)
+        count += prepared.counts["loss"]
+    return total, count
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_the_loss_is_that_of_the_targets_alone_however_they_are_bundled(family: str) -> None:
+    task, model = bound(family)
+    examples = task.encode(PAIRS)
+    expected = 0.0
+    for number in range(len(PAIRS)):
+        source, target = (examples.columns[name][number] for name in ("source", "target"))
+        head = model.heads["vocabulary"]
+        if model.encoder_decoder:
+            batch = Batch.of([[task.start, *target[:-1]]])
+            hidden, _ = model.decode(batch, model.encode(Batch.of([source])))
+            log_probs = head.log_probs(hidden, None, Context(batch))
+        else:
+            batch = Batch.of([[*source, *target[:-1]]])
+            hidden, _ = model.hidden(batch)
+            log_probs = head.log_probs(hidden, None, Context(batch))[len(source) - 1 :]
+        expected -= float(log_probs[torch.arange(len(target)), torch.from_numpy(target).long()].sum())
+    count = int(examples.columns["target"].lengths.sum())
+    for batch_tokens in (1, 4096):
+        total, asked = losses(task, model, batch_tokens)
+        assert asked == count
+        assert total == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2", "gpt1"])
+def test_use_begins_as_training_did(family: str) -> None:
+    task, model = bound(family, prefix="say: ")
+    examples = task.encode(PAIRS)
+    prompts = task.sources(["say: " + text for text in PAIRS.texts("source")])
+    for number, prompt in enumerate(prompts):
+        assert examples.columns["source"][number].tolist() == prompt.tolist()
+        end = examples.columns["target"][number][-1]
+        assert end == model.tokenizer.id("end")
+    if family == "gpt1":
+        assert prompts[0][0] == model.tokenizer.id("begin") and prompts[0][-1] == model.tokenizer.id(
+            "separator"
+        )
+
+
+def test_what_is_too_long_is_cut_and_said() -> None:
+    for family in ("t5", "gpt2"):
+        task, _ = bound(family)
+        task.limits["length"] = 16
+        told: list[str] = []
+        examples = task.encode(PAIRS, told.append, learn=True)
+        lengths = {name: column.lengths for name, column in examples.columns.items()}
+        if family == "t5":
+            assert max(lengths["source"]) == 16 and max(lengths["target"]) <= 16
+            assert all(examples.columns["source"][n][-1] == task.reader.id("end") for n in range(3))
+        else:
+            assert max(lengths["source"] + lengths["target"]) == 16
+            assert all(
+                examples.columns["source"][n][-len(task.between) :].tolist() == task.between.tolist()
+                for n in range(3)
+            )
+        assert any("of 3 texts in 'source' are longer than 16 tokens and are cut" in note for note in told)
+
+
+@pytest.mark.parametrize("family", ["t5", "rnn", "gpt2"])
+def test_predictions_do_not_depend_on_their_neighbours(family: str) -> None:
+    task, model = bound(family)
+    task.encode(PAIRS, learn=True)
+    settings = DecodingSettings(max_new_tokens=6)
+    together = task.predict(model, PAIRS, settings)
+    alone = [task.predict(model, PAIRS.at([number]), settings)[0] for number in range(3)]
+    assert together == alone
+    backwards = task.predict(model, PAIRS.at([2, 1, 0]), settings)
+    assert backwards[::-1] == together
+
+
+def test_a_feed_of_bundles_is_exact_from_any_position() -> None:
+    task, _ = bound("t5")
+    task.batch_tokens = 30
+    examples: Any = task.encode(PAIRS)
+    feed = Feed(task, examples, 7, slices=1, rows=1)
+    position, seen = Position(), []
+    for _ in range(5):
+        (samples,), position = feed.addresses(position)
+        seen.append(feed.slice(samples).targets)
+    again = Feed(task, examples, 7, slices=1, rows=1)
+    (samples,), _ = again.addresses(feed.addresses(Position())[1])
+    assert torch.equal(again.slice(samples).targets, seen[1])
+
+
+def test_smoothing_is_for_training_alone() -> None:
+    plain, model = bound("t5")
+    smooth = get_task("text2text", {"smoothing": 0.2})
+    smooth.bind(model, 40)
+    assert losses(plain, model, 99) == losses(smooth, model, 99)  # type: ignore[arg-type]
+    model.train()
+    assert losses(plain, model, 99)[0] != losses(smooth, model, 99)[0]  # type: ignore[arg-type]
+
+
+def test_families_that_cannot_write_are_refused_with_the_reason() -> None:
+    for family in ("bert", "electra", "elmo"):
+        with pytest.raises(EtymonError, match="cannot write a text"):
+            Text2Text.fit(get_family(family))
+    assert Text2Text.fit(get_family("bart")).heads == {"vocabulary"}
+    with pytest.raises(EtymonError, match=r"unknown key 'sorce' .*did you mean 'source'"):
+        get_task("text2text", {"sorce": "de"})
+    with pytest.raises(EtymonError, match="there is no task 'text2txt': did you mean 'text2text'"):
+        get_task("text2txt", {})
+
+
+def test_a_model_remembers_its_task() -> None:
+    task, model = bound("t5", prefix="say: ")
+    assert task_of(model) is None
+    task.encode(PAIRS, learn=True)
+    model.history = [{"task": task.described()}, {"objective": "causal"}]
+    again = task_of(model)
+    assert isinstance(again, Text2Text)
+    assert again.options == task.options and again.limits == task.limits
+    assert task_of(model, {"prefix": ""}).options.prefix == ""  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------ scores
+
+
+def test_scores_are_the_libraries_own() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    predictions, references = ["the cat sat on the mat", "a dog"], ["the cat sat on a mat", "a dog"]
+    found = text_scores(predictions, references, ["bleu", "chrf", "exact"], resamples=50)
+    assert found["bleu"].value == sacrebleu.corpus_bleu(predictions, [references]).score
+    assert found["chrf"].value == sacrebleu.corpus_chrf(predictions, [references]).score
+    assert found["exact"].value == 50.0
+    assert all(score.low <= score.value <= score.high for score in found.values())  # type: ignore[operator]
+    assert "tok:13a" in found["bleu"].signature
+    chinese = text_scores(["我爱你。"], ["我爱他。"], ["bleu"])["bleu"]
+    assert "tok:zh" in chinese.signature and chinese.value > 0
+
+
+def test_rouge() -> None:
+    pytest.importorskip("rouge_score")
+    found = text_scores(["the cats sat"], ["the cat sat down"], ["rouge1", "rougeL"])
+    assert found["rouge1"].value == pytest.approx(100 * 2 * 0.75 / 1.75)
+
+
+def test_a_bootstrap_interval_narrows_with_the_rows() -> None:
+    draw = np.random.default_rng(0)
+    widths = []
+    for rows in (20, 2000):
+        score = bootstrap(draw.random(rows).tolist(), 500)
+        assert score.low is not None and score.high is not None
+        widths.append(score.high - score.low)
+    assert widths[1] < widths[0] / 5
+    assert bootstrap([1.0, 0.0], 0).low is None
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
+    with pytest.raises(EtymonError, match=r"pip install 'etymon\[evaluate\]'"):
+        need_libraries(["bleu"])
+    need_libraries(["exact", "loss"])

@@ -1,0 +1,107 @@
+"""Runs of mixtures: three settings of one file, resumed exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import etymon
+from etymon.errors import EtymonError
+from etymon.training.runs import Run
+from etymon.verbs.finetune import Finetuned
+from tests import tiny
+from tests.verbs.small_runs import crash, metrics, with_test_sizes
+
+
+@pytest.fixture(autouse=True)
+def small() -> Iterator[None]:
+    with with_test_sizes():
+        yield
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    texts = tiny.texts(60)
+    (tmp_path / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+    rows = [{"de": text, "en": text[:20]} for text in texts[:40]]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    tree = {
+        "rates": "temperature",
+        "members": [
+            {"name": "text", "objective": "span-corruption", "data": [str(tmp_path / "text.txt")], "documents": "line", "length": 32},
+            {"name": "pairs", "task": "text2text", "data": [str(tmp_path / "pairs.jsonl")], "options": {"source": "de", "target": "en"}},
+        ],
+    }  # fmt: skip
+    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return tmp_path / "mixture.yaml"
+
+
+def mix(family: str, mixture: Path, out: Path, **changes: Any) -> Finetuned:
+    arguments: dict[str, Any] = {
+        "from_scratch": True, "size": "test", "mixture": mixture, "out": out, "steps": 6, "batch_tokens": 128, "slices": 2,
+        "validate_every": 3, "length": 48, "vocabulary": 300, "progress": "silent",
+    }  # fmt: skip
+    return etymon.finetune(family, **{**arguments, **changes})
+
+
+def test_a_mixture_that_was_killed_goes_on_exactly(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = mix("t5", mixture, tmp_path / "straight")
+    reached = Run.save
+
+    def save(self: Run, *arguments: Any, **named: Any) -> Path:
+        made = reached(self, *arguments, **named)
+        if self.folder.name == "broken" and made.name.endswith("3"):
+            crash()
+        return made
+
+    monkeypatch.setattr(Run, "save", save)
+    with pytest.raises(ConnectionAbortedError):
+        mix("t5", mixture, tmp_path / "broken")
+    monkeypatch.undo()
+    with with_test_sizes():
+        again = etymon.finetune(
+            "t5", from_scratch=True, size="test", out=tmp_path / "broken", resume=True, progress="silent"
+        )
+    assert metrics(tmp_path / "broken") == metrics(tmp_path / "straight")
+    for name, tensor in straight.model.kept().items():
+        assert torch.equal(tensor, again.model.kept()[name]), name
+    trained = {key for record in metrics(tmp_path / "straight") for key in record if "/" in key}
+    assert {"text/spans", "pairs/loss", "validation_text/bits", "validation_pairs/bits"} <= trained
+    assert etymon.load(tmp_path / "straight").history[-1]["tasks"]["pairs"]["options"]["source"] == "de"
+
+
+@pytest.mark.parametrize("setting, kept", [("data-driven", "text"), ("task-driven", "pairs")])
+def test_a_setting_chooses_the_members(setting: str, kept: str, mixture: Path, tmp_path: Path) -> None:
+    done = mix("t5", mixture, tmp_path / "run", steps=1, set=[f"mixture.setting={setting}"])
+    assert {key.split("/")[0] for key in done.metrics if "/" in key} == {kept}
+
+
+def test_a_decoder_mixes_its_own_objective_with_a_task(mixture: Path, tmp_path: Path) -> None:
+    tree = yaml.safe_load(mixture.read_text(encoding="utf-8"))
+    tree["members"][0]["objective"] = "causal"
+    mixture.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    done = mix("gpt2", mixture, tmp_path / "run", steps=2, metric="pairs/exact")
+    assert {"text/bits_per_byte", "pairs/exact"} <= set(done.metrics)
+
+
+@pytest.mark.parametrize(
+    "override, reason",
+    [
+        ("mixture.members=[{name: a, data: [x]}]", "needs a task or an objective, and data"),
+        ("mixture.setting=both", "setting is"),
+        ("mixture.temperature=0", "its temperature above 0"),
+        ("metrics=[text/bleu]", "those of a task such as NAME/bleu, not 'text/bleu'"),
+    ],
+)
+def test_mistakes_are_named(override: str, reason: str, mixture: Path, tmp_path: Path) -> None:
+    with pytest.raises(EtymonError, match=reason):
+        mix("t5", mixture, tmp_path / "run", set=[override])
+    assert not (tmp_path / "run").exists()
