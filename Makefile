@@ -6,7 +6,7 @@ EXTRAS := test,data,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent clean
+.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ bench-recurrent: $(VENV)/.installed-test .venv-peer/.installed  ## memory, permu
 
 bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
 	$(BIN)/python -m benchmarks.encoders
+
+bench-memory: $(VENV)/.installed-test  ## what memory, permutation and mixed layers buy, at equal operations (hours)
+	$(BIN)/python -m benchmarks.memory
 
 clean:  ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

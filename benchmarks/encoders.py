@@ -20,12 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import etymon
-from benchmarks.harness import RESULTS, machine, shared_data
+from benchmarks.arms import RARELY, SEEDS, folder, keep, probed, run_of
+from benchmarks.harness import shared_data
 
-OPERATIONS = os.environ.get("ETYMON_BENCH_FLOPS", "24Tflops")
-"""About five minutes of two quiet cores."""
-SEEDS = range(int(os.environ.get("ETYMON_BENCH_SEEDS", "3")))
-RUNS = Path(os.environ.get("ETYMON_BENCH_RUNS", "runs/bench-encoders"))
+RUNS = folder("encoders")
 ARMS: dict[str, dict[str, Any]] = {
     "bert": {"family": "bert", "objective": "masked"},
     "electra": {"family": "electra"},
@@ -64,46 +62,27 @@ def prepare() -> Path:
 
 
 def train(arm: str, seed: int, store: Path) -> Path:
-    """The run of an arm: begun, gone on with, or found done."""
-    choice, out = dict(ARMS[arm]), RUNS / f"{arm}-{seed}"
-    if (out / "done").is_file():
-        return out
-    common = {
-        "data": [str(store)], "out": out, "budget": OPERATIONS, "length": 64, "batch": 16, "seed": seed,
-        "progress": "plain", "resume": (out / "run.yaml").is_file(),
-    }  # fmt: skip
-    rarely = ["validate_every=1000000", "save_every=200", *choice.pop("set", [])]
-    begin = time.perf_counter()
-    if "teacher" in choice:
-        teacher = train(choice["teacher"], seed, store)
-        result = etymon.distill(teacher, family=choice["family"], layers=2, set=rarely, **common)
-    else:
-        result = etymon.pretrain(choice.pop("family"), size="pocket", set=rarely, **choice, **common)
-    print(f"{arm}-{seed}: {time.perf_counter() - begin:.0f} s", flush=True)
-    if result.stopped:
-        sys.exit("stopped: the same command goes on")
-    (out / "done").touch()
-    return out
+    choice = dict(ARMS[arm])
+    settings = [*RARELY, *choice.pop("set", [])]
+    asked: dict[str, Any] = {"data": [str(store)], "length": 64, "batch": 16, "set": settings}
+
+    def start(common: dict[str, Any]) -> Any:
+        if "teacher" in choice:
+            teacher = train(choice["teacher"], seed, store)
+            return etymon.distill(teacher, family=choice["family"], layers=2, **asked, **common)
+        return etymon.pretrain(choice.pop("family"), size="pocket", **choice, **asked, **common)
+
+    return run_of(RUNS / f"{arm}-{seed}", seed, start)
 
 
 def score(arm: str, seed: int) -> dict[str, float]:
-    """Test accuracies of the best layers, by validation; kept with the run."""
-    kept = RUNS / f"{arm}-{seed}" / "probes.json"
-    if not kept.is_file():
-        data = shared_data()
-        if data is None:
-            raise SystemExit(
-                "probes need SST-2 and SentEval's tasks: set ETYMON_SHARED to the folder of corpora"
-            )
-        tasks = [data / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
-        probes = etymon.probe(
-            RUNS / f"{arm}-{seed}", data=[*tasks, data / "senteval-probing"], text="sentence", twin=False
-        )
-        kept.write_text(
-            json.dumps({task.task: task.best.accuracy for task in probes.tasks}), encoding="utf-8"
-        )
-    found: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
-    return found
+    """Test accuracies of the best layers, by validation."""
+    data = shared_data()
+    if data is None:
+        raise SystemExit("probes need SST-2 and SentEval's tasks: set ETYMON_SHARED to the folder of corpora")
+    tasks = [data / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
+    found = probed(RUNS / f"{arm}-{seed}", data=[*tasks, data / "senteval-probing"], text="sentence")
+    return {task: each["best"] for task, each in found.items()}
 
 
 def sentences_a_second(arm: str) -> float:
@@ -139,11 +118,13 @@ def judge() -> None:
         )
     size = {arm: model.parameter_count() for arm, model in models.items()}
     speed = {arm: round(sentences_a_second(arm)) for arm in ("bert", "student-distilled")}
-    record = {
-        "operations": OPERATIONS, "scores": scores, "means": means, "differences": differences,
-        "parameters": size, "sentences_a_second": speed, "machine": machine(),
-    }  # fmt: skip
-    (RESULTS / "encoders.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    keep(
+        "encoders",
+        {
+            "scores": scores, "means": means, "differences": differences, "parameters": size,
+            "sentences_a_second": speed,
+        },
+    )  # fmt: skip
 
 
 def main() -> None:

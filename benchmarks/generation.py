@@ -1,12 +1,15 @@
 """Greedy generation beside Transformers and CTranslate2: a GPT-2 of 124M parameters, random weights, prompt 32, 64 new tokens.
 
-All sides have the same weights and two threads, and the float32 sides must write the same tokens. The memory bus is the limit at batch 1:
-every token reads every weight once.
+All sides have the same weights and two threads, each in a process of its own, and the float32 sides must write the same tokens. The
+memory bus is the limit at batch 1: every token reads every weight once.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,11 @@ from typing import Any
 import torch
 
 import etymon
-from benchmarks.harness import THREADS, Comparison, in_turn
+from benchmarks.harness import THREADS, Comparison, Peer, in_turn
 from etymon.generation.decoding import decode
 from etymon.generation.settings import DecodingSettings
 
-PROMPT, NEW = 32, 64
+PROMPT, NEW, VOCABULARY = 32, 64, 50257
 TARGETS: dict[tuple[str, str], dict[int, float]] = {
     ("float32", "ctranslate2-float32"): {1: 0.8, 8: 0.75},
     ("float32", "transformers"): {1: 1.0, 8: 1.0},
@@ -45,61 +48,65 @@ def translator(reference: Any, folder: Path, compute: str) -> Any:
     )
 
 
-def sides(folder: Path, batch: int) -> dict[str, Callable[[], list[list[int]]]]:
+def side(name: str, folder: Path, batch: int) -> Callable[[], list[list[int]]]:
+    """What one side does in a round: the new tokens of every row."""
+    generator = torch.Generator().manual_seed(batch)
+    prompts = torch.randint(1, VOCABULARY, (batch, PROMPT), generator=generator)
+    if name in ("float32", "int8"):
+        model = etymon.load(folder / "gpt2", quantize="int8" if name == "int8" else None).eval()
+        settings = DecodingSettings(max_new_tokens=NEW, min_new_tokens=NEW, end_ids=(0,))
+        return lambda: [row[0].ids for row in decode(model, prompts.tolist(), settings)]
     from transformers import GPT2LMHeadModel
 
-    model = etymon.load(folder / "gpt2").eval()
-    small = etymon.load(folder / "gpt2", quantize="int8").eval()
     reference = GPT2LMHeadModel.from_pretrained(folder / "gpt2", attn_implementation="sdpa").eval()
-    generator = torch.Generator().manual_seed(batch)
-    prompts = torch.randint(1, model.shape.vocabulary, (batch, PROMPT), generator=generator)
-    settings = DecodingSettings(max_new_tokens=NEW, min_new_tokens=NEW, end_ids=(0,))
+    if name == "transformers":
+        asked: dict[str, Any] = {
+            "attention_mask": torch.ones_like(prompts), "do_sample": False, "max_new_tokens": NEW,
+            "min_new_tokens": NEW, "eos_token_id": 0, "pad_token_id": 0,
+        }  # fmt: skip
+        return lambda: reference.generate(prompts, **asked)[:, PROMPT:].tolist()
+    compute = name.removeprefix("ctranslate2-")
+    engine = translator(reference, folder / f"{compute}-{batch}", compute)
+    tokens = [[str(number) for number in row] for row in prompts.tolist()]
 
-    def ours(which: Any) -> list[list[int]]:
-        return [row[0].ids for row in decode(which, prompts.tolist(), settings)]
+    def generate() -> list[list[int]]:
+        found = engine.generate_batch(
+            tokens, max_length=NEW, min_length=NEW, sampling_topk=1, include_prompt_in_result=False
+        )
+        return [[int(number) for number in one.sequences[0]] for one in found]
 
-    def transformers() -> list[list[int]]:
-        found = reference.generate(
-            prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=NEW,
-            min_new_tokens=NEW, eos_token_id=0, pad_token_id=0,
-        )  # fmt: skip
-        return found[:, PROMPT:].tolist()
+    return generate
 
-    def foreign(compute: str) -> Callable[[], list[list[int]]]:
-        place = folder / f"{compute}-{batch}"
-        engine = translator(
-            GPT2LMHeadModel.from_pretrained(folder / "gpt2"), place, compute
-        )  # which it spoils
-        tokens = [[str(number) for number in row] for row in prompts.tolist()]
 
-        def generate() -> list[list[int]]:
-            found = engine.generate_batch(
-                tokens, max_length=NEW, min_length=NEW, sampling_topk=1, include_prompt_in_result=False
-            )
-            return [[int(number) for number in one.sequences[0]] for one in found]
-
-        return generate
-
-    return {
-        "float32": lambda: ours(model),
-        "int8": lambda: ours(small),
-        "transformers": transformers,
-        "ctranslate2-float32": foreign("float32"),
-        "ctranslate2-int8": foreign("int8"),
-    }
+def serve(name: str, folder: Path, batch: int) -> None:
+    """One side in a process of its own: the engines' threads wait for work by spinning, and would take each other's cores."""
+    torch.set_num_threads(THREADS)
+    with torch.inference_mode():
+        generate = side(name, folder, batch)
+        print(json.dumps(generate()), flush=True)
+        for _ in sys.stdin:
+            begin = time.perf_counter()
+            generate()
+            print(time.perf_counter() - begin, flush=True)
 
 
 def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
     results = []
+    names = list(dict.fromkeys(name for pair in TARGETS for name in pair))
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        etymon.save(etymon.build("gpt2", "small", heads=("vocabulary",)), folder / "gpt2")
+        model = etymon.build("gpt2", "small", heads=("vocabulary",))
+        etymon.save(model, Path(place) / "gpt2")
         for batch in (1, 8):
-            with torch.inference_mode():
-                run_by = sides(folder, batch)
-                texts = {name: run() for name, run in run_by.items()}
-                assert texts["float32"] == texts["transformers"], "the same weights wrote other tokens"
-                times = in_turn(run_by, rounds, warmup)
+            peers = {
+                name: Peer([sys.executable, "-m", "benchmarks.generation", name, place, str(batch)])
+                for name in names
+            }
+            texts = {name: json.loads(peer.hear()) for name, peer in peers.items()}
+            same = [texts[name] for name in names if "int8" not in name]
+            assert all(text == same[0] for text in same), "the same weights wrote other tokens"
+            times = in_turn({name: peer.ask for name, peer in peers.items()}, rounds, warmup)
+            for peer in peers.values():
+                peer.end()
             speeds = {
                 name: [round(batch * NEW / seconds, 1) for seconds in each] for name, each in times.items()
             }
@@ -113,3 +120,7 @@ def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
                     )
                 )  # fmt: skip
     return results
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import etymon
-from benchmarks.harness import THREADS, Comparison, alternate, peak_memory, peak_resident, record_memory
+from benchmarks.harness import THREADS, Comparison, Peer, alternate, peak_memory, peak_resident, record_memory
 from benchmarks.training_steps import RATE, our_step
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.batch import Batch
@@ -93,59 +91,28 @@ def xl_step() -> Callable[[], float]:
     return our_step(TrainingUnit(model, objective), prepared)
 
 
-class Peer:
-    """The other interpreter: a step whenever it is asked, timed by itself."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [str(PEER), str(Path(__file__).parent / "peers" / "transfo_xl.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(THREADS)},
-        )  # fmt: skip
-        config = {
-            "vocab_size": SHAPE["vocabulary"], "cutoffs": list(SHAPE["cutoffs"]), "d_model": SHAPE["dim"],
-            "d_embed": SHAPE["dim"], "n_head": SHAPE["heads"], "d_head": SHAPE["head_dim"],
-            "d_inner": SHAPE["inner_dim"], "div_val": 1, "n_layer": SHAPE["layers"], "mem_len": SHAPE["memory"],
-            "clamp_len": -1, "same_length": False, "dropout": 0.1, "dropatt": 0.0,
-            "tie_projs": [False, True, True],
-        }  # fmt: skip
-        self._say(json.dumps({"config": config, "threads": THREADS, "rate": RATE, **STEP}))
-        assert self._hear() == "ready", "the peer did not start"
-
-    def _say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        print(line, file=self.process.stdin, flush=True)
-
-    def _hear(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def step(self) -> float:
-        self._say("step")
-        return float(self._hear())
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+def xl_peer() -> Peer:
+    config = {
+        "vocab_size": SHAPE["vocabulary"], "cutoffs": list(SHAPE["cutoffs"]), "d_model": SHAPE["dim"],
+        "d_embed": SHAPE["dim"], "n_head": SHAPE["heads"], "d_head": SHAPE["head_dim"],
+        "d_inner": SHAPE["inner_dim"], "div_val": 1, "n_layer": SHAPE["layers"], "mem_len": SHAPE["memory"],
+        "clamp_len": -1, "same_length": False, "dropout": 0.1, "dropatt": 0.0, "tie_projs": [False, True, True],
+    }  # fmt: skip
+    peer = Peer([str(PEER), "benchmarks/peers/transfo_xl.py"])
+    peer.say(json.dumps({"config": config, "threads": THREADS, "rate": RATE, **STEP}))
+    peer.hear()
+    return peer
 
 
 def transformer_xl(rounds: int = 9, warmup: int = 3) -> Comparison | None:
     if not PEER.is_file():
         print(f"Transformer-XL's step is left out: there is no {PEER} (make .venv-peer)")
         return None
-    ours, peer = xl_step(), Peer()
-    times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for number in range(warmup + rounds):
-        begin = time.perf_counter()
-        ours()
-        own, their = time.perf_counter() - begin, peer.step()
-        if number >= warmup:
-            times["ours"].append(own)
-            times["theirs"].append(their)
+    peer = xl_peer()
+    ours, theirs = alternate(xl_step(), peer.ask, rounds, warmup)
     peer.end()
     return Comparison(
-        "training-step-transformer-xl", times["ours"], times["theirs"], peer="Transformers 4.37.2", target=1.5,
+        "training-step-transformer-xl", ours, theirs, peer="Transformers 4.37.2", target=1.5,
         what=f"6 layers x 410, 50,000 words in three bins, batch {STEP['batch']}, segment and memory 150, AdamW",
     )  # fmt: skip
 

@@ -152,6 +152,7 @@ FAMILY = Family(
         warmup_steps=3000,
         final=0.1,
         decay_end=300 / 350,
+        options={"z_loss": 1e-4},
     ),
     size_recipes={"pocket": pocket_recipe(4e-3)},
     tokenizer=BYTE_BPE,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.state import KeyValueState
 
@@ -83,8 +84,11 @@ def linear_loss(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: S
     return loss
 
 
-def cross_entropy(targets_n: Tensor, look: Look | None = None, smoothing: float = 0.0) -> Score:
-    """`-log softmax(logits)[target]`; with `smoothing`, that share of the target is every word in equal parts."""
+def cross_entropy(
+    targets_n: Tensor, look: Look | None = None, smoothing: float = 0.0, z_loss: float = 0.0
+) -> Score:
+    """`-log softmax(logits)[target]`; with `smoothing`, that share of the target is every word in equal parts, and
+    `z_loss` times the squared logarithm of the normaliser is added."""
 
     def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
         targets_C1 = targets_n[part, None]
@@ -93,11 +97,15 @@ def cross_entropy(targets_n: Tensor, look: Look | None = None, smoothing: float 
         if smoothing:
             wanted_C1 = (1 - smoothing) * wanted_C1 + smoothing * logits_CV.mean(-1, keepdim=True)
         loss = (normaliser_C1 - wanted_C1).sum()
+        if z_loss:
+            loss = loss + z_loss * normaliser_C1.square().sum()
         if not gradient and look is None:
             return loss, None
         error_CV = logits_CV.sub_(normaliser_C1).exp_()  # the softmax, in place
         if look is not None:
             look(error_CV, part)
+        if z_loss:
+            error_CV.mul_(1 + 2 * z_loss * normaliser_C1)
         error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, smoothing - 1.0))
         if smoothing:
             error_CV.sub_(smoothing / error_CV.shape[1])
@@ -185,10 +193,18 @@ class DenseVocabulary(nn.Module):
         return self._scored(hidden_ND, at, cross_entropy(targets_n))
 
     def smoothed_loss(
-        self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, smoothing: float
+        self,
+        hidden_ND: Tensor,
+        at: Tensor | None,
+        targets_n: Tensor,
+        smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> Tensor:
-        """The same, where a share of every target is all words in equal parts (label smoothing)."""
-        return self._scored(hidden_ND, at, cross_entropy(targets_n, smoothing=smoothing))
+        """The same for training alone: a share of every target is all words in equal parts (label smoothing), and
+        `z_loss` times log² of the normaliser keeps the logits small."""
+        if type(self) is not DenseVocabulary:
+            raise EtymonError("label smoothing and z_loss need an ordinary softmax: set them to 0")
+        return self._scored(hidden_ND, at, cross_entropy(targets_n, smoothing=smoothing, z_loss=z_loss))
 
     def loss_and_sample(
         self,

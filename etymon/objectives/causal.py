@@ -34,15 +34,17 @@ class CausalPrepared(Prepared):
 
 
 class Causal(Objective):
-    """Documents follow one another, an end token between them, and are cut into windows of `length` tokens."""
+    """Documents follow one another, an end token between them, and are cut into windows of `length` tokens.
+
+    In training, `z_loss` times log² of the softmax's normaliser is added for every target (GPT-J: 1e-4)."""
 
     name = "causal"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"causal"})
     likelihood = "loss"
 
-    def __init__(self, tokenizer: Tokenizer, length: int) -> None:
-        self.length = length
+    def __init__(self, tokenizer: Tokenizer, length: int, z_loss: float = 0.0) -> None:
+        self.length, self.z_loss = length, z_loss
         self.separator = needed_id(tokenizer, "end", self.name)
         self.text_lengths = text_lengths(tokenizer)
 
@@ -77,5 +79,9 @@ class Causal(Objective):
 
     def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
         hidden, _ = unit.model.hidden(prepared.batch)
-        head, context = unit.model.heads["vocabulary"], Context(prepared.batch)
-        return {"loss": Term(head.loss(hidden, prepared.at, prepared.targets, context))}
+        head = unit.model.heads["vocabulary"]
+        if self.z_loss and unit.model.training:
+            return {
+                "loss": Term(head.smoothed_loss(hidden, prepared.at, prepared.targets, z_loss=self.z_loss))
+            }
+        return {"loss": Term(head.loss(hidden, prepared.at, prepared.targets, Context(prepared.batch)))}

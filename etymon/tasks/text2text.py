@@ -26,7 +26,7 @@ from etymon.generation.decoding import decode, start_token
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
-from etymon.nn.vocabulary import Context
+from etymon.nn.vocabulary import Context, DenseVocabulary
 from etymon.objectives.objective import Prepared, Term, Unit, needed_id
 from etymon.tasks.scores import TEXT_METRICS, Score, text_scores
 from etymon.tasks.task import Fit, Task
@@ -109,7 +109,7 @@ class Text2Text(Task):
             self.between = np.asarray(marks or tokenizer.encode(self.options.separator), np.int32)
         asked = length or self.limits.get("length") or USUAL_LENGTH
         self.limits["length"] = asked if self.room is None else min(asked, self.room)
-        if self.options.smoothing and not hasattr(model.heads["vocabulary"], "smoothed_loss"):
+        if self.options.smoothing and type(model.heads["vocabulary"]) is not DenseVocabulary:
             raise EtymonError("label smoothing needs an ordinary softmax: say smoothing 0")
 
     def encode(

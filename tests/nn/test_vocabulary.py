@@ -205,17 +205,18 @@ def test_divergence_and_its_gradient_are_those_of_the_plain_formula() -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("smoothing", [0.1, 0.5])
-def test_smoothed_targets_are_those_of_pytorch(smoothing: float) -> None:
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.1, 0.0), (0.5, 0.0), (0.0, 0.3), (0.1, 0.3)])
+def test_smoothed_targets_are_those_of_pytorch(smoothing: float, z_loss: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((9, 5), (13, 5)))
     targets = torch.randint(0, 13, (9,), generator=generator)
     head = DenseVocabulary(weight, bias=True).double()
     x.requires_grad_()
-    ours = head.smoothed_loss(x, None, targets, smoothing)
+    ours = head.smoothed_loss(x, None, targets, smoothing, z_loss)
     theirs = torch.nn.functional.cross_entropy(
         head.logits(x), targets, reduction="sum", label_smoothing=smoothing
     )
+    theirs = theirs + z_loss * head.logits(x).logsumexp(-1).square().sum()
     torch.testing.assert_close(ours, theirs)
     wanted = [x, head.weight, head.bias]
     for one, other in zip(
