@@ -57,6 +57,10 @@ class Comparison:
         )
 
 
+class Seconds(float):
+    """A time that a side has taken itself, without the way to it and back."""
+
+
 def alternate(
     ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 7, warmup: int = 2
 ) -> tuple[list[float], list[float]]:
@@ -77,13 +81,7 @@ def in_turn(
         for name in sides if number % 2 == 0 else reversed(list(sides)):
             begin = time.perf_counter()
             said = sides[name]()
-            # A process of its own has taken the time itself, without the way to it and back.
-            own = (
-                said
-                if isinstance(said, float) and isinstance(getattr(sides[name], "__self__", None), Peer)
-                else None
-            )
-            times[name].append(time.perf_counter() - begin if own is None else own)
+            times[name].append(said if isinstance(said, Seconds) else time.perf_counter() - begin)
     return times
 
 
@@ -106,9 +104,9 @@ class Peer:
             raise RuntimeError(f"this process has ended: {self.process.args}")
         return line
 
-    def ask(self) -> float:
+    def ask(self) -> Seconds:
         self.say("go")
-        return float(self.hear())
+        return Seconds(self.hear())
 
     def end(self) -> None:
         assert self.process.stdin is not None

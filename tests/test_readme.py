@@ -58,6 +58,21 @@ def test_demo_and_what_it_suggests(here: Path, capsys: pytest.CaptureFixture[str
         )
 
 
+def test_commands_on_pairs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        f"ein {word} {number}\ta {word[::-1]} {number}" for number in range(40) for word in ("Hund", "Haus")
+    ]
+    (here / "pairs.tsv").write_text("\n".join(["de\ten", *rows]) + "\n", encoding="utf-8")
+    for words in commands(block("pairs", "sh")):
+        if words[0] == "finetune":
+            place = words.index("--budget")
+            words[place : place + 2] = (
+                "--budget 2steps --batch-tokens 300 --vocabulary 200 --progress silent".split()
+            )
+        run(words, capsys)
+    assert (here / "attention.html").is_file()
+
+
 def test_commands_on_own_text(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in commands(block("own", "sh")):
         if "--budget" in words:

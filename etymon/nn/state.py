@@ -79,7 +79,10 @@ class Cache:
         layout = places.layout
         self._reserve(places.needed, layout.rows, k_NHK)
         assert self.keys is not None and self.values is not None
-        if places.even:
+        if places.even and layout.longest == 1:
+            self.keys[:, :, places.needed - 1] = k_NHK
+            self.values[:, :, places.needed - 1] = v_NHK
+        elif places.even:
             shape, end = (layout.rows, layout.longest, *k_NHK.shape[1:]), places.needed
             self.keys[:, :, end - layout.longest : end] = k_NHK.view(shape).transpose(1, 2)
             self.values[:, :, end - layout.longest : end] = v_NHK.view(shape).transpose(1, 2)
