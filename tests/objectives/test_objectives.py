@@ -344,3 +344,17 @@ def test_options_are_checked(options: dict[str, Any], reason: str) -> None:
 
 def test_options_may_be_whole_numbers_for_numbers() -> None:
     check_options("masked", {"density": 1, "masking": "rare", "packing": "segments", "copies": 3})
+
+
+def test_the_normaliser_is_kept_small_in_training_alone(splits: dict[str, Split]) -> None:
+    """GPT-J's z-loss: 1e-4 log² of the normaliser for every target, in its published recipe."""
+    assert get_family("gptj").recipe.options == {"z_loss": 1e-4}
+    case = case_of(splits, "gptj", "causal")
+    model = tiny.model("gptj", case.objective)
+    prepared = case.objective.collate(case.examples(3))
+    hidden, _ = model.hidden(prepared.batch)
+    log_z = model.heads["vocabulary"].logits(hidden).logsumexp(-1)  # type: ignore[operator]
+    case.objective.z_loss = 0.5
+    unit = TrainingUnit(model, case.objective)
+    plain = unit.eval()(prepared)["loss"].sum
+    torch.testing.assert_close(unit.train()(prepared)["loss"].sum, plain + 0.5 * log_z.square().sum())
