@@ -6,7 +6,7 @@ EXTRAS := test,data,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory clean
+.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-seq2seq clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +31,9 @@ bench-generation: $(VENV)/.installed-test  ## decoding beside Transformers and C
 
 bench-recurrent: $(VENV)/.installed-test .venv-peer/.installed  ## memory, permutation and adaptive softmax beside their peers
 	$(BIN)/python -m benchmarks recurrent
+
+bench-seq2seq: $(VENV)/.installed-test  ## encoder-decoders beside Transformers
+	$(BIN)/python -m benchmarks seq2seq
 
 bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
 	$(BIN)/python -m benchmarks.encoders

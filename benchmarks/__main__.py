@@ -20,6 +20,7 @@ BENCHMARKS = {
     "prompting": "benchmarks.prompting",
     "generation": "benchmarks.generation",
     "recurrent": "benchmarks.recurrent",
+    "seq2seq": "benchmarks.seq2seq",
     "training-steps": "benchmarks.training_steps",
     "shakespeare": "benchmarks.shakespeare",
 }
