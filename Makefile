@@ -9,7 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 .PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-seq2seq clean
 
 help:  ## show these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed  ## train, save, reload and try small models in a few minutes
 	$(BIN)/etymon demo
