@@ -99,8 +99,8 @@ def warp(scores_RV: Tensor, settings: DecodingSettings) -> Tensor:
 
 
 def likeliest(scores_RV: Tensor) -> Tensor:
-    """The best token of every row. (PyTorch's own search takes ten times as long as NumPy's on a processor.)"""
-    if scores_RV.device.type != "cpu":
+    """The best token of every row, also of `[R, n, V]`. (PyTorch's own search took twenty times as long as NumPy's on a processor.)"""
+    if scores_RV.device.type != "cpu" or scores_RV.dtype != torch.float32:
         return scores_RV.argmax(-1)
     return torch.from_numpy(scores_RV.numpy().argmax(-1))
 

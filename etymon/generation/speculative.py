@@ -20,7 +20,7 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.following import forked, own_log_probs
-from etymon.generation.processors import NEVER, Processing, draw, warp
+from etymon.generation.processors import NEVER, Processing, draw, likeliest, warp
 from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.stepping import Stepper
@@ -147,7 +147,7 @@ class Speculation:
     def _settled(self, p_RnV: Tensor, q_RkV: Tensor, tokens_Rk: Tensor) -> tuple[Tensor, Tensor]:
         """How many drafted tokens of every row stay, and the token behind them."""
         if not self.settings.sample:
-            own_Rn = p_RnV.argmax(-1)
+            own_Rn = likeliest(p_RnV)
             kept_R = (own_Rn[:, :-1] == tokens_Rk).cumprod(1).sum(1)
             return kept_R, own_Rn.gather(1, kept_R[:, None])[:, 0]
         p_RnV, q_RkV = (scores.double().softmax(-1) for scores in (p_RnV, q_RkV))
@@ -170,7 +170,7 @@ class Speculation:
         return warp(allowed_RV, self.settings) if self.settings.sample else allowed_RV
 
     def _picked(self, shown_RV: Tensor, ahead: list[int], use: int) -> Tensor:
-        return draw(shown_RV, self._uniforms(ahead, use)) if self.settings.sample else shown_RV.argmax(-1)
+        return draw(shown_RV, self._uniforms(ahead, use)) if self.settings.sample else likeliest(shown_RV)
 
     def _uniforms(self, ahead: list[int], use: int) -> Tensor:
         places = [len(self.writing.texts[row]) + each for row, each in zip(self.rows, ahead, strict=True)]

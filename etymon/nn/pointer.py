@@ -154,7 +154,7 @@ class PointerVocabulary(DenseVocabulary):
         return torch.logaddexp(log_gate_n + own_n, log_copy_n)
 
     def loss_and_sample(self, *arguments: object, **options: object) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("a generator of replaced tokens reads both sides, and a pointer only back")
+        raise EtymonError("a generator of replaced tokens reads both sides, and a pointer only back")
 
     def divergence(
         self, hidden_ND: Tensor, at: Tensor | None, teacher: Callable[[slice], Tensor], temperature: float
