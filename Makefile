@@ -6,7 +6,7 @@ EXTRAS := test,data,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-seq2seq clean
+.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-seq2seq bench-finetuning clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ bench-recurrent: $(VENV)/.installed-test .venv-peer/.installed  ## memory, permu
 
 bench-seq2seq: $(VENV)/.installed-test  ## encoder-decoders beside Transformers
 	$(BIN)/python -m benchmarks seq2seq
+
+bench-finetuning: $(VENV)/.installed-test  ## fine-tuning and answering beside the Trainer of Transformers
+	$(BIN)/python -m benchmarks finetuning
 
 bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
 	$(BIN)/python -m benchmarks.encoders

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "generation": "benchmarks.generation",
     "recurrent": "benchmarks.recurrent",
     "seq2seq": "benchmarks.seq2seq",
+    "finetuning": "benchmarks.finetuning",
     "training-steps": "benchmarks.training_steps",
     "shakespeare": "benchmarks.shakespeare",
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 import etymon
-from benchmarks.harness import THREADS, Comparison, Peer, in_turn
+from benchmarks.harness import THREADS, Comparison, Peer, answer, in_turn
 from etymon.generation.decoding import decode
 from etymon.generation.settings import DecodingSettings
 
@@ -82,12 +81,7 @@ def serve(name: str, folder: Path, batch: int) -> None:
     """One side in a process of its own: the engines' threads wait for work by spinning, and would take each other's cores."""
     torch.set_num_threads(THREADS)
     with torch.inference_mode():
-        generate = side(name, folder, batch)
-        print(json.dumps(generate()), flush=True)
-        for _ in sys.stdin:
-            begin = time.perf_counter()
-            generate()
-            print(time.perf_counter() - begin, flush=True)
+        answer(side(name, folder, batch))
 
 
 def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:

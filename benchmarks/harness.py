@@ -114,6 +114,15 @@ class Peer:
         self.process.wait()
 
 
+def answer(run: Callable[[], object]) -> None:
+    """The other end of a `Peer`: what the first round gives, then the seconds of every further one that is asked for."""
+    print(json.dumps(run()), flush=True)
+    for _ in sys.stdin:
+        begin = time.perf_counter()
+        run()
+        print(time.perf_counter() - begin, flush=True)
+
+
 def peak_memory(module: str, *arguments: str) -> float:
     """Bytes that a fresh process needed at most beyond its imports, as it reports itself."""
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Training steps of encoder-decoders on dialogues and their summaries, beside Transformers with padded batches.
+"""Encoder-decoders: training steps on dialogues and their summaries beside Transformers with padded batches, then `translation`.
 
-Both sides get the same rows in the same batches, drawn at random from samsum, so lengths are as they are in life: the peer pads every batch to its
+Both sides of a step get the same rows in the same batches, drawn at random from samsum, so lengths are as they are in life: the peer pads every batch to its
 longest row, as its collators do. Forward, backward and AdamW, dropout 0.1 on both sides.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import etymon
+from benchmarks import translation
 from benchmarks.harness import Comparison, alternate, shared_data
 from benchmarks.training_steps import RATE
 from etymon.data.tokenizer_training import train_tokenizer
@@ -122,7 +123,7 @@ def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
     given = batches()
     lengths = [len(source) for pairs in given for source, _ in pairs]
     fill = sum(lengths) / sum(max(len(source) for source, _ in pairs) * len(pairs) for pairs in given)
-    return [
+    steps = [
         Comparison(
             f"training-step-{family}", *alternate(ours(family, given), theirs(family, given), rounds, warmup),
             peer="Transformers, padded", target=1.6,
@@ -131,3 +132,4 @@ def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
         )
         for family in ("bart", "t5")
     ]  # fmt: skip
+    return steps + translation.run(rounds, warmup)

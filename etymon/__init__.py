@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from etymon.verbs.fill import fill
     from etymon.verbs.finetune import finetune
     from etymon.verbs.generate import generate
+    from etymon.verbs.predict import predict
     from etymon.verbs.prepare import prepare
     from etymon.verbs.pretrain import pretrain
     from etymon.verbs.probe import probe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from etymon.verbs.show import show
     from etymon.verbs.summarize import summarize
     from etymon.verbs.sweep import sweep
+    from etymon.verbs.tasks import tasks
     from etymon.verbs.tokenizer import tokenizer
     from etymon.verbs.translate import translate
 
@@ -46,7 +48,9 @@ __all__ = [
     "sweep",
     "distill",
     "finetune",
+    "predict",
     "evaluate",
+    "tasks",
     "translate",
     "summarize",
     "generate",

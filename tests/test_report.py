@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 import etymon
+from etymon.report.confusion import Confusion
+from etymon.report.label_report import label_report, value_report
 from etymon.report.page import (
     Code,
     Curve,
@@ -26,6 +28,7 @@ from etymon.report.page import (
     write_report,
 )
 from etymon.report.plots import loss_curve, thinned
+from etymon.tasks.scores import Score
 
 EVIL = "<script>alert('x')</script> & \"quotes\" \x00\x1b[31m \ud800 $a$ {brace}"
 CURVE = Curve(
@@ -175,3 +178,64 @@ def test_importing_the_page_does_not_import_matplotlib():
     code = "import sys, etymon.report.page; sys.exit('matplotlib' in sys.modules)"
     root = Path(etymon.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_label_report_shows_scores_confusions_and_errors():
+    actual = ["no"] * 6 + ["yes"] * 4
+    predicted = ["no"] * 5 + ["yes", "yes", "yes", None, EVIL]
+    texts = [EVIL, *["fine"] * 4, "x" * 1000, "ok", "ok", "unread", "evil"]
+    model = {"accuracy": Score(70.0, 40.0, 90.0), "f1": Score(66.5)}
+    scores = {"this model": model, "majority": {"accuracy": Score(60.0, 30.0, 90.0)}}
+    chances = [0.9, 0.8, 0.8, 0.8, 0.8, 0.55, 0.9, 0.9, 0.25, 0.75]
+    sections = label_report(scores, texts, actual, predicted, ["no", "yes"], chances)
+    table, confusion, errors = sections
+    assert isinstance(table, Table) and table.header == ["", "accuracy", "f1"]
+    assert table.rows[0] == ["this model", "70.00 (40.00\u00a0to\u00a090.00)", "66.50"]
+    assert table.rows[1][2] is None
+    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", confusion.body(), re.DOTALL)[0])
+    found = [title.text for title in svg.iter("title")]
+    assert found == [
+        "no taken for no: 5 of 6, 83.3%",
+        "no taken for yes: 1 of 6, 16.7%",
+        "no taken for (no label): 0 of 6, 0.0%",
+        "yes taken for no: 0 of 4, 0.0%",
+        "yes taken for yes: 2 of 4, 50.0%",
+        "yes taken for (no label): 2 of 4, 50.0%",
+    ]
+    words = [text.text for text in svg.iter("text")]
+    assert words.count("83%") == 1 and words.count("50%") == 2 and "0%" not in words
+    shades = [float(rect.get("fill-opacity")) for rect in svg.iter("rect") if "series" in rect.get("fill")]
+    assert shades[0] > shades[4] > shades[1] > shades[2] == 0
+    assert isinstance(errors, Table) and errors.title == "Worst errors: 3 of 3"
+    assert [row[3] for row in errors.rows] == [0.75, 0.55, 0.25]  # the surest first
+    assert len(errors.rows[1][0]) == 240 and errors.rows[2][2] == "(no label)"
+    reader = Reader(render("labels", sections))
+    assert "script" not in reader.tags
+    assert not any("\x00" in piece for piece in reader.text)
+    assert (
+        len(label_report({}, ["a"], ["no"], ["no"])) == 1
+    )  # without errors and labels there is nothing to show
+
+
+def test_of_many_labels_the_most_confused_are_shown():
+    labels = [f"label {EVIL if n == 7 else n}" for n in range(50)]
+    actual = labels * 20
+    predicted = [label if n % 50 != 7 else labels[41] for n, label in enumerate(actual)]
+    body = Confusion(actual, predicted, labels).body()
+    assert "30 of 50 labels" in body
+    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", body, re.DOTALL)[0])
+    titles = [title.text for title in svg.iter("title")]
+    assert len(titles) == 30 * 30
+    assert "label 41 taken for label 41: 20 of 20, 100.0%" in titles
+    assert sum("taken for label 41: 20 of 20" in title for title in titles) == 2
+    Reader(render("many", [Confusion(actual, predicted, labels)]))
+
+
+def test_value_report_begins_with_what_is_farthest_off():
+    scores = {"this model": {"mse": Score(0.5, 0.4, 0.6, falls=True)}}
+    table, rows = value_report(scores, ["near", "far"], [1.0, 2.0], [1.5, -2.0])
+    assert isinstance(rows, Table) and [list(row) for row in rows.rows] == [
+        ["far", 2.0, -2.0, -4.0],
+        ["near", 1.0, 1.5, 0.5],
+    ]
+    assert "0.50 (0.40" in table.body()

@@ -107,10 +107,14 @@ def store(family: str, folder: Path, given: Sequence[str] | None = None) -> Toke
     return TokenStore.open(folder, tokenizer(family))
 
 
-def model(family: str, objective: Objective, dropout: float = 0.0, seed: int = 0) -> Model:
+def model(
+    family: str, objective: Any, dropout: float = 0.0, seed: int = 0, labels: Sequence[str] = ("0", "1")
+) -> Model:
+    """With the heads of an objective, or with those of these names."""
     known = get_family(family)
     chosen = shape_of(known, None, **{**shape(family, dropout), "vocabulary": tokenizer(family).size})
-    made = Model(known, chosen, objective.heads).initialise(seed)
+    heads = objective if isinstance(objective, frozenset) else objective.heads
+    made = Model(known, chosen, heads, labels).initialise(seed)
     made.tokenizer = tokenizer(family)
     return made
 

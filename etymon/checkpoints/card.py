@@ -21,6 +21,7 @@ def model_card(
     tokenizer: Mapping[str, Any],
     usage: str,
     transformers_class: str | None = None,
+    base: str = "",
     licence: str = "",
     library_name: str = "etymon",
     pipeline_tag: str = "",
@@ -30,10 +31,11 @@ def model_card(
     """README.md with front matter for the Hugging Face hub.
 
     `usage` is Python code that loads the model with etymon. `transformers_class` is the class that opens the
-    same folder, or None where Transformers has none. Whatever was not given is said to be missing.
+    same folder, or None where Transformers has none. Of adapters, `base` is the model that they belong to, and the class is its.
+    Whatever was not given is said to be missing.
     """
     front: dict[str, str | list[str]] = {
-        "library_name": library_name,
+        "library_name": "peft" if base else library_name,
         "tags": list(dict.fromkeys(["etymon", family, *tags])),
     }
     if pipeline_tag:
@@ -47,11 +49,18 @@ def model_card(
         front["license_name"] = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-") or "unnamed"
 
     load = ["## Loading it", "With etymon:", _code(usage, "python")]
+    if base:
+        load.insert(
+            1, f"Here are low-rank adapters and heads. The model that they belong to is `{_line(base)}`."
+        )
     if transformers_class is None:
         load.append("Transformers has no class for this model: do not open it there, it would be misread.")
     else:
         opens = f'from transformers import {transformers_class}\n\nmodel = {transformers_class}.from_pretrained("path/to/this/folder")'
-        load += ["With Transformers:", _code(opens, "python")]
+        if base:
+            opens = f"from peft import PeftModel\n{opens}".replace('"path/to/this/folder"', json.dumps(base))
+            opens += '\nmodel = PeftModel.from_pretrained(model, "path/to/this/folder")'
+        load += ["With PEFT:" if base else "With Transformers:", _code(opens, "python")]
     parts = [
         _front_matter(front),
         f"# {_line(title)}",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from etymon.checkpoints.documents import holds, read_json, write_json
-from etymon.checkpoints.weights import SHARD_SIZE, write_weights
+from etymon.checkpoints.weights import ADAPTERS, SHARD_SIZE, WHOLE, write_weights
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, sha256
 
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 MANIFEST = "etymon.json"  # the names of the files that we wrote: what a later save may replace
 
 
@@ -48,9 +49,11 @@ def write_model_folder(
     tokenizer_saver: Callable[[Path], None] | None = None,
     extra: Mapping[str, Callable[[Path], None]] | None = None,
     shard_size: int | None = SHARD_SIZE,
+    adapters: bool = False,
 ) -> None:
     """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is replaced.
 
+    `adapters` says that config and weights are those of adapters, which have files of their own.
     `tokenizer_saver` is given the folder. `extra` maps names to functions that are given `folder/name`, and
     write a file or a folder there.
     """
@@ -59,8 +62,10 @@ def write_model_folder(
     ensure_replaceable(folder)
     with atomic_folder(folder) as aside:
         try:
-            write_json(aside / CONFIG, config)
-            write_weights(aside, weights, shard_size)
+            write_json(aside / (ADAPTER_CONFIG if adapters else CONFIG), config)
+            write_weights(aside, weights, None if adapters else shard_size)
+            if adapters:
+                (aside / WHOLE).rename(aside / ADAPTERS)
             if generation_config is not None:
                 write_json(aside / "generation_config.json", generation_config)
             if card:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from etymon.checkpoints.weights import INDEX, WHOLE
+from etymon.checkpoints.weights import ADAPTERS, INDEX, WHOLE
 from etymon.errors import EtymonError
 
 # What we read, and nothing else: repositories also carry TensorFlow, Flax, ONNX and Core ML copies.
 WANTED = [
     "config.json",
+    "adapter_config.json",
+    "history.json",
     "generation_config.json",
     "*.safetensors",
     "*.safetensors.index.json",
@@ -25,7 +27,7 @@ WANTED = [
     "spiece.model",
     "tokenizer.model",
 ]
-PICKLES = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+PICKLES = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "adapter_model.bin"]
 SUBFOLDERS = ["*/*"]  # a pattern's * also matches slashes
 
 
@@ -102,7 +104,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
 
     try:
         folder = fetch(WANTED, revision)
-        if not (folder / WHOLE).exists() and not (folder / INDEX).exists():
+        if not any((folder / name).exists() for name in (WHOLE, INDEX, ADAPTERS)):
             folder = fetch(
                 PICKLES, folder.name
             )  # the snapshot's name is its commit: the same revision for sure

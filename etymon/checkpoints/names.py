@@ -118,7 +118,7 @@ class NameMap:
                 theirs[copy] = theirs[source].clone()
         if prefix is None or prefix == self.prefix:
             return theirs
-        return {self._with_prefix(name, prefix): tensor for name, tensor in theirs.items()}
+        return {self.with_prefix(name, prefix): tensor for name, tensor in theirs.items()}
 
     def read(
         self,
@@ -132,7 +132,7 @@ class NameMap:
         known = set(groups) | set(self.ties) | set(self.copies)
         places = {}
         for name in stored:
-            canonical = self._canonical(name, known)
+            canonical = self.canonical(name, known)
             if not any(re.fullmatch(pattern, canonical) for pattern in self.ignored):
                 places[canonical] = name
         used: set[str] = set()
@@ -177,7 +177,8 @@ class NameMap:
                     return row, match
         raise LookupError(f"no row of the name map covers {ours}")
 
-    def _canonical(self, name: str, known: set[str]) -> str:
+    def canonical(self, name: str, known: set[str]) -> str:
+        """A stored name as the map has it: today's spelling, and its own prefix."""
         for pattern, replacement in self.renamed:
             name = re.sub(pattern, replacement, name)
         if name in known:
@@ -189,7 +190,8 @@ class NameMap:
             return self.prefix + name
         return name
 
-    def _with_prefix(self, name: str, prefix: str) -> str:
+    def with_prefix(self, name: str, prefix: str) -> str:
+        """Their name in a class that puts another prefix before the body's."""
         if self.head_of(name) is not None and not name.startswith(self.prefix or "\0"):
             return name
         return prefix + name.removeprefix(self.prefix)

@@ -60,6 +60,7 @@ CARRIED = (
     "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
     "etymon_prefix",
     "etymon_weights",
+    "etymon_features",
 )  # fmt: skip
 IGNORED = (
     "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",

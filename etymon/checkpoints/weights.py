@@ -11,7 +11,7 @@ import pickle
 import re
 import secrets
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +27,9 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
+MODEL_FILES = (WHOLE, INDEX, PICKLED, PICKLED_INDEX)
+ADAPTERS = "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTERS, "adapter_model.bin")
 SHARD_SIZE = 5 * 10**9
 
 DTYPES = {
@@ -75,8 +78,8 @@ class Weights(Mapping[str, torch.Tensor]):
         return len(self._readers)
 
 
-def open_weights(folder: str | os.PathLike[str]) -> Weights:
-    """Open the weights of a model folder, in the order of preference of Transformers.
+def open_weights(folder: str | os.PathLike[str], files: Sequence[str] = MODEL_FILES) -> Weights:
+    """Open the weights of a model folder: the first of `files` that there is, in the order of preference of Transformers.
 
     Missing shards, tensors that an index promises and no file has, and broken files are refused here, not
     when the tensor is wanted.
@@ -84,12 +87,12 @@ def open_weights(folder: str | os.PathLike[str]) -> Weights:
     folder = Path(folder)
     if not folder.is_dir():
         raise EtymonError(f"no such folder: {folder}")
-    for name in (WHOLE, INDEX, PICKLED, PICKLED_INDEX):
+    for name in files:
         path = folder / name
         if path.is_file():
             return _open_index(path) if name.endswith(".json") else Weights(_by_name(_open_file(path)))
     raise EtymonError(
-        f"no weights in {folder}: looked for {WHOLE}, {INDEX}, {PICKLED} and {PICKLED_INDEX}, but {holds(folder)}"
+        f"no weights in {folder}: looked for {', '.join(files[:-1])} and {files[-1]}, but {holds(folder)}"
     )
 
 

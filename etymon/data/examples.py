@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import count, pairwise
 
 import numpy as np
 
 from etymon.data.plans import key
 
+POOL = 16
+"""Bundles of so many rows are cut out of pools of this many: of similar length within a pool, which itself is drawn at random."""
 JITTER = 0.1
 """How far lengths are blurred before examples are put in order by them, so that every epoch has other bundles."""
 NONE = -1
@@ -17,13 +19,13 @@ NONE = -1
 
 
 class Ragged:
-    """Sequences of numbers, end to end."""
+    """Sequences of numbers, or of rows of them, end to end."""
 
-    def __init__(self, sequences: Sequence[np.ndarray]) -> None:
+    def __init__(self, sequences: Sequence[np.ndarray], dtype: type = np.int32) -> None:
         self.lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         self.stops = np.cumsum(self.lengths)
-        empty = np.zeros(0, np.int32)
-        self.flat = np.concatenate([empty, *(np.asarray(one, np.int32) for one in sequences)])
+        parts: list[np.ndarray] = [np.asarray(one, dtype) for one in sequences]
+        self.flat = np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -37,10 +39,13 @@ class Ragged:
 class Examples:
     """The examples of a split: what a task keeps of each, by name, and how many tokens a model reads of it."""
 
-    columns: Mapping[str, Ragged]
+    columns: Mapping[str, Ragged | np.ndarray]
+    """Sequences, or arrays with a row for every example."""
     sizes: np.ndarray
     words: np.ndarray
     """White-space words of every example, as budgets count them."""
+    serial: int = field(default_factory=count().__next__)
+    """Tells this split's examples from another's of the same number."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -60,7 +65,39 @@ def bundles(sizes: np.ndarray, tokens: int, seed: int, epoch: int, *, shuffle: b
     while cuts[-1] < len(order):
         full = int(np.searchsorted(totals, totals[cuts[-1]] + tokens, side="right")) - 1
         cuts.append(max(full, cuts[-1] + 1))
-    table = np.full((len(cuts) - 1, max(np.diff(cuts), default=1)), NONE, np.int64)
-    for row, (start, stop) in enumerate(pairwise(cuts)):
-        table[row, : stop - start] = order[start:stop]
+    table = filled([order[start:stop] for start, stop in pairwise(cuts)])
     return table[rng.permutation(len(table))] if shuffle else table
+
+
+def bundles_of_rows(sizes: np.ndarray, rows: int, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+    """Every example once, in bundles of `rows`, the last one smaller: as `bundles`. Examples are drawn at random and then put in
+    order of size within pools of `POOL` bundles; all of them, if not `shuffle`."""
+    rng = key(seed, "bundles", epoch)
+    order = rng.permutation(len(sizes)) if shuffle else np.arange(len(sizes))
+    pool = POOL * rows if shuffle else max(1, len(sizes))
+    order = np.concatenate(
+        [part[np.argsort(sizes[part], kind="stable")] for part in np.split(order, range(pool, len(order), pool))]
+    )
+    table = np.full((-(-len(order) // rows), rows), NONE, np.int64)
+    table.reshape(-1)[: len(order)] = order
+    return table[rng.permutation(len(table))] if shuffle else table
+
+
+def sample_bundles(plan: np.ndarray, many: int) -> list[np.ndarray]:
+    """The rows of a plan, `many` together and the rest: m and w, then m rows of width w. `bundled` takes them apart."""
+    parts = (plan[first : first + many] for first in range(0, len(plan), many))
+    return [np.concatenate([part.shape, part.reshape(-1)]) for part in parts]
+
+
+def bundled(row: np.ndarray) -> np.ndarray:
+    """The m rows of width w of a bundle, whatever fills it up."""
+    many, width = row[:2]
+    return row[2 : 2 + many * width].reshape(many, width)
+
+
+def filled(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of different lengths as one table."""
+    table = np.full((len(rows), max(map(len, rows), default=1)), NONE, np.int64)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table

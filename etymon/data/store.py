@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from etymon.data.encoding import Encoder, batches
 from etymon.data.sources import TextFiles, TextSource
 from etymon.data.store_building import Staging
 from etymon.data.text import Document
@@ -83,13 +84,34 @@ class Split:
         split.bytes = split.words = np.zeros(len(documents), np.int64)
         return split
 
-    def __reduce__(self) -> Any:
+    @staticmethod
+    def of_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Split:
+        """The same, of texts, each a document; none may be blank."""
+        encoder, before = Encoder(tokenizer, np.dtype(np.uint32)), np.zeros((1, 3), np.int64)
+        tokens, ends, sentences = [np.zeros(0, np.uint32)], [before], [np.zeros(0, np.int64)]
+        for batch in batches(map(Document, texts)):
+            encoded = encoder(batch)
+            tokens.append(encoded.tokens)
+            ends.append(before + encoded.ends[[not part.more for part in batch]])
+            sentences.append(before[0, 0] + encoded.sentences[:, 0])
+            before = before + encoded.ends[-1]
+        places = np.concatenate(ends)
+        split = Split.of(np.concatenate(tokens), places[:-1, 0], np.concatenate(sentences))  # type: ignore[arg-type]
+        split.bytes, split.words = np.diff(places[:, 1:], axis=0).T
+        return split
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
         # Another process maps the text itself: pickled, a map would be a copy of everything.
-        return (Split, self._place) if hasattr(self, "_place") else object.__reduce_ex__(self, 4)
+        return (Split, self._place) if hasattr(self, "_place") else super().__reduce_ex__(protocol)
 
     def __len__(self) -> int:
         """The number of documents."""
         return len(self.documents) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The tokens of every document."""
+        return np.diff(self.documents)
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of one document."""

@@ -1,20 +1,28 @@
-"""Tables: rows with named columns, out of .csv, .tsv, .jsonl and .parquet files, parallel text files, or the program."""
+"""Tables: rows with named columns, out of files (`SUFFIXES`), parallel text files, or the program."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from etymon.config import did_you_mean
+from etymon.data.conll import column_rows, conllu_rows
 from etymon.data.sources import PACKINGS, TextFiles
+from etymon.data.squad import is_squad, squad_rows
 from etymon.data.text import SURROGATE, Record
 from etymon.errors import EtymonError
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+COLUMN_FILES = (".conll", ".iob", ".bio")
+"""A token a line, its columns by white space."""
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".conllu", *COLUMN_FILES)
+LONGEST_JSON = 1 << 40
+"""Bytes of a .json file's line, which may be all of it: as long as it fits."""
+SPACE = re.compile(r"\s*")
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -51,7 +59,10 @@ class Table:
     def divided(self, column: str, share: float, seed: int, most: int) -> tuple[Table, Table]:
         """The table without about a `share` of its rows, at most `most`, and these. Rows with the same text in the column
         stay together: what is held out was not seen in training."""
-        texts = self.texts(column)
+        texts = [
+            json.dumps(value) if isinstance(value, list | tuple) else self._text(number, column)
+            for number, value in enumerate(self.values(column))
+        ]
         ranked = sorted(set(texts), key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest())
         held = set(ranked[: min(most, max(1, round(share * len(ranked))))]) if share else set()
         inside = [number for number, text in enumerate(texts) if text not in held]
@@ -112,10 +123,11 @@ def _suffix(path: Path) -> str:
 def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
     if columns:
         for path in paths:
-            yield from _bare(path, columns)
+            yield from (column_rows if _suffix(path) in COLUMN_FILES else _bare)(path, columns)
     elif all(_suffix(path) in SUFFIXES for path in paths):
         for path in paths:
-            yield from _parquet(path) if _suffix(path) == ".parquet" else TextFiles([path]).records()
+            own = OWN.get(_suffix(path))
+            yield from own(path) if own is not None else TextFiles([path]).records()
     elif any(_suffix(path) in SUFFIXES for path in paths):
         raise EtymonError(
             f"{', '.join(map(str, paths))} are tables and others: give tables ({', '.join(SUFFIXES)}) or parallel text files"
@@ -163,6 +175,48 @@ def _parallel(paths: Sequence[Path]) -> Iterator[Record]:
         yield lines[0][0], {name: text for name, (_, text) in zip(names, lines)}
 
 
+def _json(path: Path) -> Iterator[Record]:
+    """A list of objects, SQuAD's tree of questions, or (many files are called so) one object after the other."""
+    files = TextFiles([path], format="txt", max_document=LONGEST_JSON)
+    text = "\n".join(line for _, line in files.lines())
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError:
+        yield from _objects(text, path)
+        return
+    if is_squad(document):
+        yield from squad_rows(document, str(path))
+    elif isinstance(document, list) and all(isinstance(row, dict) for row in document):
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(document, 1))
+    elif isinstance(document, dict):  # a file of one line
+        yield f"{path}, row 1", document
+    else:
+        raise EtymonError(f"{path} holds no rows: give a list of objects, an object a line, or a SQuAD file")
+
+
+def _objects(text: str, path: Path) -> Iterator[Record]:
+    """Objects one after the other, a line each or not."""
+    decoder, line, before = json.JSONDecoder(), 1, 0
+    start = _behind_space(text, 0)
+    while start < len(text):
+        line, before = line + text.count("\n", before, start), start
+        try:
+            row, stop = decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            raise EtymonError(
+                f"{path}, line {error.lineno}: not valid JSON ({error.msg} at column {error.colno})"
+            ) from error
+        if not isinstance(row, dict):
+            raise EtymonError(f"{path}, line {line}: expected an object, and not {type(row).__name__}")
+        yield f"{path}, line {line}", row
+        start = _behind_space(text, stop)
+
+
+def _behind_space(text: str, start: int) -> int:
+    found = SPACE.match(text, start)
+    return start if found is None else found.end()
+
+
 def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
@@ -173,3 +227,7 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise EtymonError(f"{path} is not a parquet file, or damaged ({error})") from error
     for number, row in enumerate(rows, 1):
         yield f"{path}, row {number}", row
+
+
+OWN = {".parquet": _parquet, ".json": _json, ".conllu": conllu_rows} | dict.fromkeys(COLUMN_FILES, column_rows)
+"""Readers of files that are not read as text is."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -68,9 +68,21 @@ def extends(tokenizer: Tokenizer, old: Tokenizer) -> bool:
     )
 
 
-def spellings(tokenizer: Tokenizer, old: Tokenizer) -> list[list[int]]:
-    """For every id beyond the old tokenizer's, the old ids that spell its token."""
-    return [_spelled(old, token) for token in tokenizer.tokens[old.size :]]
+def with_roles(tokenizer: Tokenizer, specials: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer with a special token for each of these roles as well; those that it does not know yet come last."""
+    known = set(tokenizer.tokens)
+    larger = _with(tokenizer, [token for token in dict.fromkeys(specials.values()) if token not in known])
+    backend = tokenizers.Tokenizer.from_str(larger.backend.to_str())
+    backend.add_special_tokens(list(specials.values()))
+    return Tokenizer(backend, {**tokenizer.roles, **specials})
+
+
+def spellings(tokenizer: Tokenizer, old: Tokenizer) -> list[list[int] | None]:
+    """For every id beyond the old tokenizer's, the old ids that spell its token; None for special tokens."""
+    return [
+        None if number in tokenizer.special_ids else _spelled(old, token)
+        for number, token in enumerate(tokenizer.tokens[old.size :], old.size)
+    ]
 
 
 def _spelled(old: Tokenizer, token: str) -> list[int]:

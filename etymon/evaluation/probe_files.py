@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from etymon.config import did_you_mean
+from etymon.data.conll import COLUMNS, column_rows, conllu_rows
 from etymon.data.sentences import sentence_starts
 from etymon.errors import EtymonError
 from etymon.evaluation.probe_data import SPLITS, Example, Item, Sentence, Split, Task, give_splits, limit
@@ -30,7 +31,6 @@ FORMATS: dict[str, Format | None] = {
     ".csv": "table", ".tsv": None, ".txt": None,
 }  # fmt: skip
 """By suffix; None where the first lines have to tell."""
-CONLLU = "id form lemma upos xpos feats head deprel deps misc".split()
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 FIRST_WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W_{IDEOGRAPHS}]+")
 RAW_CHARACTERS = 1 << 25
@@ -218,45 +218,18 @@ def _labelled(place: str, text: str | None, label: str | None, split: str | None
 
 
 def _read_tags(path: Path, columns: Columns) -> Iterator[Sentence]:
-    for block in _blocks(path):
-        words = []
-        for number, line in block:
-            parts = line.split("\t") if "\t" in line else line.split()
-            if len(parts) < 2 or not parts[0] or not parts[-1]:
-                raise EtymonError(f"{path}, line {number}: expected a token and its tag")
-            words.append((parts[0], parts[-1], True))
-        if words[0][0] != "-DOCSTART-":
-            yield _tagged(words)
+    for _, row in column_rows(path):
+        yield _tagged((token, tag, True) for token, tag in zip(row["tokens"], row["tags"]))
 
 
 def _read_conllu(path: Path, columns: Columns) -> Iterator[Sentence]:
     """Words as they stood in the text: what was written together is put together again."""
-    column = CONLLU.index(columns.label) if columns.label in CONLLU else CONLLU.index("upos")
-    for block in _blocks(path):
-        words: list[tuple[str, str, bool]] = []
-        glued: dict[int, bool] = {}  # within a range (don't = do + n't): no space but behind the last
-        for number, line in block:
-            if line.startswith("#"):
-                continue
-            parts = line.split("\t")
-            if len(parts) != len(CONLLU):
-                raise EtymonError(
-                    f"{path}, line {number}: {len(parts)} columns instead of CoNLL-U's {len(CONLLU)}"
-                )
-            space = "SpaceAfter=No" not in parts[9]
-            if "-" in parts[0]:
-                first, last = map(int, parts[0].split("-"))
-                forms = [other.split("\t")[:2] for _, other in block if not other.startswith("#")]
-                inside = [form for index, form in forms if index.isdigit() and first <= int(index) <= last]
-                if "".join(inside) == parts[1]:
-                    glued |= dict.fromkeys(range(first, last), False) | {last: space}
-            elif "." not in parts[0]:
-                words.append((parts[1], parts[column], glued.get(int(parts[0]), space)))
-        if words:
-            yield _tagged(words)
+    column = columns.label if columns.label in COLUMNS else "upos"
+    for _, row in conllu_rows(path):
+        yield _tagged(zip(row["tokens"], row[column], row["spaces"]))
 
 
-def _tagged(words: Sequence[tuple[str, str, bool]]) -> Sentence:
+def _tagged(words: Iterable[tuple[str, str, bool]]) -> Sentence:
     """Tokens with their tags (`_` for none) and whether a space follows. A token's type is its form."""
     text, items = "", []
     for form, tag, space in words:
@@ -264,20 +237,6 @@ def _tagged(words: Sequence[tuple[str, str, bool]]) -> Sentence:
             items.append(Item(tag, form.casefold(), (len(text), len(text) + len(form))))
         text += form + " " * space
     return Sentence(text.rstrip(), items)
-
-
-def _blocks(path: Path) -> Iterator[list[tuple[int, str]]]:
-    """Numbered lines, a list for all up to a blank one."""
-    block: list[tuple[int, str]] = []
-    with _opened(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                block.append((number, line.rstrip("\n")))
-            elif block:
-                yield block
-                block = []
-    if block:
-        yield block
 
 
 def _read_raw(path: Path, columns: Columns) -> Iterator[Sentence]:

@@ -19,7 +19,6 @@ from etymon.families.model import Model
 from etymon.generation.decoding import evaluating
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout
-from etymon.nn.trace import trace
 
 POOLINGS = ("mean", "cls", "last")
 """Of all tokens of a text, special ones included; the class token; the last token."""
@@ -95,9 +94,7 @@ class Reader:
 
     def every(self, batch: Batch) -> list[Tensor]:
         """Every layer's states, the input of the first layer before them."""
-        with trace(self.model, attention=False) as seen:
-            last = self.last(batch)
-        return next((stack.hidden for stack in seen.values() if stack.hidden), [last])
+        return self.model.layers(batch)
 
 
 @dataclass(frozen=True)

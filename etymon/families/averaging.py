@@ -10,6 +10,7 @@ import torch
 from etymon.errors import EtymonError
 from etymon.families.loading import load
 from etymon.families.model import Model
+from etymon.nn.lora import merge
 
 
 @torch.no_grad()
@@ -18,10 +19,10 @@ def average_checkpoints(folders: Sequence[str | Path]) -> Model:
     if not folders:
         raise EtymonError("there are no checkpoints to average")
     *others, last = folders
-    model = load(last)
+    model = merge(load(last))  # the mean of products is not the product of means
     sums = {name: tensor.double() for name, tensor in model.kept().items()}
     for folder in others:
-        other = load(folder)
+        other = merge(load(folder))
         if (other.family, other.shape, other.asked) != (model.family, model.shape, model.asked):
             raise EtymonError(f"{folder} and {last} hold models of different shapes: they have no mean")
         for name, tensor in other.kept().items():

@@ -229,7 +229,7 @@ FAMILY = Family(
         options=OPTIONS,
     ),
     # As published for its summaries.
-    tuning=Recipe(learning_rate=3e-5, clip=0.1, warmup=0.025, options={"smoothing": 0.1}),
+    tuning=Recipe(learning_rate=3e-5, clip=0.1, warmup=0.025, options={"text2text": {"smoothing": 0.1}}),
     size_recipes={
         name: Recipe(learning_rate=1e-3, betas=(0.9, 0.98), schedule="cosine", warmup=0.1, final=0.1, options=OPTIONS)
         for name in ("pocket", "tiny")

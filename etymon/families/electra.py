@@ -157,6 +157,8 @@ FAMILY = Family(
         "small": replace(RECIPE, learning_rate=5e-4, warmup=0.01),
         "large": replace(RECIPE, warmup=0.025, options={"density": 0.25}),
     },
+    # The rate of the base size, as the released code has it; a small one takes three times as much, a large one half.
+    tuning=Recipe(learning_rate=1e-4, optimiser="adam-bert", epsilon=1e-6, layer_decay=0.8),
     tokenizer=WORDPIECE,
     framing=framing.BERT,
     generator=electra_generator,

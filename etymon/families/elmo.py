@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
+from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field, SettingsMap
@@ -22,7 +22,8 @@ from etymon.families.family import Architecture, Family, Head, Recipe, Tokenizer
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.bodies import Body
 from etymon.nn.characters import Characters
-from etymon.nn.initialise import Filler, constant, normal, uniform, with_zero_row
+from etymon.nn.features import FeatureSettings
+from etymon.nn.initialise import Filler, constant, normal, remembering, uniform, with_zero_row
 from etymon.nn.recurrent import RecurrentState, TwoWayStack
 from etymon.nn.sampled import SampledVocabulary
 from etymon.nn.scalar_mix import ScalarMix
@@ -168,7 +169,7 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
         ("*highways.*.carry.bias", constant(2.0)),
         ("*highways.*.weight", normal(filters**-0.5)),
         ("body.embeddings.projection.weight", normal(filters**-0.5)),
-        ("*state.bias", _remembering),
+        ("*state.bias", remembering),
         ("*.input.weight", uniform(gates)),
         ("*.state.weight", uniform(gates)),
         ("body.stack.*.projection.weight", uniform((6 / (shape.dim + shape.cells)) ** 0.5)),
@@ -177,10 +178,6 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
         ("heads.mix.scalars.*", constant(0.0)),
         ("*bias", constant(0.0)),
     ]
-
-
-def _remembering(bias_F: Tensor, generator: torch.Generator) -> None:
-    bias_F.zero_().chunk(4)[1].fill_(1.0)
 
 
 FAMILY = Family(
@@ -212,4 +209,5 @@ FAMILY = Family(
     tokenizer=TokenizerChoice("word", {"begin": "<S>", "end": "</S>", "unknown": "<UNK>"}, min_frequency=1),
     framing=framing.ELMO,
     expressible=lambda shape: False,
-)
+    layers=lambda shape: (shape.layers + 1, 2 * shape.dim),
+).featured(FeatureSettings())  # tasks read it in no other way

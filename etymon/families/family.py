@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -12,6 +13,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.data.framing import Framing
 from etymon.nn.adaptive import choose_cutoffs
+from etymon.nn.features import FeatureHead, FeatureSettings
 from etymon.nn.initialise import Filler
 
 if TYPE_CHECKING:
@@ -29,6 +31,21 @@ class Head:
     build: Callable[[Any, nn.Module, int], nn.Module]
     at: Literal["every", "first", "last"] = "every"
     after: str | None = None
+
+
+@dataclass(frozen=True)
+class FeatureBuild:
+    """Builds a head that reads features of a family's `layers`: `outputs` of them, or one for every label."""
+
+    settings: FeatureSettings
+    layers: Callable[[Any], tuple[int, int]]
+    pooled: bool
+    outputs: int | None = None
+
+    def __call__(self, shape: Any, body: nn.Module, labels: int) -> nn.Module:
+        words = getattr(shape, "source_vocabulary", None) or shape.vocabulary
+        outputs = self.outputs or labels
+        return FeatureHead(self.settings, *self.layers(shape), words, outputs, pooled=self.pooled)
 
 
 @dataclass(frozen=True)
@@ -62,10 +79,13 @@ class Recipe:
     """The share of the steps after which a linear or cosine schedule has fallen."""
     ramp: float = 0.0
     """The share of the samples over which the batch grows from a sixteenth to its full size."""
+    layer_decay: float | None = None
+    """The share of its rate that every section leaves to the one below it."""
     length: int | None = None
     """Of samples, where one was published that is not the number of positions."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the family's own objective, where they differ from that objective's usual ones."""
+    """Of the family's own objective, where they differ from that objective's usual ones. Of `tuning`, those of
+    any task that has them, and under its name those of one task alone."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +130,27 @@ class Family:
     """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
     settled: Callable[[Any], Any] = lambda shape: shape
     """The shape of a model whose weights are there: without what only said how to read a file."""
+    layers: Callable[[Any], tuple[int, int]] = lambda shape: (shape.layers + 1, shape.dim)
+    """How many states every token of a text has, the input of the first layer among them, and how wide they are."""
+    features: FeatureSettings | None = None
+    """How its task heads read them; None: they read the last alone."""
+
+    def featured(self, settings: FeatureSettings) -> Family:
+        """The same family with task heads that read features, whether it has such heads of its own or not."""
+        build = partial(FeatureBuild, settings, self.layers)
+        own = {
+            "classification": Head(build(pooled=True)),
+            "choice": Head(build(pooled=True, outputs=1)),
+            "tagging": Head(build(pooled=False)),
+            "span": Head(build(pooled=False, outputs=2)),
+        }
+        others = [known for known in self.architectures if not known.heads & own.keys()]
+        return replace(self, heads={**self.heads, **own}, architectures=others, features=settings)
+
+    @property
+    def reading_features(self) -> frozenset[str]:
+        """The heads that read features."""
+        return frozenset(name for name, head in self.heads.items() if isinstance(head.build, FeatureBuild))
 
     def fitted(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions begin."""
@@ -144,6 +185,12 @@ class Family:
             return self.tuning
         own = self.size_recipes[size]
         return replace(own, learning_rate=round(own.learning_rate / 3, 6))
+
+    def task_options(self, task: str, known: Container[str]) -> dict[str, Any]:
+        """The published options of a task that has those of the `known` names."""
+        usual = self.tuning.options
+        own = {name: value for name, value in usual.items() if name in known}
+        return {**own, **usual.get(task, {})}
 
     def with_required(self, heads: frozenset[str]) -> frozenset[str]:
         """The heads asked for and those they read from."""

@@ -95,6 +95,11 @@ FAMILY = Family(
     objective="causal",
     recipe=Recipe(learning_rate=2.5e-4, weight_decay=0.01, schedule="cosine", warmup_steps=2000),
     size_recipes={"pocket": pocket_recipe(4e-3)},
+    tuning=Recipe(
+        learning_rate=6.25e-5,
+        warmup=0.002,
+        options={"language_model": 0.5, "regress": {"symmetric": True}},
+    ),
     # One token begins a text and so ends the one before it; the others serve tasks. None was there in the published
     # pretraining, which knew no texts, only books on end.
     tokenizer=TokenizerChoice(

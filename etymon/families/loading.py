@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,18 +12,20 @@ import torch
 
 import etymon
 from etymon.checkpoints import bilm
-from etymon.checkpoints.card import model_card
 from etymon.checkpoints.documents import read_json, write_json
-from etymon.checkpoints.folder import read_config, write_model_folder
+from etymon.checkpoints.folder import ADAPTER_CONFIG, read_config, write_model_folder
 from etymon.checkpoints.hub import resolve
 from etymon.checkpoints.names import NameMap, rows
+from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import family_of, get_family
+from etymon.families.cards import card
 from etymon.families.family import Family
-from etymon.families.model import PREFIX_KEY, TOKEN_KEYS, Model
+from etymon.families.model import FEATURES_KEY, TOKEN_KEYS, Model
+from etymon.nn.features import FeatureSettings
 from etymon.nn.int8 import shrink
 from etymon.nn.int8 import stored as stored_int8
 
@@ -41,7 +43,6 @@ OWN_PARTS = {
     "body.embeddings.words.maps.{}.*": "etymon_words.maps.{}.*",
 }
 """Parts that any decoder may have and few published ones have."""
-READS_PREFIX = " (it reads a prompt in both directions, which Transformers does not)"
 SOURCE = "source"
 """Where the tokenizer of the source lies, if it has one of its own."""
 GENERATION = "generation_config.json"
@@ -56,12 +57,14 @@ def build(
     shape: Mapping[str, Any] | None = None,
     heads: Iterable[str] | None = None,
     labels: Sequence[str] = ("LABEL_0", "LABEL_1"),
+    features: FeatureSettings | None = None,
     seed: int = 0,
 ) -> Model:
-    """A new model with first values: a published or pocket size, with the given fields of its shape changed."""
+    """A new model with first values: a published or pocket size, with the given fields of its shape changed. With `features`,
+    its task heads read those."""
     known = get_family(family) if isinstance(family, str) else family
     heads = known.architectures[0].heads if heads is None else heads
-    return Model(known, shape_of(known, size, **(shape or {})), heads, labels).initialise(seed)
+    return Model(known, shape_of(known, size, **(shape or {})), heads, labels, features).initialise(seed)
 
 
 def shape_of(family: Family, size: str | None = None, **changed: Any) -> Any:
@@ -77,6 +80,7 @@ def load(
     *,
     heads: Iterable[str] | None = None,
     labels: Sequence[str] | None = None,
+    features: FeatureSettings | None = None,
     device: str | torch.device = "cpu",
     revision: str | None = None,
     ignore_config_keys: Sequence[str] = (),
@@ -87,10 +91,16 @@ def load(
     """A model from a folder or a hub id, in evaluation mode, with its tokenizer where the folder has one.
 
     Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are initialised
-    and listed in `model.new_heads`. With `partial`, missing and unexpected weights are tolerated as well. `quantize` rounds
-    the weights to eight bits, for inference on a processor.
+    and listed in `model.new_heads`. With other `features` than its own, task heads start anew and read those. With `partial`,
+    missing and unexpected weights are tolerated as well. `quantize` rounds the weights to eight bits, for inference on a processor.
     """
     folder = model_folder(name, revision=revision)
+    if (folder / ADAPTER_CONFIG).is_file():
+        from etymon.families.adapters import load_adapted  # which stands on this file
+
+        options: dict[str, Any] = {"seed": seed, "ignore_config_keys": ignore_config_keys}
+        model = load_adapted(folder, heads=heads, labels=labels, features=features, **options)
+        return _placed(model, quantize, device)
     config = _config(folder)
     family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
     where = str(folder / "config.json")
@@ -99,25 +109,31 @@ def load(
     published = bilm.published(folder)
     weights = open_weights(folder) if published is None else bilm.read_weights(published)
     stored = _stored_heads(family, config, _note(folder), shape, weights, where)
+    told = carried.pop(FEATURES_KEY, None)
+    held = family if told is None else family.featured(strict(FeatureSettings, told, where))
+    chosen = heads is not None or features is not None
     if labels is None:
         names = carried.get(
             "id2label", {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))}
         )
         labels = [str(names[key]) for key in sorted(names, key=int)]
-    model = Model(family, shape, stored if heads is None else heads, labels)
+    model = Model(held, shape, stored if heads is None else heads, labels, features)
+    known = stored if model.features == held.features else stored - model.family.reading_features
     model.shape = family.settled(shape)
     model.carried = carried
     model.history = read_history(folder)
     if model.int8:
         _fill_int8(model, weights, folder)
     else:
-        _fill(
-            model, weights, _name_map(family, shape, stored), stored, folder, heads is not None, partial, seed
-        )
+        _fill(model, weights, _name_map(held, shape, stored), known, folder, chosen, partial, seed)
     model.tokenizer = _tokenizer(family, folder, shape.vocabulary)
     if published is not None:  # letters are read, whatever words are known
         model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)
     model.source_tokenizer = _tokenizer(family, folder / SOURCE, model.source_vocabulary)
+    return _placed(model, quantize, device)
+
+
+def _placed(model: Model, quantize: str | None, device: str | torch.device) -> Model:
     if quantize is not None:
         model.quantized()
     if model.int8 and torch.device(device).type != "cpu":
@@ -152,6 +168,8 @@ def save(
     A residual scale is folded into the weights, which gives an ordinary model that computes the same up to rounding.
     To train on exactly, `fold=False` keeps it; only etymon opens such a folder, or that of a shape that Transformers
     has no class for.
+
+    Of a model with adapters only those and its heads are written, as PEFT keeps them: they need their base.
     """
     family, shape = model.family, model.shape_fields()
     architecture = _best_architecture(family, model.asked)
@@ -178,21 +196,31 @@ def save(
     if model.asked & {"classification", "tagging"}:
         config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
         config["label2id"] = {label: number for number, label in enumerate(model.labels)}
+    if model.features is not None and model.asked & family.reading_features:
+        config[FEATURES_KEY] = asdict(model.features)
     past = [_finite(entry) for entry in (model.history if history is None else history)]
     extra: dict[str, Callable[[Path], None]] = {HISTORY: lambda path: write_json(path, note)}
     if model.source_tokenizer is not None:
         extra[SOURCE] = model.source_tokenizer.save
     note = {"etymon": etymon.__version__, "heads": sorted(model.asked), "history": past}
+    adapted, writes = model.lora is not None, "vocabulary" in model.asked and "state" in family.capabilities
+    base = ""
+    if adapted:
+        from etymon.families.adapters import adapter_files
+
+        config, weights, told = adapter_files(model, names, architecture)
+        note, base = {**note, **told}, config["base_model_name_or_path"]
+    else:
+        weights = stored_int8(model) if model.int8 else names.export(named, architecture.prefix)
     write_model_folder(
         folder,
         config=config,
-        weights=stored_int8(model) if model.int8 else names.export(named, architecture.prefix),
-        generation_config={**tokens, **forced}
-        if "vocabulary" in model.asked and "state" in family.capabilities
-        else None,
-        card=_card(model, shape, architecture.name if foreign else None, past),
+        weights=weights,
+        generation_config={**tokens, **forced} if writes and not adapted else None,
+        card=card(model, shape, architecture.name if foreign else None, past, base),
         tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
         extra=extra,
+        adapters=adapted,
     )
 
 
@@ -204,9 +232,12 @@ def write_published(model: Model, folder: str | Path) -> None:
     bilm.write(folder, model.shape_fields(), model.family.names(model.shape).export(weights))
 
 
-def read_shape(name: str | Path) -> tuple[Family, Any]:
+def read_shape(name: str | Path, *, revision: str | None = None) -> tuple[Family, Any]:
     """Family and shape of the model behind a path, a run's folder or a hub id, without its weights."""
-    folder = model_folder(name)
+    folder = model_folder(name, revision=revision)
+    if (folder / ADAPTER_CONFIG).is_file():
+        base = read_adapter_config(folder)
+        return read_shape(base["base_model_name_or_path"], revision=base.get("revision"))
     config = _config(folder)
     family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
     where = str(folder / "config.json")
@@ -226,7 +257,8 @@ def model_folder(name: str | Path, *, revision: str | None = None) -> Path:
     """The model's folder behind a path, a run's folder or a hub id."""
     folder = resolve(str(name), revision=revision)
     places = (folder, *(folder / member for member in MEMBERS))
-    return next((place for place in places if (place / "config.json").is_file()), folder)
+    files = ("config.json", ADAPTER_CONFIG)
+    return next((place for place in places if any((place / file).is_file() for file in files)), folder)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
@@ -242,7 +274,8 @@ def _decoding(folder: Path) -> dict[str, Any]:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    return read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
+    found = read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
+    return found if "etymon" in found else {}  # others have files of this name, too
 
 
 def _finite(value: Any) -> Any:
@@ -362,28 +395,3 @@ def _token_ids(model: Model) -> dict[str, int]:
     if model.family.decoder_start is not None:
         ids["decoder_start_token_id"] = model.token(model.family.decoder_start)
     return {key: value for key, value in ids.items() if value is not None}
-
-
-def _card(
-    model: Model, shape: Mapping[str, Any], architecture: str | None, history: Sequence[Mapping[str, Any]]
-) -> str:
-    last = dict(history[-1]) if history else {}
-    tokenizer: dict[str, Any] = {}
-    if model.tokenizer is not None:
-        tokenizer = {"kind": model.tokenizer.kind, "size": model.tokenizer.size}
-        growths = ((entry["grown"], entry["data"]) for entry in history if "grown" in entry)
-        told = [f"from {grown['from']:,} to {grown['to']:,} tokens on {data}" for grown, data in growths]
-        tokenizer |= {"grown": ", then ".join(told)} if told else {}
-    return model_card(
-        title=f"{model.family.title} by etymon",
-        family=model.family.name,
-        parameters=model.parameter_count(),
-        shape=shape,
-        objective=str(last.get("objective", "")) + (READS_PREFIX if model.carried.get(PREFIX_KEY) else ""),
-        data=str(last.get("data", "")),
-        training=last.get("training", {}),
-        metrics=last.get("metrics", {}),
-        tokenizer=tokenizer,
-        usage='import etymon\n\nmodel = etymon.load("path/to/this/folder")',
-        transformers_class=architecture,
-    )

@@ -15,14 +15,18 @@ from torch import Tensor, nn
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Family
+from etymon.nn import features as feature_heads
 from etymon.nn import pointer
 from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.features import FeatureSettings
 from etymon.nn.initialise import initialise
 from etymon.nn.int8 import shrink
+from etymon.nn.lora import LoraSettings, merge
 from etymon.nn.pointer import PointerVocabulary
 from etymon.nn.state import KeyValueState, StreamState
+from etymon.nn.trace import trace
 from etymon.nn.two_stream import Asked
 from etymon.nn.vocabulary import DenseVocabulary
 
@@ -38,6 +42,8 @@ TOKEN_KEYS = {
 PREFIX_KEY = "etymon_prefix"
 WEIGHTS_KEY = "etymon_weights"
 """The key of our own for models that read a prompt in both directions."""
+FEATURES_KEY = "etymon_features"
+"""The same for those whose task heads read features."""
 
 
 class Model(nn.Module):
@@ -47,13 +53,19 @@ class Model(nn.Module):
     """
 
     def __init__(
-        self, family: Family, shape: Any, heads: Iterable[str] = (), labels: Sequence[str] = ("0", "1")
+        self,
+        family: Family,
+        shape: Any,
+        heads: Iterable[str] = (),
+        labels: Sequence[str] = ("0", "1"),
+        features: FeatureSettings | None = None,
     ) -> None:
         super().__init__()
+        family = family if features is None else family.featured(features)
         self.family, self.shape = family, shape
         self.asked = _known_heads(family, heads)
         self.labels = tuple(labels)
-        self.body: Any = family.body(shape, self.asked)
+        self.body: Any = family.body(shape, self.asked - family.reading_features)
         self.heads = nn.ModuleDict()
         for name in family.heads:
             if name in family.with_required(self.asked):
@@ -69,10 +81,18 @@ class Model(nn.Module):
         """How it was trained, one entry a run."""
         self.new_heads: tuple[str, ...] = ()
         """Heads that the checkpoint did not have and that were initialised instead."""
+        self.lora: LoraSettings | None = None
+        """Its adapters, if it has any (`etymon.nn.lora.adapt`)."""
+        self.lora_base = ""
+        """The folder or hub id of the model that they were put on."""
+        self.lora_heads: tuple[str, ...] = ()
+        """The parameters of heads that train, and are stored, with them."""
+        self.frozen_body = False
+        """Whether `layers` runs the body without dropout and without a gradient, even while heads train."""
 
     def initialise(self, seed: int = 0, only: Sequence[str] | None = None) -> Model:
         """Draws first values by the family's rules; `only` limits it to the named heads."""
-        rules = [*pointer.INITIAL, *self.family.initial(self.shape)]
+        rules = [*pointer.INITIAL, *feature_heads.INITIAL, *self.family.initial(self.shape)]
         wanted = None if only is None else tuple(f"heads.{name}." for name in only)
         initialise(self, rules, seed, None if wanted is None else lambda name: name.startswith(wanted))
         return self
@@ -147,16 +167,77 @@ class Model(nn.Module):
 
     def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
         """A task head's output at the positions its family reads (or at the flat positions `at`)."""
+        if head in self.family.reading_features:
+            raise EtymonError(
+                f"the head {head!r} reads features of every layer, and not the last states alone"
+            )
         known = self.family.heads[head]
-        source = known if known.after is None else self.family.heads[known.after]
-        if at is None:
-            at = {"every": None, "first": batch.layout.first, "last": batch.layout.last}[source.at]
+        at = self.places(head, batch) if at is None else at
         x_nD = hidden_ND if at is None else hidden_ND.index_select(0, at)
         if known.after is not None:
             x_nD = self.heads[known.after](x_nD)
         return self.heads[head](x_nD)
 
+    def places(self, head: str, batch: Batch) -> Tensor | None:
+        """The flat positions that a head reads in its family; None for all."""
+        known = self.family.heads[head]
+        source = known if known.after is None else self.family.heads[known.after]
+        return {"every": None, "first": batch.layout.first, "last": batch.layout.last}[source.at]
+
+    def answer(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """What a task head says of texts: rows of its outputs, one for every text or, if it looks at all of them, for every token."""
+        if head in self.family.reading_features:
+            return self.answer_from(head, self.layers(batch), batch, at)
+        return self.read(head, self.states(batch), batch, at)
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a decoder, the encoder's."""
+        training = self.body.training
+        gradient = torch.is_grad_enabled() and not self.frozen_body
+        self.body.train(training and not self.frozen_body)
+        try:
+            with torch.set_grad_enabled(gradient), trace(self, attention=False) as seen:
+                last = self.encode(batch).hidden_MD if self.encoder_decoder else self.hidden(batch)[0]
+        finally:
+            self.body.train(training)
+        return next((stack.hidden for stack in seen.values() if stack.hidden), [last])
+
+    def answer_from(
+        self, head: str, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None
+    ) -> Tensor:
+        """The same of a head that reads features, where the layers are known already: a frozen body says the same every time."""
+        # Words that only their letters tell apart have one vector in a task.
+        if "letters" in self.capabilities:
+            unknown = self.token("unknown") or 0
+            batch = replace(batch, ids=batch.ids.where(batch.ids < self.shape.vocabulary, unknown))
+        output: Tensor = self.heads[head](layers_ND, batch, at)
+        return output
+
+    def states(self, batch: Batch) -> Tensor:
+        """The hidden states `[N, D]` that task heads look at. A decoder over an encoder reads the same text behind its start."""
+        if not self.encoder_decoder:
+            return self.hidden(batch)[0]
+        memory = self.encode(batch)
+        if self.body.decoder is None:
+            return memory.hidden_MD
+        ids_N = batch.ids.roll(1)
+        ids_N[batch.layout.first] = self.decoder_start
+        return self.decode(replace(batch, ids=ids_N, segments=None, views={}), memory)[0]
+
     # --- what it is
+
+    @property
+    def decoder_start(self) -> int:
+        """The token that a decoder over an encoder begins with."""
+        # The tokenizer knows no such role: the checkpoint's configuration, or else the family's custom.
+        start = self.carried.get("decoder_start_token_id")
+        if start is None and self.family.decoder_start is not None:
+            start = self.token(self.family.decoder_start)
+        if start is None:
+            raise EtymonError(
+                "the model does not say what its decoder starts with: set decoder_start_token_id in config.json"
+            )
+        return int(start)
 
     @property
     def _vocabulary(self) -> nn.Module | None:
@@ -171,6 +252,11 @@ class Model(nn.Module):
     def reads_prefix(self, reads: bool) -> None:
         others = {key: value for key, value in self.carried.items() if key != PREFIX_KEY}
         self.carried = {**others, PREFIX_KEY: True} if reads else others
+
+    @property
+    def features(self) -> FeatureSettings | None:
+        """How its task heads read features; None if they do not."""
+        return self.family.features
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -203,7 +289,7 @@ class Model(nn.Module):
     def quantized(self) -> Model:
         """Itself, with weights of eight bits from now on."""
         if not self.int8:
-            shrink(self.to("cpu").eval(), self.shape.vocabulary)
+            shrink(merge(self).to("cpu").eval(), self.shape.vocabulary)
             self.carried = {**self.carried, WEIGHTS_KEY: "int8"}
         return self
 

@@ -169,6 +169,12 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     ]
 
 
+def _layers(shape: Shape) -> tuple[int, int]:
+    """The encoder's; words are among them if they are as wide."""
+    width = (2 if shape.bidirectional else 1) * (shape.encoder_dim or shape.dim)
+    return shape.layers + (shape.word_dim == width), width
+
+
 # Adadelta and a plain gradient descent that halves its rate, as published, need days: Adam and a falling rate do not.
 RECIPE = Recipe(
     learning_rate=1e-3,
@@ -196,4 +202,5 @@ FAMILY = Family(
     tokenizer=TokenizerChoice("bpe", SPECIALS),
     framing=framing.SEQ2SEQ,
     expressible=lambda shape: False,
+    layers=_layers,
 )

@@ -85,6 +85,7 @@ def task_heads(width: str = "dim") -> dict[str, Head]:
 
     return {
         "classification": Head(lambda s, body, labels: projection(s, labels, DeepProjection), at="last"),
+        "choice": Head(lambda s, body, labels: projection(s, 1, DeepProjection), at="last"),
         "span": Head(lambda s, body, labels: Projection(getattr(s, width), 2)),
         "tagging": Head(lambda s, body, labels: projection(s, labels)),
     }

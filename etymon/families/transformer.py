@@ -135,7 +135,6 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     return [*COMMON, ("body.*words.weight", words), ("heads.vocabulary.weight", words), ("*.weight", xavier)]
 
 
-OPTIONS = {"smoothing": 0.1}
 WARMUP = 4000
 # The published rate, dim^-0.5 * min(step^-0.5, step * 4000^-1.5), has its peak at step 4,000.
 RECIPE = Recipe(
@@ -146,7 +145,6 @@ RECIPE = Recipe(
     clip=None,
     schedule="noam",
     warmup_steps=WARMUP,
-    options=OPTIONS,
 )
 FAMILY = Family(
     name="transformer",
@@ -175,10 +173,10 @@ FAMILY = Family(
                 schedule="cosine",
                 warmup=0.1,
                 final=0.05,
-                options=OPTIONS,
             ),
         ),
     },
+    tuning=Recipe(learning_rate=5e-5, options={"text2text": {"smoothing": 0.1}}),
     tokenizer=TokenizerChoice("bpe", SPECIALS),
     framing=framing.SEQ2SEQ,
     expressible=lambda shape: False,

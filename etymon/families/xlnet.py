@@ -250,6 +250,7 @@ FAMILY = Family(
         },
     ),
     framing=framing.XLNET,
+    tuning=Recipe(learning_rate=2e-5, epsilon=1e-6),
     size_recipes=dict.fromkeys(
         ("pocket", "tiny"), replace(POCKET_RECIPE, length=128)
     ),

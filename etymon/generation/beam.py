@@ -130,10 +130,13 @@ def beam_search(
                             on_token(prompt, number, token)
         if not any(going_on):
             break
-        kept = torch.tensor([place for place, on in enumerate(going_on) if on], device=device)
+        # Whoever can stays in its place, so that little is copied: the last ones fill the gaps.
+        count, later = sum(going_on), (place for place, on in reversed(list(enumerate(going_on))) if on)
+        stayed = [place if going_on[place] else next(later) for place in range(count)]
+        kept = torch.tensor(stayed, device=device)
         parents_BK = parents_BW.gather(1, places_BK)
         if len(kept) < len(prompts):
-            prompts = [prompts[place] for place in kept.tolist()]
+            prompts = [prompts[place] for place in stayed]
             running, finished, limits_B1, hopeful_B1 = (
                 running.of(kept), finished.of(kept), limits_B1[kept], hopeful_B1[kept],
             )  # fmt: skip

@@ -130,17 +130,7 @@ def check_ids(rows: list[list[int]], vocabulary: int) -> None:
 
 def start_token(model: Model) -> int | None:
     """The token that a decoder over an encoder begins with; None if there is no encoder."""
-    if not model.encoder_decoder:
-        return None
-    # The tokenizer knows no such role: the checkpoint's configuration, or else the family's custom.
-    start = model.carried.get("decoder_start_token_id")
-    if start is None and model.family.decoder_start is not None:
-        start = model.token(model.family.decoder_start)
-    if start is None:
-        raise EtymonError(
-            "the model does not say what its decoder starts with: set decoder_start_token_id in config.json"
-        )
-    return int(start)
+    return model.decoder_start if model.encoder_decoder else None
 
 
 def first_token(model: Model) -> int:

@@ -160,11 +160,9 @@ class Processing:
             early_R1 = (self.new_R < settings.min_new_tokens)[:, None]
             ends_Re = scores_RV[:, self.end_ids].masked_fill(early_R1, NEVER)
             scores_RV = scores_RV.index_copy(1, self.end_ids, ends_Re)
-        if len(self.first_ids):
-            scores_RV = torch.where((self.new_R == 0)[:, None], force(scores_RV, self.first_ids), scores_RV)
-        if len(self.last_ids):
-            last_R1 = (self.new_R == self.limits_R - 1)[:, None]
-            scores_RV = torch.where(last_R1, force(scores_RV, self.last_ids), scores_RV)
+        for ids, new_R in ((self.first_ids, 0), (self.last_ids, self.limits_R - 1)):
+            if len(ids) and (now_R := self.new_R == new_R).any():
+                scores_RV = torch.where(now_R[:, None], force(scores_RV, ids), scores_RV)
         return scores_RV
 
     def append(self, tokens_R: Tensor) -> None:

@@ -53,7 +53,7 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     def look_up(self, batch: Batch) -> Tensor:
-        """The bare word vectors: what adversarial training perturbs and hands back as `embedded`."""
+        """The bare word vectors. Adversarial training puts its own `look_up` in the place of this one, here and elsewhere."""
         return self.words(batch.ids)
 
     def forward(self, batch: Batch, embedded: Tensor | None = None) -> Tensor:

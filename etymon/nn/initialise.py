@@ -52,6 +52,11 @@ def with_zero_row(filler: Filler, row: int) -> Filler:
     return fill
 
 
+def remembering(bias: Tensor, generator: torch.Generator) -> None:
+    """Of an LSTM: the forget gates, which are the second of four, begin open."""
+    bias.zero_().chunk(4)[1].fill_(1.0)
+
+
 def constant(value: float) -> Filler:
     return lambda tensor, generator: tensor.fill_(value)
 

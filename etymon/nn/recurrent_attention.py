@@ -63,13 +63,16 @@ class RecurrentEncoder(nn.Module):
         """Set by `etymon.trace`: every layer's output is then kept, and the input if it is as wide."""
         self.width = width
 
+    def look_up(self, batch: Batch) -> Tensor:
+        return self.words(batch.ids)
+
     def forward(
         self, batch: Batch, embedded: Tensor | None = None
     ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         if batch.hidden_keys is not None:
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
         packing, finals = Packing(batch.layout, backwards=self.backwards), []
-        x_ME = self.dropout(self.words(batch.ids) if embedded is None else embedded)
+        x_ME = self.dropout(self.look_up(batch) if embedded is None else embedded)
         if self.seen is not None and self.width == x_ME.shape[1]:
             self.seen.append(x_ME)
         x_MH = packing.pack(x_ME)
@@ -196,6 +199,9 @@ class RecurrentDecoder(nn.Module):
         """An empty state for decoding step by step."""
         return RecurrentState(rows)
 
+    def look_up(self, batch: Batch) -> Tensor:
+        return self.words(batch.ids)
+
     def forward(
         self,
         batch: Batch,
@@ -211,7 +217,7 @@ class RecurrentDecoder(nn.Module):
                 state.begin(source, begin)
         assert source is not None
         packing = Packing(batch.layout)
-        y_NE = self.dropout(self.words(batch.ids) if embedded is None else embedded)
+        y_NE = self.dropout(self.look_up(batch) if embedded is None else embedded)
         if self.seen is not None:
             self.seen.append(y_NE)
         fused = state is None and not self.feed and self.order != "bahdanau"
@@ -361,7 +367,7 @@ class RecurrentDecoder(nn.Module):
         layer: Any = self.layers[-1]
         weight, bias = layer.weight_hh_l0, layer.bias_hh_l0
         asked = None if self.alignment is None or self.order != "bahdanau" else self.alignment.query
-        if not isinstance(asked, Linear):  # there is none, or it has eight bits
+        if type(asked) is not Linear:  # there is none, or it has eight bits or an adapter
             return (weight, bias), None
         query = asked.weight
         joined = torch.cat([query, weight]), torch.cat([bias.new_zeros(len(query)), bias])

@@ -119,6 +119,17 @@ class Cache:
                     cells.index_copy_(0, to, cells.index_select(0, source))
             self.keys, self.values = self.keys[:rows], self.values[:rows]
 
+    def reorder(self, rows: Tensor, filled: int, spare: Tensor | None) -> Tensor | None:
+        """The same where most rows change places: they go to a spare array, and what they leave is the next spare one."""
+        if self.keys is not None and self.values is not None:
+            for name, part in (("keys", self.keys), ("values", self.values)):
+                if spare is None or spare.shape[1:] != part.shape[1:] or len(spare) < len(rows):
+                    spare = torch.zeros_like(part)
+                torch.index_select(part[:, :, :filled], 0, rows, out=spare[: len(rows), :, :filled])
+                setattr(self, name, spare[: len(rows)])
+                spare = part
+        return spare
+
     def without(self, first: int, capacity: int) -> Cache:
         """A copy that has dropped its first cells, with room for `capacity`."""
         copy = Cache(capacity)
@@ -142,6 +153,12 @@ def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
     picked[:, :, :filled] = part_RHCK[:, :, :filled].index_select(0, rows)
     picked[:, :, filled:] = 0  # what nobody may see has to be finite all the same
     return picked
+
+
+def _move(caches: Sequence[Cache], rows: Tensor, moved: Sequence[int], filled: int) -> None:
+    to = torch.tensor(moved, dtype=torch.long, device=rows.device)
+    for cache in caches:
+        cache.keep(len(rows), to, rows[to], filled)
 
 
 SPARE = 16
@@ -215,6 +232,9 @@ class KeyValueState:
         self.self_caches = [Cache(capacity) for _ in range(layers)]
         self.cross_caches = [Cache() for _ in range(layers)]
         self.cross_lengths: tuple[int, ...] = ()
+        self.sources: tuple[int, ...] = tuple(range(rows))
+        """They tell rows of the same source, whose cross caches need not be copied when they change places."""
+        self.spare: Tensor | None = None
         self.window: Window | None = None
 
     @property
@@ -239,6 +259,7 @@ class KeyValueState:
 
     def select(self, rows: Tensor) -> KeyValueState:
         chosen = copy(self)
+        chosen.spare = None
         chosen.self_caches = [cache.pick(rows, self.filled_cells) for cache in self.self_caches]
         chosen.cross_caches = [
             cache.pick(rows, max(self.cross_lengths, default=0)) for cache in self.cross_caches
@@ -249,16 +270,20 @@ class KeyValueState:
     def keep(self, rows: Tensor) -> None:
         order = rows.tolist()
         moved = [place for place, row in enumerate(order) if place != row]
-        to, source = (torch.tensor(some, device=rows.device) for some in (moved, [order[at] for at in moved]))
-        for cache in self.self_caches:
-            cache.keep(len(order), to, source, self.filled_cells)
-        for cache in self.cross_caches:
-            cache.keep(len(order), to, source, max(self.cross_lengths, default=0))
+        # Gradients cannot go through an array that is written over and over.
+        if 2 * len(moved) > len(order) and not torch.is_grad_enabled():
+            for cache in self.self_caches:
+                self.spare = cache.reorder(rows, self.filled_cells, self.spare)
+        else:
+            _move(self.self_caches, rows, moved, self.filled_cells)
+        moved = [place for place in moved if self.sources[place] != self.sources[order[place]]]
+        _move(self.cross_caches, rows, moved, max(self.cross_lengths, default=0))
         self._rows_of(self, rows)
 
     def _rows_of(self, other: KeyValueState, rows: Tensor) -> None:
         order = rows.tolist()
         self.lengths = tuple(other.lengths[row] for row in order)
+        self.sources = tuple(other.sources[row] for row in order)
         self.cross_lengths = tuple(other.cross_lengths[row] for row in order) if other.cross_lengths else ()
         self.window = None if other.window is None else other.window.select(rows)
 
@@ -278,6 +303,7 @@ class KeyValueState:
 
     def detach(self) -> KeyValueState:
         free = copy(self)
+        free.spare = None
         free.self_caches = [cache.detached() for cache in self.self_caches]
         free.cross_caches = [cache.detached() for cache in self.cross_caches]
         free.window = None if self.window is None else self.window.detach()

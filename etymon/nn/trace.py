@@ -13,6 +13,8 @@ from etymon.nn.blocks import Block, Stack
 from etymon.nn.recurrent import TwoWayStack
 from etymon.nn.recurrent_attention import Alignment, RecurrentDecoder, RecurrentEncoder
 
+Seeing = Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder | Attention | Alignment
+
 
 @dataclass
 class StackTrace:
@@ -46,25 +48,29 @@ def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
     seen = Trace()
     kinds = Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder
     stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, kinds)]
-    watched: list[Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder | Attention | Alignment] = []
+    watched: list[tuple[Seeing, list[Tensor] | None]] = []
+
+    def watch(part: Seeing, found: list[Tensor]) -> None:
+        watched.append((part, part.seen))
+        part.seen = found
+
     for name, stack in stacks:
         record = seen[name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"] = (
             StackTrace()
         )
-        stack.seen = record.hidden
-        watched.append(stack)
+        watch(stack, record.hidden)
         for layer in stack.layers if attention else ():
             for part, weights in _attentions(layer, record):
-                part.seen = weights
-                watched.append(part)
+                watch(part, weights)
         if attention and isinstance(stack, RecurrentDecoder) and stack.alignment is not None:
-            stack.alignment.seen = record.cross
-            watched.append(stack.alignment)
+            watch(stack.alignment, record.cross)
     try:
         yield seen
     finally:
-        for seeing in watched:
-            seeing.seen = None
+        for seeing, others in reversed(watched):
+            if others is not None:  # somebody looks from further out, and sees it too
+                others.extend(seeing.seen or ())
+            seeing.seen = others
 
 
 def _attentions(layer: nn.Module, record: StackTrace) -> Iterator[tuple[Attention, list[Tensor]]]:

@@ -85,10 +85,14 @@ def linear_loss(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: S
 
 
 def cross_entropy(
-    targets_n: Tensor, look: Look | None = None, smoothing: float = 0.0, z_loss: float = 0.0
+    targets_n: Tensor,
+    look: Look | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    weights_n: Tensor | None = None,
 ) -> Score:
     """`-log softmax(logits)[target]`; with `smoothing`, that share of the target is every word in equal parts, and
-    `z_loss` times the squared logarithm of the normaliser is added."""
+    `z_loss` times the squared logarithm of the normaliser is added. Targets count by their `weights_n`."""
 
     def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
         targets_C1 = targets_n[part, None]
@@ -96,9 +100,11 @@ def cross_entropy(
         wanted_C1 = logits_CV.gather(1, targets_C1)
         if smoothing:
             wanted_C1 = (1 - smoothing) * wanted_C1 + smoothing * logits_CV.mean(-1, keepdim=True)
-        loss = (normaliser_C1 - wanted_C1).sum()
+        loss_C1 = normaliser_C1 - wanted_C1
         if z_loss:
-            loss = loss + z_loss * normaliser_C1.square().sum()
+            loss_C1 = loss_C1 + z_loss * normaliser_C1.square()
+        weights_C1 = None if weights_n is None else weights_n[part, None]
+        loss = (loss_C1 if weights_C1 is None else loss_C1 * weights_C1).sum()
         if not gradient and look is None:
             return loss, None
         error_CV = logits_CV.sub_(normaliser_C1).exp_()  # the softmax, in place
@@ -109,6 +115,8 @@ def cross_entropy(
         error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, smoothing - 1.0))
         if smoothing:
             error_CV.sub_(smoothing / error_CV.shape[1])
+        if weights_C1 is not None:
+            error_CV.mul_(weights_C1)
         return loss, error_CV if gradient else None
 
     return score
@@ -199,12 +207,14 @@ class DenseVocabulary(nn.Module):
         targets_n: Tensor,
         smoothing: float = 0.0,
         z_loss: float = 0.0,
+        weights_n: Tensor | None = None,
     ) -> Tensor:
-        """The same for training alone: a share of every target is all words in equal parts (label smoothing), and
-        `z_loss` times log² of the normaliser keeps the logits small."""
+        """The same for training alone: a share of every target is all words in equal parts (label smoothing),
+        `z_loss` times log² of the normaliser keeps the logits small, and targets may have weights."""
         if type(self) is not DenseVocabulary:
-            raise EtymonError("label smoothing and z_loss need an ordinary softmax: set them to 0")
-        return self._scored(hidden_ND, at, cross_entropy(targets_n, smoothing=smoothing, z_loss=z_loss))
+            raise EtymonError("label smoothing, z_loss and weights need an ordinary softmax: leave them out")
+        score = cross_entropy(targets_n, smoothing=smoothing, z_loss=z_loss, weights_n=weights_n)
+        return self._scored(hidden_ND, at, score)
 
     def loss_and_sample(
         self,

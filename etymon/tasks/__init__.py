@@ -10,16 +10,31 @@ from etymon.config import did_you_mean, strict
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
+    from etymon.families.family import Family
     from etymon.families.model import Model
     from etymon.tasks.task import Task
 
 REGISTRY = {
+    "classify": "etymon.tasks.classify:Classify",
+    "regress": "etymon.tasks.regress:Regress",
+    "choose": "etymon.tasks.choose:Choose",
+    "tag": "etymon.tasks.tag:Tag",
+    "answer": "etymon.tasks.answer:Answer",
     "text2text": "etymon.tasks.text2text:Text2Text",
+    "language-model": "etymon.tasks.language_model:LanguageModel",
 }
+HEADS = {
+    "classification": "classify",
+    "choice": "choose",
+    "tagging": "tag",
+    "span": "answer",
+    "conditional_span": "answer",
+}
+"""The task that a published model of such a head was made for."""
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of that name: whether a family can do it can be asked before there is a model."""
+    """The class of that name."""
     if name not in REGISTRY:
         raise EtymonError(f"there is no task {name!r}: {did_you_mean(name, REGISTRY)}")
     module, member = REGISTRY[name].split(":")
@@ -27,10 +42,16 @@ def task_class(name: str) -> type[Task]:
     return found
 
 
-def get_task(name: str, options: Mapping[str, Any]) -> Task:
-    """The task of that name with its options: the columns that it reads, and how."""
+def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
+    """The task of that name with its options (the columns that it reads, and how), as the family does it."""
     kind = task_class(name)
-    return kind(strict(kind.Options, options, f"the options of the task {name!r}"))
+    task: Any = kind(strict(kind.Options, options, f"the options of the task {name!r}"))
+    way = getattr(task.options, "way", "head")
+    if way == "text" or (way == "auto" and family.name in task.written_by):
+        from etymon.tasks.written import Written
+
+        return Written(task)
+    return task
 
 
 def task_of(model: Model, changes: Mapping[str, Any] | None = None) -> Task | None:
@@ -40,8 +61,36 @@ def task_of(model: Model, changes: Mapping[str, Any] | None = None) -> Task | No
         if len(several := entry.get("tasks", {})) == 1:  # of a mixture's, the only one
             (known,) = several.values()
         if known is not None:
-            task = get_task(known["name"], {**known["options"], **(changes or {})})
-            task.limits = dict(known["limits"])
+            task: Any = get_task(known["name"], {**known["options"], **(changes or {})}, model.family)
+            getattr(task, "task", task).known = tuple(known.get("labels", ()))
+            task.limits.update(known["limits"])
             task.bind(model)
             return task
     return None
+
+
+def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task:
+    """The task that a model is asked to do: the named one, the one that it was fine-tuned for, or what its heads are for."""
+    last = next((entry["task"]["name"] for entry in reversed(model.history) if entry.get("task")), None)
+    if (name is None or name == last) and (known := task_of(model, options)) is not None:
+        return known
+    name = name or next((HEADS[head] for head in sorted(model.asked) if head in HEADS), None)
+    if name is None:
+        raise EtymonError(
+            f"this {model.family.title} was not fine-tuned: say which task it is to do (--task text2text), or fine-tune it first"
+        )
+    if name == "classify" and len(model.labels) == 1:
+        name = "regress"
+    published = (
+        {"multi_label": True} if model.carried.get("problem_type") == "multi_label_classification" else {}
+    )
+    ways = hasattr(task_class(name).Options, "way")  # those of tasks that only a text answers have none
+    own = {"way": "head"} if ways and model.asked & set(HEADS) else {}
+    task = get_task(name, {**own, **(published if name == "classify" else {}), **options}, model.family)
+    missing = task.fit(model.family).heads - set(model.heads)
+    if missing:
+        raise EtymonError(
+            f"this {model.family.title} has no {' and no '.join(sorted(missing))} head, which the task {name!r} needs: fine-tune it first"
+        )
+    task.bind(model)
+    return task

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from etymon.data.examples import NONE
+from etymon.data.examples import bundled, filled, sample_bundles
 from etymon.data.plans import key
 from etymon.objectives.objective import Objective, Prepared, Term, Unit
 from etymon.tasks.task import Task
@@ -79,7 +79,7 @@ class TaskMixture(Objective):
         self.partial = any(part.heads != self.heads for part in parts.values())
         for part in parts.values():
             if isinstance(part, Task):
-                part.batch_tokens = batch_tokens
+                part.batch_tokens, part.batch_rows = batch_tokens, None
 
     def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         """Rows (number of the member, m and w, the m rows of width w of its own plan, -1 ...), `slices` of one member one after the
@@ -100,25 +100,16 @@ class TaskMixture(Objective):
             while len(rows) < wanted:
                 rows += self._bundles(name, split, seed, epoch * passes + turn)
                 turn += 1
-            headed = [
-                np.concatenate([[number, *rows_mw.shape], rows_mw.reshape(-1)]) for rows_mw in rows[:wanted]
-            ]
+            headed = [np.concatenate([[number], row]) for row in rows[:wanted]]
             blocks += [headed[first : first + self.slices] for first in range(0, wanted, self.slices)]
         order = key(seed, "mixture", epoch).permutation(len(blocks)) if shuffle else range(len(blocks))
-        flat = [row for place in order for row in blocks[place]]
-        table = np.full((len(flat), max(map(len, flat))), NONE, np.int64)
-        for place, row in enumerate(flat):
-            table[place, : len(row)] = row
-        return table
+        return filled([row for place in order for row in blocks[place]])
 
     def _bundles(self, name: str, split: MixedSplit, seed: int, epoch: int) -> list[np.ndarray]:
         """Samples of a member, as many together as a batch has tokens; those of a task are so already."""
-        part, own = self.parts[name], split.parts[name]
-        rows = part.plan(own, seed, epoch)
-        if isinstance(part, Task):
-            return [row[None, row != NONE] for row in rows]
-        many = max(1, self.batch_tokens // self.lengths[name])
-        return [rows[first : first + many] for first in range(0, len(rows), many)]
+        part = self.parts[name]
+        many = 1 if isinstance(part, Task) else max(1, self.batch_tokens // self.lengths[name])
+        return sample_bundles(part.plan(split.parts[name], seed, epoch), many)
 
     def _tokens(self, name: str, split: MixedSplit) -> float:
         """Of an example: bundles are of as many tokens, so rates of examples become rates of bundles by these."""
@@ -127,10 +118,9 @@ class TaskMixture(Objective):
         return float(self.lengths[name])
 
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> tuple[str, list[Any]]:
-        number, many, width = row[:3]
-        name = list(self.parts)[number]
+        name = list(self.parts)[row[0]]
         part, own = self.parts[name], split.parts[name]
-        return name, [part.prepare(own, each, rng) for each in row[3 : 3 + many * width].reshape(many, width)]
+        return name, [part.prepare(own, each, rng) for each in bundled(row[1:])]
 
     def collate(self, examples: Sequence[tuple[str, list[Any]]]) -> MixedPrepared:
         parts = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -12,18 +12,28 @@ import numpy as np
 from etymon.errors import EtymonError
 
 CONFIDENCE = 95.0
+MOST_CELLS = 4_000_000
+"""Of resamples that are held at once."""
 IDEOGRAPHS = (("\u3400", "\u9fff"), ("\uf900", "\ufaff"))
+LIBRARIES = {"bleu": "sacrebleu", "chrf": "sacrebleu"} | dict.fromkeys(
+    ("rouge1", "rouge2", "rougeL"), "rouge_score"
+)
+_PACKAGES = {"rouge_score": "rouge-score", "sklearn": "scikit-learn"}
+FALLING = frozenset({"mse", "bits_per_byte"})
+"""Metrics of which less is better; they are not of 100."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Of 100. `low` and `high` are the ends of the 95% interval, where it was asked for."""
+    """Of 100, the more the better, unless it `falls`. `low` and `high` are the ends of the 95% interval, where it was asked for."""
 
     value: float
     low: float | None = None
     high: float | None = None
     signature: str = ""
     """What exactly was counted, in the words of the library."""
+    falls: bool = False
+    """Whether less is better, as of an error in the units of the data (`FALLING`)."""
 
 
 def text_scores(
@@ -33,56 +43,72 @@ def text_scores(
     return {name: TEXT_METRICS[name](predictions, references, resamples) for name in metrics}
 
 
-def need_libraries(metrics: Sequence[str]) -> None:
-    """Refuses metrics whose library is not there, before any work."""
+def need_libraries(metrics: Sequence[str], libraries: Mapping[str, str] = LIBRARIES) -> None:
+    """Refuses metrics whose library is not there, before any work. Other scores than those of texts have `libraries` of their own."""
     for metric in metrics:
-        for library in ("sacrebleu",) * (metric in ("bleu", "chrf")) + ("rouge_score",) * metric.startswith(
-            "rouge"
-        ):
-            _library(library, metric)
+        if metric in libraries:
+            library(libraries[metric], metric)
 
 
 def bootstrap(values: Sequence[float], resamples: int, seed: int = 12345) -> Score:
     """The mean of values, one a row, and the interval of means of rows that are drawn again with replacement."""
-    own = np.asarray(values, float)
+    kinds, counts = np.unique(np.asarray(values, float), return_counts=True)
+    mean = float(np.mean(values))
+    return Score(mean, *interval(counts, lambda drawn: drawn @ kinds / len(values), resamples, seed))
+
+
+def interval(
+    counts: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], resamples: int, seed: int = 12345
+) -> tuple[float | None, float | None]:
+    """The ends of the 95% interval of a statistic by bootstrap over rows; none without resamples.
+
+    A score depends on the rows only by how many there are of each kind, a label and its prediction, say: these are the
+    `counts`. Rows that are drawn again with replacement are then one draw from a multinomial distribution, and
+    `statistic` gets many of them at once: `[resamples, kinds]` counts, of which it gives `[resamples]` values.
+    """
     if not resamples:
-        return Score(float(own.mean()))
-    draws = np.random.default_rng(seed).integers(len(own), size=(resamples, len(own)))
+        return None, None
+    draw, rows = np.random.default_rng(seed), int(counts.sum())
+    at_once = max(1, MOST_CELLS // len(counts))
+    sizes = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
+    drawn = (draw.multinomial(rows, counts / rows, size).astype(float) for size in sizes)
     edge = (100 - CONFIDENCE) / 2
-    low, high = np.percentile(own[draws].mean(1), [edge, 100 - edge])
-    return Score(float(own.mean()), float(low), float(high))
+    low, high = np.percentile(np.concatenate([statistic(each) for each in drawn]), [edge, 100 - edge])
+    return float(low), float(high)
 
 
-def _library(name: str, metric: str) -> Any:
+def library(name: str, metric: str) -> Any:
+    """The module, or one line that says how to get it."""
     try:
         return import_module(name)
     except ImportError as error:
+        without = "accuracy" if name in ("sklearn", "seqeval") else "exact"
         raise EtymonError(
-            f"the metric {metric!r} needs {name.replace('_', '-')}: pip install 'etymon[evaluate]', or say --metric exact"
+            f"the metric {metric!r} needs {_PACKAGES.get(name, name)}: pip install 'etymon[evaluate]', or say --metric {without}"
         ) from error
 
 
 def _sacrebleu(kind: str) -> Callable[[Sequence[str], Sequence[str], int], Score]:
     def score(predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
-        library = _library("sacrebleu", kind)
+        sacrebleu = library("sacrebleu", kind)
         if kind == "bleu":
-            metric = library.BLEU(tokenize="zh" if _ideographic(references) else "13a")
+            metric = sacrebleu.BLEU(tokenize="zh" if ideographic(references) else "13a")
         else:
-            metric = library.CHRF()
+            metric = sacrebleu.CHRF()
         found = metric.corpus_score(list(predictions), [list(references)], n_bootstrap=max(1, resamples))
-        interval: tuple[float | None, float | None] = (None, None)
+        ends: tuple[float | None, float | None] = (None, None)
         if resamples:
             # Where the score lies among its resamples: the library gives their mean and half the width.
             mean, half = float(found._mean), float(found._ci)
-            interval = (max(0.0, mean - half), min(100.0, mean + half))
-        return Score(float(found.score), *interval, signature=str(metric.get_signature()))
+            ends = (max(0.0, mean - half), min(100.0, mean + half))
+        return Score(float(found.score), *ends, signature=str(metric.get_signature()))
 
     return score
 
 
 def _rouge(kind: str) -> Callable[[Sequence[str], Sequence[str], int], Score]:
     def score(predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
-        _library("rouge_score", kind)
+        library("rouge_score", kind)
         scorer = import_module("rouge_score.rouge_scorer").RougeScorer([kind], use_stemmer=True)
         pairs = zip(references, predictions, strict=True)
         return bootstrap([100 * scorer.score(*pair)[kind].fmeasure for pair in pairs], resamples)
@@ -95,11 +121,11 @@ def _exact(predictions: Sequence[str], references: Sequence[str], resamples: int
     return bootstrap(same, resamples)
 
 
-def _ideographic(texts: Sequence[str]) -> bool:
-    """Whether most letters are Chinese ones, which BLEU has to count one by one."""
+def ideographic(texts: Sequence[str], scripts: Sequence[tuple[str, str]] = IDEOGRAPHS) -> bool:
+    """Whether most letters are Chinese ones (or of these scripts), which BLEU has to count one by one."""
     letters = [letter for text in texts[:1000] for letter in text if letter.isalpha()]
-    chinese = sum(any(low <= letter <= high for low, high in IDEOGRAPHS) for letter in letters)
-    return 2 * chinese > len(letters)
+    among = sum(any(low <= letter <= high for low, high in scripts) for letter in letters)
+    return 2 * among > len(letters)
 
 
 TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str], int], Score]] = {

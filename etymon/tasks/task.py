@@ -2,7 +2,7 @@
 
 A task is made from its options alone, so that a misfit of task, family and table is refused before any work. `bind` ties
 it to a model; then it encodes tables, and trains as any objective does. Its samples are bundles of rows of similar length
-with about `batch_tokens` tokens, so a slice of one sample is a batch.
+with about `batch_tokens` tokens, or of `batch_rows` rows, so a slice of one sample is a batch.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from etymon.data.examples import NONE, Examples, bundles
+from etymon.config import did_you_mean
+from etymon.data.examples import NONE, Examples, bundles, bundles_of_rows
 from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.objectives.objective import Objective
-from etymon.tasks.scores import Score
+from etymon.tasks.scores import FALLING, Score, need_libraries
 
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
 """Of a batch: a small table is not to be a few large steps."""
@@ -42,26 +43,40 @@ class Task(Objective, ABC):
     """A frozen dataclass: the columns, and how they are read. A family's recipe may set what it has of them."""
     metrics: ClassVar[tuple[str, ...]]
     """The scores it knows beside `loss`; the first is the usual one."""
+    libraries: ClassVar[Mapping[str, str]] = {}
+    """Metrics that another library counts."""
+    usual_rows: ClassVar[int | None] = None
+    """Rows a step where nobody says how many; None where tokens are counted."""
     requires: frozenset[str] = frozenset()
-    likelihood = None
+    likelihood: str | None = None
 
     def __init__(self, options: Any) -> None:
         self.options = options
         self.batch_tokens = MOST_TOKENS
+        self.batch_rows: int | None = None
         self.limits: dict[str, int] = {}
         """Lengths in tokens that were found in the training table, by name."""
 
     # --- before there is a model
 
-    @classmethod
     @abstractmethod
-    def fit(cls, family: Family) -> Fit:
+    def fit(self, family: Family) -> Fit:
         """How the family does it; an error with the reason if it cannot."""
+
+    @property
+    def usual_metrics(self) -> tuple[str, ...]:
+        """What it is judged by unless told."""
+        return self.metrics[:1]
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns that are read. Rows with the same value in the first belong together."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Those of them that an answer needs."""
+        return self.columns[:1]
 
     @abstractmethod
     def texts(self, table: Table) -> dict[str, list[str]]:
@@ -77,6 +92,10 @@ class Task(Objective, ABC):
     @abstractmethod
     def bind(self, model: Model, length: int | None = None) -> None:
         """Takes over what has to be known of the model: its tokenizers and framing, and how much it reads."""
+
+    def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
+        """`bind` for training: the model is told what its heads are for, and whether its body only gives features."""
+        self.bind(model, length)
 
     @abstractmethod
     def encode(
@@ -94,6 +113,10 @@ class Task(Objective, ABC):
     ) -> dict[str, Score]:
         """How good the answers are; with `resamples`, each with a confidence interval by bootstrap."""
 
+    def record(self, prediction: Any) -> dict[str, Any]:
+        """An answer as values that JSON knows, `prediction` first."""
+        return {"prediction": prediction}
+
     @abstractmethod
     def shown(self, table: Table, number: int, prediction: Any) -> str:
         """A row and its prediction, for people."""
@@ -101,6 +124,8 @@ class Task(Objective, ABC):
     # --- as an objective
 
     def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+        if self.batch_rows is not None:
+            return bundles_of_rows(split.sizes, self.batch_rows, seed, epoch, shuffle=shuffle)
         return bundles(split.sizes, self.batch_tokens, seed, epoch, shuffle=shuffle)
 
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
@@ -113,14 +138,14 @@ class Task(Objective, ABC):
         return {"name": self.name, "options": asdict(self.options), "limits": self.limits}
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
-        from etymon.config import did_you_mean
-
+        """Refuses metrics that it does not have, or whose library is not there."""
+        known = ("loss", *self.metrics)
         for metric in metrics:
-            if metric not in ("loss", *self.metrics):
-                known = ("loss", *self.metrics)
+            if metric not in known:
                 raise EtymonError(
                     f"the task {self.name!r} has no metric {metric!r}: {did_you_mean(metric, known)}"
                 )
+        need_libraries(metrics, self.libraries)
 
 
 def usual_batch(examples: Examples) -> int:
@@ -131,5 +156,7 @@ def usual_batch(examples: Examples) -> int:
 def falling(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
     """A metric as a criterion, which is to fall."""
     if metric == "loss":
-        return lambda figures: figures.get("bits_per_target")
+        return lambda figures: figures.get("bits_per_byte", figures.get("bits_per_target"))
+    if metric.rpartition("/")[2] in FALLING:
+        return lambda figures: figures.get(metric)
     return lambda figures: None if figures.get(metric) is None else -figures[metric]

@@ -28,7 +28,7 @@ from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context, DenseVocabulary
 from etymon.objectives.objective import Prepared, Term, Unit, needed_id
-from etymon.tasks.scores import TEXT_METRICS, Score, text_scores
+from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, Score, text_scores
 from etymon.tasks.task import Fit, Task
 
 USUAL_LENGTH = 512
@@ -65,18 +65,18 @@ class Text2Text(Task):
     name = "text2text"
     Options = Text2TextOptions
     metrics = tuple(TEXT_METRICS)
+    libraries = LIBRARIES
     heads = frozenset({"vocabulary"})
     options: Text2TextOptions
 
-    @classmethod
-    def fit(cls, family: Family) -> Fit:
+    def fit(self, family: Family) -> Fit:
         native = "encoder-decoder" in family.capabilities or {"causal", "state"} <= family.capabilities
         if not native:
             raise EtymonError(
-                f"{family.title} cannot write a text, which the task {cls.name!r} asks for: take an encoder-decoder (t5, bart, "
+                f"{family.title} cannot write a text, which the task {self.name!r} asks for: take an encoder-decoder (t5, bart, "
                 "transformer, rnn) or a decoder (gpt2)"
             )
-        return Fit("native", cls.heads)
+        return Fit("native", self.heads)
 
     @property
     def columns(self) -> tuple[str, ...]:

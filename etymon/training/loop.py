@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,8 @@ from pydantic.dataclasses import dataclass as strict_dataclass
 from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import weighted_loss
+from etymon.objectives.objective import Prepared, Term, weighted_loss
+from etymon.training.adversarial import AdversarialSettings, Back, back_propagate
 from etymon.training.budgets import Budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Step
@@ -31,6 +33,7 @@ from etymon.training.optimisers import (
     optimiser_tensors,
     restore_optimiser,
     set_rate,
+    thawed,
 )
 from etymon.training.progress import Progress
 from etymon.training.runs import JUDGED, Run, TrainingState
@@ -59,6 +62,9 @@ class TrainingSettings:
     keep: int = 2
     paced: Literal["steps", "samples"] = "steps"
     """What the schedule goes by: samples where the batch grows, so that warm-up and decay are counted in text."""
+    adversarial: AdversarialSettings | None = None
+    unfreeze: float | None = None
+    """Share of the steps after which everything trains: at first it is the top alone, then layer by layer from above."""
 
     def rate(self, step: float) -> float:
         return self.optimiser.learning_rate * self.schedule.share(step, self.steps)
@@ -157,13 +163,12 @@ class Trainer:
         left = settings.steps - state.step
         if left <= 0 or self._over:
             return
-        operations, peak = (
-            [operations_a_token(self.unit, phase.feed) for phase in self.course.phases],
-            matmul_peak(self.device),
-        )
+        passes = 1.0 if settings.adversarial is None else settings.adversarial.cost
+        operations = [passes * operations_a_token(self.unit, phase.feed) for phase in self.course.phases]
+        peak = matmul_peak(self.device)
         heads = {phase.feed.objective.heads for phase in self.course.phases}
-        partial = len(heads) > 1 or any(phase.feed.objective.partial for phase in self.course.phases)
-        self.wrapped = self.world.wrap(self.unit, find_unused=partial)
+        some = len(heads) > 1 or any(phase.feed.objective.partial for phase in self.course.phases)
+        self.wrapped = self.world.wrap(self.unit, find_unused=some or settings.unfreeze is not None)
         begin = started = time.perf_counter()
         seconds = state.seconds
         with closing(self.course.steps(state.step, state.position, left)) as steps:
@@ -278,15 +283,16 @@ class Trainer:
         self.unit.objective = objective
         if step.anew:
             self.unit.forget()
-        for place, (number, prepared) in enumerate(step.slices.items()):
-            # Dropout depends on (seed, step, slice) alone: neither on what ran before nor on where it runs.
-            seed_device(settings.seed, self.state.step, number)
-            silent = isinstance(self.wrapped, DistributedDataParallel) and place < len(step.slices) - 1
-            with self.wrapped.no_sync() if silent else nullcontext():  # type: ignore[operator]
-                terms = self.wrapped(prepared.to(self.device))
-                # The wrapper takes the mean over the processes; the sum is wanted.
-                (weighted_loss(terms, counts) * world.size).backward()
-            add_terms(terms, totals, late)
+        # Where steps are only measured everything trains: later ones take as long.
+        gradually = settings.unfreeze is not None and learning_rate is None
+        share = self.state.step / (settings.steps * (settings.unfreeze or 1.0))
+        with thawed(self.unit, share) if gradually else nullcontext():
+            for number, prepared in step.slices.items():
+                ends = number == next(reversed(step.slices))
+                once = partial(self._pass_over, prepared.to(self.device), number, counts, ends)
+                attack = settings.adversarial
+                terms = once() if attack is None else back_propagate(attack, self.unit, once)
+                add_terms(terms, totals, late)
         totals, counts = world.add(totals), counts | world.add(late)
         layers = gradient_norms(self.unit) if self._logs_layers() else {}
         norm = torch.nn.utils.clip_grad_norm_(self.unit.parameters(), settings.clip or math.inf)
@@ -314,6 +320,20 @@ class Trainer:
             "step_tokens": counts[TOKENS],
         }
         return {**record, **{f"gradient_norm/{name}": value for name, value in layers.items()}}
+
+    def _pass_over(
+        self, prepared: Prepared, number: int, counts: Mapping[str, float], ends: bool,
+        back: Back = torch.Tensor.backward, last: bool = True,
+    ) -> dict[str, Term]:  # fmt: skip
+        """One pass over slice `number`; in the last one over the slice that ends a step, processes add up their gradients."""
+        # Dropout depends on (seed, step, slice) alone: neither on what ran before nor on where it runs.
+        seed_device(self.settings.seed, self.state.step, number)
+        silent = isinstance(self.wrapped, DistributedDataParallel) and not (ends and last)
+        with self.wrapped.no_sync() if silent else nullcontext():  # type: ignore[operator]
+            terms: dict[str, Term] = self.wrapped(prepared)
+            # The wrapper takes the mean over the processes; the sum is wanted.
+            back(weighted_loss(terms, counts) * self.world.size)
+        return terms
 
     def _logs_layers(self) -> bool:
         return (self.state.step + 1) % self.settings.log_layers_every == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -44,6 +45,13 @@ class Memories:
 
     def keep(self, prepared: Streamed, state: Any) -> None:
         self._states[prepared.streams] = state
+
+    def copy(self) -> Memories:
+        """The same, which goes on by itself: states take up new tensors and never write into old ones."""
+        same = Memories()
+        same._states = {streams: copy(state) for streams, state in self._states.items()}
+        same._saved = dict(self._saved)
+        return same
 
     def _load(self, prepared: Streamed, new: Callable[[int], Any], device: torch.device) -> None:
         name = _name(prepared.streams)

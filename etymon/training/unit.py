@@ -61,10 +61,15 @@ class TrainingUnit(nn.Module):
         if state is not None:
             self._memories.keep(prepared, state)
 
+    def memories(self) -> Memories:
+        """What streams remember now, as a copy."""
+        return self._memories.copy()
+
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Inside, streams are others and begin anew; afterwards the old ones go on as if nothing had been."""
-        kept, self._memories = self._memories, Memories()
+    def apart(self, memories: Memories | None = None) -> Iterator[None]:
+        """Inside, streams are others, which begin anew or with these memories; afterwards the old ones go on as if nothing
+        had been."""
+        kept, self._memories = self._memories, memories or Memories()
         try:
             yield
         finally:

@@ -49,12 +49,14 @@ def convert(
     Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's layout.
     `--average 5` writes the mean of a run's last five checkpoints.
     `--quantize int8` writes weights of eight bits, which etymon alone can read, and says what that changed.
+    Adapters are merged into their base.
     """
     import torch
 
     from etymon.checkpoints.folder import ensure_replaceable
     from etymon.errors import EtymonError
     from etymon.families.loading import load, save, write_published
+    from etymon.nn.lora import merge
 
     ensure_replaceable(target)
     if quantize is not None and dtype != "float32":
@@ -75,6 +77,7 @@ def convert(
             ignore_config_keys=tuple(ignore_config_key),
             partial=partial,
         )
+    merge(model)
     if layout == "bilm":
         write_published(model, target)
         left_out = sorted(model.asked)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.verbs import options
+
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.tasks.scores import Score
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Evaluated:
     scores: dict[str, Score]
-    predictions: list[Any]
+    predictions: list[dict[str, Any]]
+    """What `etymon predict` gives, a record a row."""
     rows: int
 
 
@@ -26,13 +29,23 @@ def evaluate(
         Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None,
         "a table, or parallel text files: test.de test.en",
     ] = None,
-    task: Annotated[str | None, "text2text (what the model was fine-tuned for)"] = None,
-    source: Annotated[str | None, "text2text: the column that is read (as in training)"] = None,
-    target: Annotated[str | None, "text2text: the column to compare with (as in training)"] = None,
-    prefix: Annotated[str | None, "text2text: put before every source (as in training)"] = None,
+    task: Annotated[str | None, "what to answer (what the model was fine-tuned for)"] = None,
+    text: options.Text = None,
+    second: options.Second = None,
+    label: options.Label = None,
+    context: options.Context = None,
+    choices: options.Choices = None,
+    tokens: options.Tokens = None,
+    tags: options.Tags = None,
+    entities: options.Entities = None,
+    question: options.Question = None,
+    answers: options.Answers = None,
+    source: options.Source = None,
+    target: options.Target = None,
+    prefix: options.Prefix = None,
     columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
     metric: Annotated[
-        Sequence[str] | str | None, "bleu, chrf, rouge1, rouge2, rougeL, exact (the task's own)"
+        Sequence[str] | str | None, "accuracy, f1, matthews, pearson, bleu, chrf, rougeL ... (the task's own)"
     ] = None,
     beams: Annotated[int, "search with so many beams"] = 4,
     resamples: Annotated[int, "of the rows, for the confidence intervals; 0 for none"] = 1000,
@@ -45,29 +58,24 @@ def evaluate(
     from etymon.data.tables import read_table
     from etymon.errors import EtymonError
     from etymon.generation.settings import DecodingSettings
-    from etymon.tasks import get_task, task_class, task_of
-    from etymon.tasks.scores import need_libraries
+    from etymon.tasks import task_for
     from etymon.verbs.opening import opened
 
     if data is None:
         raise EtymonError("there are no rows to score on: give --data with a table or two parallel files")
     chosen = opened(model, device)
-    given = {"source": source, "target": target, "prefix": prefix}
-    options = {name: value for name, value in given.items() if value is not None}
-    known = task_of(chosen, options)
-    if known is None or task not in (None, known.name):
-        if task is None:
-            raise EtymonError(f"{model} was not fine-tuned: say which task it is to do (--task text2text)")
-        task_class(task).fit(chosen.family)
-        known = get_task(task, options)
-        known.bind(chosen)
-    metrics = [metric] if isinstance(metric, str) else list(metric or known.metrics[:1])
+    told = options.task_options(
+        text=text, second=second, label=label, context=context, choices=choices, tokens=tokens, tags=tags,
+        entities=entities, question=question, answers=answers, source=source, target=target, prefix=prefix,
+    )  # fmt: skip
+    known = task_for(chosen, task, told)
+    metrics = [metric] if isinstance(metric, str) else list(metric or known.usual_metrics)
     known.check_metrics(metrics)
-    need_libraries(metrics)
     table = read_table(data, () if columns is None else columns.split(","))
     known.texts(table)  # refuses rows that cannot be used, before any work
     predictions = known.predict(chosen, table, DecodingSettings(beams=beams))
-    return Evaluated(known.score(predictions, table, metrics, resamples), predictions, len(table))
+    scores = known.score(predictions, table, metrics, resamples)
+    return Evaluated(scores, [known.record(each) for each in predictions], len(table))
 
 
 def present(
@@ -82,7 +90,7 @@ def present(
 
     if out is not None:
         with atomic_write(out) as file:
-            file.writelines(" ".join(str(each).split()) + "\n" for each in result.predictions)
+            file.writelines(" ".join(str(each["prediction"]).split()) + "\n" for each in result.predictions)
     if json:
         print(dumps({name: asdict(score) for name, score in result.scores.items()}))
         return

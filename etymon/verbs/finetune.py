@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from etymon.verbs import options
 from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.pretrain import present as present_run
 
@@ -21,6 +22,10 @@ class Finetuned(Pretrained):
     best_step: int | None = None
     scores: dict[str, Score] = field(default_factory=dict)
     """With their confidence intervals."""
+    beside: dict[str, dict[str, Score]] = field(default_factory=dict)
+    """The scores of baselines, and of the model where texts have typos, by who it is."""
+    seeds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Of several seeds, the metrics of each."""
 
 
 def finetune(
@@ -28,7 +33,10 @@ def finetune(
         str | Path, "folder, run or hub id of a model; with --from-scratch, the name of a family"
     ],
     *,
-    task: Annotated[str | None, "what to learn: text2text"] = None,
+    task: Annotated[
+        str | None,
+        "what to learn: classify, regress, choose, tag, answer, text2text (text2text), language-model",
+    ] = None,
     train: Annotated[
         Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None,
         "a table (.csv .tsv .jsonl .parquet), or parallel text files: train.de train.en",
@@ -40,13 +48,24 @@ def finetune(
         Path | None,
         "a YAML file of several tasks and objectives to learn together, instead of task and train",
     ] = None,
-    source: Annotated[str | None, "text2text: the column to read (source)"] = None,
-    target: Annotated[str | None, "text2text: the column to write (target)"] = None,
-    prefix: Annotated[str | None, "text2text: put before every source, e.g. 'summarize: '"] = None,
+    text: options.Text = None,
+    second: options.Second = None,
+    label: options.Label = None,
+    multi_label: options.MultiLabel = None,
+    context: options.Context = None,
+    choices: options.Choices = None,
+    tokens: options.Tokens = None,
+    tags: options.Tags = None,
+    entities: options.Entities = None,
+    question: options.Question = None,
+    answers: options.Answers = None,
+    source: options.Source = None,
+    target: options.Target = None,
+    prefix: options.Prefix = None,
     columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
     metric: Annotated[
         Sequence[str] | str | None,
-        "bleu, chrf, rouge1, rouge2, rougeL, exact or loss; the first decides which model is kept (the task's own)",
+        "accuracy, f1, matthews, pearson, bleu, rougeL, loss ...; the first decides which model is kept (the task's own)",
     ] = None,
     from_scratch: Annotated[
         bool, "begin with an untrained model, and train its tokenizer on the table"
@@ -56,6 +75,7 @@ def finetune(
     budget: Annotated[str | None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs (10m)"] = None,
     epochs: Annotated[float | None, "passes over the table, instead of a budget"] = None,
     steps: Annotated[int | None, "optimiser steps to take, instead of a budget"] = None,
+    batch: Annotated[int | None, "rows a step (32; text2text counts tokens)"] = None,
     batch_tokens: Annotated[
         int | None, "tokens a step, of all texts together (4096; fewer of a small table)"
     ] = None,
@@ -66,8 +86,47 @@ def finetune(
         int | None, "tokens of a text at most; what is longer is cut (512, as the model allows)"
     ] = None,
     hold_out: Annotated[float | None, "share of the rows to judge by, without --validation (0.05)"] = None,
+    baselines: Annotated[
+        bool | None, "classify, regress: score a majority, TF-IDF and a typo baseline beside the model (yes)"
+    ] = None,
     beams: Annotated[int | None, "of the last validation (1: greedy, as those on the way)"] = None,
-    smoothing: Annotated[float | None, "text2text: label smoothing (the family's own)"] = None,
+    way: Annotated[
+        Literal["auto", "head", "text"] | None,
+        "how answers are given: by a head, or written (as the family was published)",
+    ] = None,
+    smoothing: Annotated[float | None, "classify, text2text: label smoothing (the family's own)"] = None,
+    class_weights: Annotated[
+        Literal["none", "balanced"] | None, "classify: rare labels count more (none)"
+    ] = None,
+    symmetric: Annotated[bool | None, "read both orders of a pair (GPT-1: of similarity)"] = None,
+    language_model: Annotated[
+        float | None, "weight of language modelling beside the task (GPT-1: 0.5)"
+    ] = None,
+    r_drop: Annotated[float | None, "weight of the divergence between two passes of dropout (0)"] = None,
+    adversarial: Annotated[
+        Literal["fgm", "pgd", "freelb"] | None, "train on word vectors that are moved against the model, too"
+    ] = None,
+    frozen: Annotated[
+        Sequence[str] | None, "patterns of parameters that are not trained: 'body.embeddings.*'"
+    ] = None,
+    unfreeze: Annotated[
+        float | None, "begin with the head alone; from the top down, all train after this share of the steps"
+    ] = None,
+    lora: Annotated[
+        int | None, "train adapters of this rank instead of the weights, saved as PEFT does"
+    ] = None,
+    merge: Annotated[
+        bool | None, "keep the whole model with its adapters added in, not the adapters alone"
+    ] = None,
+    features: Annotated[
+        Literal["mix", "last-four", "last"] | None,
+        "the body's layers feed a BiLSTM instead of a head (ELMo: mix)",
+    ] = None,
+    place: Annotated[Literal["input", "output", "both"] | None, "features: where they enter (input)"] = None,
+    tune_body: Annotated[bool | None, "features: train the body, too; it is frozen otherwise"] = None,
+    teacher: Annotated[
+        str | Path | None, "a model that was fine-tuned for the task: its answers are followed, too"
+    ] = None,
     patience: Annotated[int | None, "stop after so many validations without a better one"] = None,
     tokenizer: Annotated[
         str | Path | None, "folder of a tokenizer, or the kind to train (the family's)"
@@ -92,6 +151,9 @@ def finetune(
     workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
+    seeds: Annotated[
+        int | Sequence[int] | None, "train so many models, or of these seeds, for a mean and its deviation"
+    ] = None,
     config: Annotated[Path | None, "a YAML file with any of these settings; options beat it"] = None,
     set: Annotated[
         Sequence[str] | None, "override a setting by its dotted name: options.separator=' => '"
@@ -131,15 +193,25 @@ def finetune(
         if size is not None:
             raise EtymonError(f"{model} has its size: leave --size out, or begin anew with --from-scratch")
         family = read_shape(model)[0].name
-    options = {"source": source, "target": target, "prefix": prefix, "smoothing": smoothing}
+    told = options.task_options(
+        text=text, second=second, label=label, multi_label=multi_label, context=context, choices=choices, tokens=tokens,
+        tags=tags, entities=entities, question=question, answers=answers, source=source, target=target, prefix=prefix,
+        way=way, smoothing=smoothing, class_weights=class_weights, symmetric=symmetric, language_model=language_model,
+        r_drop=r_drop,
+    )  # fmt: skip
+    featured = {"source": features, "place": place}
     given: dict[str, Any] = {
         "family": family, "start": None if from_scratch else str(model), "size": size, "task": task,
         "train": _paths(train), "validation": _paths(validation),
         "mixture": None if mixture is None else read_yaml(mixture),
         "columns": None if columns is None else columns.split(","),
         "metrics": [metric] if isinstance(metric, str) else list(metric) if metric else None,
-        "options": {name: value for name, value in options.items() if value is not None} or None,
-        "budget": budget, "batch_tokens": batch_tokens, "slices": slices, "length": length, "hold_out": hold_out,
+        "options": told or None, "teacher": None if teacher is None else str(teacher),
+        "adversarial": adversarial, "frozen": list(frozen) if frozen else None, "unfreeze": unfreeze,
+        "lora": None if lora is None else {"rank": lora}, "merge": merge, "tune_body": tune_body,
+        "baselines": baselines,
+        "features": {name: value for name, value in featured.items() if value is not None} or None,
+        "budget": budget, "batch": batch, "batch_tokens": batch_tokens, "slices": slices, "length": length, "hold_out": hold_out,
         "beams": beams, "patience": patience, "vocabulary": vocabulary, "source_vocabulary": source_vocabulary,
         "tokenizer": None if tokenizer is None else str(tokenizer),
         "source_tokenizer": None if source_tokenizer is None else str(source_tokenizer), "optimiser": optimiser,
@@ -149,6 +221,15 @@ def finetune(
     }  # fmt: skip
     file = assemble_as(TaskFile, given, config, tuple(set or ()))
     folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
+    if seeds is not None:
+        if seed is not None or dry_run:
+            raise EtymonError("give --seed, --dry-run or --seeds, not several of them")
+        from etymon.verbs.seeds import finetune_seeds
+
+        return finetune_seeds(
+            folder, file, [*range(seeds)] if isinstance(seeds, int) else list(seeds), resume=resume,
+            progress=progress, device=device, workers=workers, train=_rows(train), validation=_rows(validation),
+        )  # fmt: skip
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
     own: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
@@ -183,6 +264,17 @@ def _rows(given: Any) -> list[Mapping[str, Any]] | None:
 
 def present(result: Finetuned) -> None:
     present_run(result)
+    if result.seeds:
+        from etymon.verbs.seeds import spread
+
+        for seed, metrics in result.seeds.items():
+            print(f"seed {seed}: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items()))
+        found = spread(result.seeds)
+        for name, mean in found["mean"].items():
+            print(f"{name} {mean:.2f} ± {found['deviation'][name]:.2f}")
+        return
+    for who, scores in result.beside.items():
+        print(f"{who}: " + ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items()))
     for name, score in result.scores.items():
         if score.low is not None:
             print(

@@ -8,15 +8,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from etymon.data.examples import Examples
 from etymon.data.sources import Texts
 from etymon.data.tables import Table, read_table
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
-from etymon.families.loading import read_shape, save, shape_of
+from etymon.families.family import Recipe
+from etymon.families.loading import load, read_shape, save, shape_of
 from etymon.families.model import Model
+from etymon.nn.lora import adapt, merge
 from etymon.report.page import Curve, Section
-from etymon.tasks import get_task, task_class
-from etymon.tasks.scores import Score, need_libraries
+from etymon.tasks import get_task, task_class, task_for
+from etymon.tasks.scores import Score
 from etymon.tasks.task import Task, falling, usual_batch
 from etymon.training.budgets import pace_of, parse_budget
 from etymon.training.distributed import World
@@ -32,9 +35,14 @@ from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunTokenizer
 from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
 from etymon.verbs.task_file import TaskFile
-from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
+from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan
+from etymon.verbs.task_report import Judged, compare, error_sections
 
 MOST_HELD_OUT = 1000
+LORA_RECIPE = Recipe(learning_rate=5e-4, weight_decay=0.01, warmup=0.06)
+"""Of adapters, whatever they are on (Hu et al. 2021, table 9)."""
+FEATURE_RECIPE = Recipe(learning_rate=1e-3, weight_decay=0.0, clip=5.0)
+"""Of a BiLSTM over a body that does not learn (Peters et al. 2018, appendix)."""
 
 
 class Finetuning(TrainingRun):
@@ -54,20 +62,30 @@ class Finetuning(TrainingRun):
         **options: Any,
     ) -> None:
         super().__init__(folder, file, progress, **options)
+        if file.features is not None:
+            self.family = self.family.featured(file.features)
+        self.frozen = self.family.features is not None and file.start is not None and not file.tune_body
+        """Whether the body only gives features and does not learn."""
+        if self.frozen and not self.resuming:
+            self.file = file = replace(file, frozen=tuple(dict.fromkeys([*file.frozen, "body.*"])))
         shape: Any = shape_of(self.family, file.size, **file.shape)
         if file.start is not None:
             if not self.resuming:
                 shape = read_shape(file.start)[1]
                 self.file = file = replace(file, size=self.like(shape)[0] or file.size)
             self.recipe = self.family.tuning_for(file.size if file.size in self.family.sizes else None)
-        kind = task_class(file.task)
-        self.fit = kind.fit(self.family)
-        own = {part.name for part in fields(kind.Options)}
-        usual = {name: value for name, value in self.recipe.options.items() if name in own}
-        self.task = get_task(file.task, usual | file.options)
-        self.metrics = file.metrics or self.task.metrics[:1]
+            if self.frozen:
+                self.recipe = FEATURE_RECIPE
+            if file.lora is not None:
+                self.recipe = LORA_RECIPE
+        known = _known(file.task)
+        usual = self.family.task_options(file.task, known)
+        if self.family.features is not None and "way" in known:
+            usual |= {"way": "head", **({"language_model": 0.0} if "language_model" in usual else {})}
+        self.task = get_task(file.task, usual | file.options, self.family)
+        self.fit = self.task.fit(self.family)
+        self.metrics = file.metrics or self.task.usual_metrics
         self.task.check_metrics(self.metrics)
-        need_libraries(self.metrics)
         self.criterion = falling(self.metrics[0])
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         self.positions: int | None = getattr(shape, "positions", None)
@@ -75,7 +93,7 @@ class Finetuning(TrainingRun):
             raise EtymonError(f"{self.family.title} has one vocabulary: leave those of the source out")
         self.check()
         self.train, self.held_out = self._tables(train, validation)
-        self.scores: dict[str, Score] = {}
+        self.judged = Judged()
 
     def _tables(self, train: Any, validation: Any) -> tuple[Table, Table | None]:
         """The rows to train on and those to judge by; rows that cannot be used are refused."""
@@ -102,10 +120,16 @@ class Finetuning(TrainingRun):
         model = self.completed(model, tokenizer, self.fit.heads, shape=own, **built)
         if begins:
             model.source_tokenizer = source
-        self.task.bind(model, self.file.length)
+        if self.file.lora is not None and model.lora is None:
+            if self.grown:
+                raise EtymonError(
+                    f"{self.file.start} needs more words than it has, and adapters a base that has them: fine-tune it without --lora first"
+                )
+            adapt(model, self.file.lora, self.file.seed, base=str(self.file.start))
+        self.task.tie(model, self.file.length, frozen=self.frozen)
+        self._learn_from_teacher()
         train = self.task.encode(self.train, self.progress.note, learn=True)
-        batch = self.file.batch_tokens or usual_batch(train)
-        self.task.batch_tokens = max(1, batch // self.file.slices)
+        self._cut(train)
         validation = None if self.held_out is None else self.task.encode(self.held_out)
         data: Any = TaskData(train, validation, self.held_out)
         self.progress.note(
@@ -116,6 +140,24 @@ class Finetuning(TrainingRun):
         unit = TrainingUnit(model, self.task).to(world.device)
         length = self.task.limits["length"]
         return unit, [TaskPlan(1.0, length, 1, self.task, data, feed, beams=self.file.beams)]
+
+    def _learn_from_teacher(self) -> None:
+        """Lets another model, which was fine-tuned for the same task, answer the training rows."""
+        if self.file.teacher is None:
+            return
+        if not hasattr(self.task, "follow"):
+            raise EtymonError(
+                f"the task {self.task.name!r} cannot follow a teacher: leave {self.file.teacher} out"
+            )
+        teacher = load(self.file.teacher)
+        self.task.follow(teacher, task_for(teacher, self.task.name, {}), self.file.teacher)
+
+    def _cut(self, train: Examples) -> None:
+        """How much of the table is a slice of a step: rows, or tokens."""
+        file, task = self.file, self.task
+        rows = file.batch or (None if file.batch_tokens else task.usual_rows)
+        task.batch_rows = None if rows is None else max(1, rows // file.slices)
+        task.batch_tokens = max(1, (file.batch_tokens or usual_batch(train)) // file.slices)
 
     def _tokenizers(self, given: Tokenizer | None) -> tuple[Tokenizer, Tokenizer | None]:
         """The target's, which is the only one unless the source has words of its own."""
@@ -156,14 +198,19 @@ class Finetuning(TrainingRun):
                 judge = self.judge(
                     trained.unit, trained.phases, World(device=world.device), lambda step, text: None
                 )
-                metrics, self.scores = judge.whole(self.file.beams)
+                metrics, self.judged = judge.whole(self.file.beams)
+                if self.file.baselines and self.judged.scores and self.held_out is not None:
+                    compare(
+                        self.task, trained.model, self.judged, self.train, self.held_out, list(self.judged.scores),
+                        RESAMPLES, self.file.beams, self.progress.note,
+                    )  # fmt: skip
         return metrics
 
     def keep(self, trained: Trained, world: World) -> None:
         with world.first_alone() as mine:
             if not mine:
                 return
-            save(trained.model, self.folder / self.member)
+            save(merge(trained.model) if self.file.merge else trained.model, self.folder / self.member)
             records = trained.run.metrics()
             more: list[Section] = []
             figures = {}
@@ -171,22 +218,32 @@ class Finetuning(TrainingRun):
                 points = [(one["step"], one[JUDGED + name]) for one in records if JUDGED + name in one]
                 if points and name != "loss":
                     more.append(Curve({"validation": points}, y_label=name, title=f"Validation {name}"))
-                if (score := self.scores.get(name)) is not None:
+                if (score := self.judged.scores.get(name)) is not None:
                     figures[f"validation {name}"] = told(score)
+            if self.held_out is not None:
+                more += error_sections(self.task, self.judged, self.held_out)
             write_run_report(
                 trained.report, trained.model, None, trained.run, self.samples, yardstick=False, figures=figures,
-                more=more, command=f'etymon translate {self.folder} "{_first_line(self.train, self.task.columns[0])}"',
+                more=more, command=self._to_try(),
             )  # fmt: skip
 
     def outcome(self, trained: Trained, **common: Any) -> Finetuned:
-        return Finetuned(**common, best_step=trained.result.state.best_step, scores=self.scores)
+        best = trained.result.state.best_step
+        return Finetuned(**common, best_step=best, scores=self.judged.scores, beside=self.judged.beside)
+
+    def _to_try(self) -> str:
+        if len(self.task.reads) > 1:
+            return f"etymon predict {self.folder} --data FILE"
+        verb = "translate" if self.task.name == "text2text" else "predict"
+        return f'etymon {verb} {self.folder} "{_first_line(self.train, self.task.reads[0])}"'
 
     def resolved(self, settings: TrainingSettings, phases: list[PhasePlan]) -> TaskFile:
         return replace(
             self.file,
             training=settings,
             length=phases[0].length,
-            batch_tokens=self.task.batch_tokens * self.file.slices,
+            batch=None if self.task.batch_rows is None else self.task.batch_rows * self.file.slices,
+            batch_tokens=None if self.task.batch_rows else self.task.batch_tokens * self.file.slices,
             budget=self.file.budget or USUAL_BUDGET,
             metrics=tuple(self.metrics),
             options=asdict(self.task.options),
@@ -195,7 +252,8 @@ class Finetuning(TrainingRun):
         )
 
     def about(self) -> dict[str, Any]:
-        return {"objective": self.task.name, "task": self.task.described(), "data": self.train.description}
+        objective = getattr(self.task, "objective", self.task)
+        return {"objective": objective.name, "task": self.task.described(), "data": self.train.description}
 
     # --- a dry run
 
@@ -217,9 +275,8 @@ class Finetuning(TrainingRun):
                 trainer._step(step)
                 each = time.perf_counter() - begin
             few = self.train.at(range(min(2, len(self.train))))
-            self.task.score(
-                self.task.predict(model, few), few, [name for name in self.metrics if name != "loss"]
-            )
+            if scored := [name for name in self.metrics if name != "loss"]:
+                self.task.score(self.task.predict(model, few), few, scored)
             save(model, self.folder / self.member)
             self.folder = target
         asked = files.budget or USUAL_BUDGET
@@ -258,6 +315,10 @@ def judged_apart(
         if each is not None:
             task.texts(each)
     return table, held
+
+
+def _known(task: str) -> set[str]:
+    return {part.name for part in fields(task_class(task).Options)}
 
 
 def told(score: Score) -> str:

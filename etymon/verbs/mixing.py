@@ -21,7 +21,7 @@ from etymon.objectives.objective import Objective, check_fit
 from etymon.report.page import Curve, Section
 from etymon.tasks import get_task, task_class
 from etymon.tasks.mixture import MixedSplit, TaskMixture, mixing_rates
-from etymon.tasks.scores import Score, need_libraries
+from etymon.tasks.scores import Score
 from etymon.tasks.task import MOST_TOKENS, Task, falling
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
@@ -142,11 +142,9 @@ class Mixing(TrainingRun):
             return Member(file, text=text_source(file.data, file.documents))
         assert file.task is not None
         known = {part.name for part in fields(task_class(file.task).Options)}
-        usual = {name: value for name, value in self.recipe.options.items() if name in known}
-        task = get_task(file.task, usual | file.options)
+        task = get_task(file.task, self.family.task_options(file.task, known) | file.options, self.family)
         self.heads |= task.fit(self.family).heads
         task.check_metrics(own)
-        need_libraries(own)
         held = read_table(file.validation, file.columns) if file.validation else None
         tables = judged_apart(
             task, read_table(file.data, file.columns), held, self.file.hold_out, self.file.seed
@@ -287,9 +285,9 @@ class MixtureJudge:
         scores: dict[str, Score] = {}
 
         def answered(judge: TaskJudge) -> dict[str, Any]:
-            figures, found = judge.whole(beams)
+            figures, judged = judge.whole(beams)
             name = next(name for name, each in self.judges.items() if each is judge)
-            scores.update({f"{name}/{metric}": score for metric, score in found.items()})
+            scores.update({f"{name}/{metric}": score for metric, score in judged.scores.items()})
             return figures
 
         return self._joined(answered), scores

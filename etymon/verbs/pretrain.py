@@ -79,6 +79,12 @@ def pretrain(
     learning_rate: Annotated[float | None, "peak rate (the size's own)"] = None,
     weight_decay: Annotated[float | None, "decoupled weight decay (the family's own)"] = None,
     layer_decay: Annotated[float | None, "factor by which lower layers learn more slowly"] = None,
+    unfreeze: Annotated[
+        float | None, "share of the steps after which all layers train, from the top down"
+    ] = None,
+    adversarial: Annotated[
+        Literal["fgm", "pgd", "freelb"] | None, "train on word vectors with noise that is made to hurt, too"
+    ] = None,
     schedule: Annotated[str | None, "constant, linear, cosine, inverse-square-root or wsd"] = None,
     warmup: Annotated[float | None, "share of the steps in which the rate rises"] = None,
     clip: Annotated[float | None, "largest norm of the gradient, 0 for no limit (the family's own)"] = None,
@@ -120,6 +126,7 @@ def pretrain(
         "documents": documents, "column": column, "errors": errors, "validation": validation, "objective": objective,
         "length": length, "batch": batch, "slices": slices, "budget": budget, "optimiser": optimiser,
         "learning_rate": learning_rate, "weight_decay": weight_decay, "layer_decay": layer_decay,
+        "unfreeze": unfreeze, "adversarial": {"name": adversarial} if adversarial else None,
         "schedule": schedule, "warmup": warmup, "clip": clip, "vocabulary": vocabulary,
         "validate_every": validate_every, "save_every": save_every, "keep": keep, "seed": seed,
         "save_at": [part for each in save_at for part in each.split(",")] if save_at else None,

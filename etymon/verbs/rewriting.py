@@ -61,13 +61,13 @@ def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:
     from etymon.tasks import get_task, task_of
     from etymon.tasks.text2text import Text2Text
 
-    Text2Text.fit(model.family)
     changes = {} if prefix is None else {"prefix": prefix}
     found = task_of(model, changes)
     if not isinstance(found, Text2Text):
         published = (model.carried.get(PUBLISHED) or {}).get(usual) or {}
-        found = get_task("text2text", {"prefix": published.get("prefix") or "", **changes})
+        found = get_task("text2text", {"prefix": published.get("prefix") or "", **changes}, model.family)
         assert isinstance(found, Text2Text)
+        found.fit(model.family)
         found.bind(model)
     return found
 

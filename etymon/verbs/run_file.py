@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass
 
 from etymon.config import override, read_yaml, strict
 from etymon.data.tokenizer_training import KINDS
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
+from etymon.training.adversarial import AdversarialSettings
 from etymon.training.budgets import parse_budget
 from etymon.training.loop import TrainingSettings
 
@@ -66,6 +67,10 @@ class CommonFile:
     layer_decay: float | None = None
     frozen: tuple[str, ...] = ()
     """Patterns of parameters' names that are not trained."""
+    unfreeze: float | None = None
+    """Share of the steps after which everything trains: at first it is the top alone, then layer by layer from above."""
+    adversarial: Annotated[AdversarialSettings | None, BeforeValidator(AdversarialSettings.of)] = None
+    """Noise on word vectors: `fgm`, `pgd` or `freelb`, or a section with its `name` and what is not as usual."""
     schedule: str | None = None
     warmup: float | None = None
     """Share of the steps."""
@@ -108,6 +113,8 @@ class CommonFile:
             raise EtymonError(f"warmup is a share of the steps, from 0 to 1, not {self.warmup:g}")
         if self.clip is not None and not self.clip >= 0:
             raise EtymonError(f"clip is the largest norm of the gradient, or 0 for none, not {self.clip:g}")
+        if self.unfreeze is not None and not 0 < self.unfreeze < 1:
+            raise EtymonError(f"unfreeze is a share of the steps, above 0 and below 1, not {self.unfreeze:g}")
         if self.start is not None and self.shape:
             raise EtymonError("a model to go on from has its shape: leave that out")
         if self.tokenizer is not None and self.vocabulary is not None and self.kind in (None, "byte"):

@@ -41,7 +41,7 @@ def training_settings(
             epsilon=recipe.epsilon,
             weight_decay=chosen(file.weight_decay, recipe.weight_decay),
             undecayed=tuple(recipe.undecayed),
-            layer_decay=file.layer_decay,
+            layer_decay=chosen(file.layer_decay, recipe.layer_decay),
             frozen=file.frozen,
         ),
         schedule=ScheduleChoice(
@@ -58,6 +58,8 @@ def training_settings(
         save_every=file.save_every or every,
         keep=file.keep,
         paced="samples" if file.grows(recipe.ramp) else "steps",
+        adversarial=file.adversarial,
+        unfreeze=file.unfreeze,
     )
 
 

@@ -247,7 +247,7 @@ class TrainingRun(ABC):
             self.progress.note(
                 f"{self.file.start} has no {' and no '.join(model.new_heads)} head: starting anew there"
             )
-        return model, start_tokenizer(self.file, model)
+        return model, start_tokenizer(self.file, model, self.progress.note)
 
     def completed(
         self,
@@ -265,7 +265,7 @@ class TrainingRun(ABC):
                 self.family, self.file.size, heads=heads, seed=self.file.seed, shape=shape, **build_options
             )
         else:
-            model, self.grown = grown(model, tokenizer) or (model, self.grown)
+            model, self.grown = grown(model, tokenizer, self.file.seed) or (model, self.grown)
         model.tokenizer = tokenizer
         return model
 

@@ -27,17 +27,20 @@ def show(
 ) -> Shown:
     """Say what a model folder holds: family, shape, parameters, tokenizer, training history."""
     from etymon.checkpoints.folder import read_config
-    from etymon.checkpoints.weights import open_weights
+    from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families.loading import load, model_folder, read_history
 
     place = model_folder(folder)
     model = load(place, ignore_config_keys=ignore_config_key or ())
     tokenizer = model.tokenizer
-    files = open_weights(place).files
+    adapted = model.lora is not None
+    files = open_weights(place, ADAPTER_FILES if adapted else MODEL_FILES).files
     return Shown(
         folder=place,
         family=model.family.title,
-        architecture=str((read_config(place).get("architectures") or ["?"])[0]),
+        architecture=f"LoRA on {model.lora_base}"
+        if adapted
+        else str((read_config(place).get("architectures") or ["?"])[0]),
         parameters=model.parameter_count(),
         heads=tuple(sorted(model.asked)),
         shape=model.shape_fields(),

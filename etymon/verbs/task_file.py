@@ -9,6 +9,8 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from etymon.errors import EtymonError
+from etymon.nn.features import FeatureSettings
+from etymon.nn.lora import LoraSettings
 from etymon.verbs.run_file import CommonFile
 
 
@@ -76,13 +78,27 @@ class TaskFile(CommonFile):
     """Of files without a header."""
     metrics: tuple[str, ...] = ()
     """The first decides which model is kept."""
+    baselines: bool = True
+    """Whether what a majority, TF-IDF and texts with typos would give stands beside the scores."""
+    batch: int | None = None
+    """Rows a step; or"""
     batch_tokens: int | None = None
-    """Tokens a step, of all that is read and written."""
+    """tokens a step, of all that is read and written."""
     beams: int = 1
     """Of the last validation; those on the way are greedy."""
     source_tokenizer: str | None = None
     """As `tokenizer`, of a source with words of its own."""
     source_vocabulary: int | None = None
+    teacher: str | None = None
+    """A model that was fine-tuned for the same task, whose answers are followed."""
+    lora: LoraSettings | None = None
+    """Adapters are trained, not the weights."""
+    merge: bool = False
+    """What is kept is the whole model, with its adapters added in."""
+    features: FeatureSettings | None = None
+    """The layers feed a BiLSTM instead of a head of the family's own."""
+    tune_body: bool = False
+    """With features: the body is trained as well."""
     mixture: MixtureFile | None = None
     """Several tasks and objectives, instead of `task` and `train`."""
     rows: str | None = None
@@ -97,6 +113,16 @@ class TaskFile(CommonFile):
         super().check()
         if not 0 <= self.hold_out < 1:
             raise EtymonError(f"hold_out is a share of the rows, from 0 to below 1, not {self.hold_out:g}")
+        if self.batch is not None and self.batch_tokens is not None:
+            raise EtymonError("give a batch in rows or in tokens, not both")
+        if self.start is None and (self.lora is not None or self.teacher is not None):
+            raise EtymonError(
+                "adapters and teachers are for a model that is there already: leave them out, or --from-scratch"
+            )
+        if self.merge and self.lora is None:
+            raise EtymonError(
+                "there is nothing to merge without adapters: say --lora RANK, or leave --merge out"
+            )
         if self.start is not None and self.separate:
             raise EtymonError("a model to go on from has its tokenizers: leave those of the source out")
         if self.mixture is not None:

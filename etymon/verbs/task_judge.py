@@ -13,7 +13,6 @@ from etymon.data.tables import Table
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.objectives.objective import Prepared
-from etymon.tasks.scores import Score
 from etymon.tasks.task import Task
 from etymon.training.distributed import World
 from etymon.training.feeding import validation_slices
@@ -21,6 +20,7 @@ from etymon.training.figures import evaluate
 from etymon.training.progress import Progress
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_judge import PhasePlan
+from etymon.verbs.task_report import Judged
 
 JUDGED_ROWS = 200
 """Of the validations on the way; when the run is over, all are answered."""
@@ -92,21 +92,24 @@ class TaskJudge:
         if scored and step != self._told:  # measuring asks once more
             self._told = step
             told = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-            self.progress.note(f"step {step:,}: {told}, {figures['bits_per_target']:.3f} bits per target")
+            unit = "byte" if "bits_per_byte" in figures else "target"
+            self.progress.note(
+                f"step {step:,}: {told}, a loss of {figures[f'bits_per_{unit}']:.3f} bits per {unit}"
+            )
         return figures | found
 
-    def whole(self, beams: int) -> tuple[dict[str, float], dict[str, Score]]:
+    def whole(self, beams: int) -> tuple[dict[str, float], Judged]:
         """Loss and scores over all validation rows."""
         table, scored = self.data.table, [name for name in self.metrics if name != "loss"]
         if table is None or self.data.validation is None:
-            return {}, {}
+            return {}, Judged()
         self.unit.objective = self.task
         figures = evaluate(self.unit, self._read(self.data.validation))
         if not scored:
-            return figures, {}
+            return figures, Judged()
         answers = self.task.predict(self._model, table, DecodingSettings(beams=beams))
         scores = self.task.score(answers, table, scored, RESAMPLES)
-        return figures | {name: score.value for name, score in scores.items()}, scores
+        return figures | {name: score.value for name, score in scores.items()}, Judged(answers, scores)
 
     @property
     def _model(self) -> Model:

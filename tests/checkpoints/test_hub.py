@@ -187,6 +187,14 @@ def test_only_what_is_read_is_downloaded_and_only_once(
     assert len(hub.downloads) == len(content(folder))
 
 
+def test_adapters_are_downloaded_without_looking_for_a_model(hub: Hub, tmp_path: Path) -> None:
+    wanted = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights", "history.json": b"{}"}
+    hub.repositories["someone/adapters"] = {**wanted, "README.md": b"", "training_args.bin": b""}
+    assert content(resolve("someone/adapters")) == wanted
+    hub.repositories["someone/older"] = {"adapter_config.json": b"{}", "adapter_model.bin": b"weights"}
+    assert set(content(resolve("someone/older"))) == {"adapter_config.json", "adapter_model.bin"}
+
+
 @pytest.mark.parametrize("kind", ["whole", "pickled"])
 def test_offline_uses_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     hub.repositories["someone/model"] = repository(tmp_path, kind)

@@ -31,7 +31,7 @@ FAMILIES = ["t5", "bart", "transformer", "rnn", "gpt2", "gpt1", "transformer-xl"
 
 
 def bound(family: str, **options: Any) -> tuple[Text2Text, Any]:
-    task = get_task("text2text", options)
+    task = get_task("text2text", options, get_family(family))
     assert isinstance(task, Text2Text)
     model = tiny.model(family, task).eval()
     task.bind(model, 40)
@@ -136,7 +136,7 @@ def test_a_feed_of_bundles_is_exact_from_any_position() -> None:
 
 def test_smoothing_is_for_training_alone() -> None:
     plain, model = bound("t5")
-    smooth = get_task("text2text", {"smoothing": 0.2})
+    smooth = get_task("text2text", {"smoothing": 0.2}, get_family("t5"))
     smooth.bind(model, 40)
     assert losses(plain, model, 99) == losses(smooth, model, 99)  # type: ignore[arg-type]
     model.train()
@@ -149,9 +149,9 @@ def test_families_that_cannot_write_are_refused_with_the_reason() -> None:
             Text2Text.fit(get_family(family))
     assert Text2Text.fit(get_family("bart")).heads == {"vocabulary"}
     with pytest.raises(EtymonError, match=r"unknown key 'sorce' .*did you mean 'source'"):
-        get_task("text2text", {"sorce": "de"})
+        get_task("text2text", {"sorce": "de"}, get_family("t5"))
     with pytest.raises(EtymonError, match="there is no task 'text2txt': did you mean 'text2text'"):
-        get_task("text2txt", {})
+        get_task("text2txt", {}, get_family("t5"))
 
 
 def test_a_model_remembers_its_task() -> None:

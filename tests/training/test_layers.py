@@ -101,6 +101,7 @@ def test_sections() -> None:
         "body.decoder.stack.norm.weight": "decoder.norm",
         "generator.body.stack.layers.0.attention.query.weight": "generator.layers.0",
         "heads.vocabulary.transform.norm.bias": "heads",
+        "heads.vocabulary.words.0.bias": "heads",
     }.items():
         assert section(name) == expected
 

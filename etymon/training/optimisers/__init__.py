@@ -16,7 +16,14 @@ from etymon.errors import EtymonError
 from etymon.training.optimisers.adafactor import Adafactor
 from etymon.training.optimisers.adagrad import Adagrad
 from etymon.training.optimisers.adam import BertAdam
-from etymon.training.optimisers.groups import freeze, gradient_norms, named, parameter_groups, section
+from etymon.training.optimisers.groups import (
+    freeze,
+    gradient_norms,
+    named,
+    parameter_groups,
+    section,
+    thawed,
+)
 from etymon.training.optimisers.lamb import Lamb
 from etymon.training.optimisers.muon import Muon
 
@@ -30,6 +37,7 @@ __all__ = [
     "restore_optimiser",
     "section",
     "set_rate",
+    "thawed",
 ]
 
 OPTIMISERS = ("adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,19 +29,17 @@ def section(name: str) -> str:
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     if "layers" in parts:
         return ".".join(parts[: parts.index("layers") + 2])
-    if BOTTOM & set(parts):
-        return "embeddings"
-    return "heads" if "heads" in parts else ".".join(parts[:-1])
+    if "heads" in parts:  # before the embeddings: an adaptive softmax has words, too
+        return "heads"
+    return "embeddings" if BOTTOM & set(parts) else ".".join(parts[:-1])
 
 
-def rate_shares(names: Iterable[str], decay: float) -> dict[str, float]:
-    """Every parameter's share of the learning rate, `decay^(top - depth)`.
+def depths(names: Iterable[str]) -> dict[str, int]:
+    """How many sections lie above every parameter's own.
 
-    Embeddings lie at depth 0 and layer i at i + 1; the last norm and the heads are the top, one above the last layer.
-    So the top trains at the full rate and every section below it at `decay` times the one above, as ELECTRA meant it
-    (XLNet's formula gives the last layer the full rate, too). Every stack counts its own layers; embeddings lie below
-    the tallest. A layer that a stack uses many times is one layer with one depth, that of its place in `layers`:
-    where all are shared, only embeddings, the layer and the top differ.
+    The last norm and the heads are the top, at 0, the last layer lies at 1, and so on. Every stack counts its own layers;
+    embeddings lie below the tallest. A layer that a stack uses many times is one layer with one depth, that of its place
+    in `layers`: where all are shared, there are only the top, the layer and the embeddings.
     """
     sections = {name: section(name) for name in names}
     layers = {name: match for name, where in sections.items() if (match := LAYER.fullmatch(where))}
@@ -48,13 +47,21 @@ def rate_shares(names: Iterable[str], decay: float) -> dict[str, float]:
     for match in layers.values():
         tops[match[1]] = max(tops.get(match[1], 1), int(match[2]) + 2)
     tallest = max(tops.values(), default=1)
-    below_top = {
+    return {
         name: tops[layers[name][1]] - int(layers[name][2]) - 1
         if name in layers
         else (tallest if where == "embeddings" else 0)
         for name, where in sections.items()
     }
-    return {name: decay**below for name, below in below_top.items()}
+
+
+def rate_shares(names: Iterable[str], decay: float) -> dict[str, float]:
+    """Every parameter's share of the learning rate, `decay^depth`.
+
+    So the top trains at the full rate and every section below it at `decay` times the one above, as ELECTRA meant it
+    (XLNet's formula gives the last layer the full rate, too).
+    """
+    return {name: decay**depth for name, depth in depths(names).items()}
 
 
 def named(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -73,6 +80,27 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             )
         for parameter in found:
             parameter.requires_grad_(False)
+
+
+@contextmanager
+def thawed(module: nn.Module, share: float) -> Iterator[None]:
+    """Inside, only the upper sections train: the highest one at a share of 0, one more after equal parts of it, all at 1.
+
+    The others get no gradient, so that an optimiser leaves them and its own state of them alone.
+    """
+    trained = {name: parameter for name, parameter in named(module).items() if parameter.requires_grad}
+    below = depths(named(module))
+    levels = sorted({below[name] for name in trained})
+    # A share is a quotient of steps, which may come out a little too small.
+    lowest = levels[int(min(share + 1e-9, 1.0) * (len(levels) - 1))]
+    resting = [parameter for name, parameter in trained.items() if below[name] > lowest]
+    for parameter in resting:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in resting:
+            parameter.requires_grad_(True)
 
 
 def parameter_groups(

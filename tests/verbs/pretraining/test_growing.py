@@ -93,6 +93,22 @@ def test_matrices_of_their_own_grow_too(family: str) -> None:
     )
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+def test_words_that_are_made_of_nothing_have_first_values(family: str) -> None:
+    shape = {**tiny.shape(family), "vocabulary": 20, "tied": False}
+    old = etymon.build(family, shape=shape, seed=3)
+    grown = grow(old, 18, [None, [3], None], seed=7)
+    new = etymon.build(family, shape={**shape, "vocabulary": 21}, seed=7)
+    for name, parameter in old.named_parameters():
+        after = grown.get_parameter(name)
+        if len(parameter) == 20:
+            assert torch.equal(after[:18], parameter[:18]) and torch.equal(after[19], parameter[3])
+            # Not the rows that nobody used.
+            assert torch.equal(after[[18, 20]], new.get_parameter(name)[[18, 20]])
+        else:
+            assert torch.equal(after, parameter)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_with_more_words(
     family: str, straight: Callable[[str], Pretrained], tmp_path: Path, capsys: pytest.CaptureFixture[str]

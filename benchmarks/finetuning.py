@@ -1,0 +1,185 @@
+"""Fine-tuning a classifier on SST-2, and answering with it, beside the `Trainer` of Transformers.
+
+A BERT of base width with six layers (first values drawn, the same weights on both sides), batches of 32 rows, dropout 0.1, AdamW, gradients clipped.
+The peer pads every batch to its longest row. Every side has a process of its own, with its texts as tokens before it begins to train. Answers begin
+from texts on both sides. Rounds alternate; a round is 20 steps, or answers to the validation rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import etymon
+from benchmarks.harness import THREADS, Comparison, Peer, in_turn, shared_data
+from benchmarks.sentence_encoding import model_folder
+from etymon.data.tokenizer import Tokenizer
+
+ROWS, STEPS, SEED = 32, 20, 0
+TRAINED = 20_000
+SHAPE = {"dim": 768, "layers": 6, "heads": 12, "inner_dim": 3072, "vocabulary": 30522}
+
+
+def table(split: str) -> list[dict[str, Any]]:
+    data = shared_data()
+    if data is None:
+        raise SystemExit("this needs SST-2: set ETYMON_SHARED to the folder of corpora")
+    with open(data / "glue" / "SST-2" / f"{split}.tsv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [{"text": row["sentence"].strip(), "label": row["label"]} for row in rows]
+
+
+def ours(folder: Path, what: str) -> Callable[[], float]:
+    from etymon.data.tables import read_table
+    from etymon.families.loading import load
+    from etymon.tasks import get_task, headed
+    from etymon.training.feeding import Course, Feed, Phase, Position
+    from etymon.training.loop import Trainer, TrainingSettings
+    from etymon.training.optimisers import OptimiserChoice
+    from etymon.training.progress import progress
+    from etymon.training.runs import Run
+    from etymon.training.unit import TrainingUnit
+
+    model = load(folder)
+    task: Any = get_task("classify", {}, model.family)
+    task.tie(model, 128, frozen=False)
+    if what == "predict":
+        rows = read_table(table("dev"))
+        # As many rows together as the peer has.
+        headed.PREDICTED_TOKENS = int(ROWS * task.read(rows).sizes.mean())
+
+        def answer() -> float:
+            begin = time.perf_counter()
+            task.predict(model, rows)
+            return time.perf_counter() - begin
+
+        return answer
+    task.batch_rows = ROWS
+    examples = task.encode(read_table(table("train")[:TRAINED]), learn=True)
+    unit = TrainingUnit(model, task)
+    course = Course([Phase(0, Feed(task, examples, SEED, slices=1, rows=1))])
+    settings = TrainingSettings(steps=1_000_000, rows=1, optimiser=OptimiserChoice(learning_rate=5e-5), seed=SEED)
+    trainer = Trainer(
+        unit, course, settings, Run(folder / "run"), progress=progress("silent"), validate=lambda step: {},
+        save_members=lambda folder: None,
+    )  # fmt: skip
+    steps = course.steps(0, Position(), 1_000_000)
+
+    def train() -> float:
+        begin = time.perf_counter()
+        for _ in range(STEPS):
+            trainer._step(next(steps))
+            trainer.state.step += 1
+        return time.perf_counter() - begin
+
+    return train
+
+
+def theirs(folder: Path, what: str) -> Callable[[], float]:
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        PrinterCallback,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __init__(self, rows: list[dict[str, Any]]) -> None:
+            self.encoded = tokenizer([row["text"] for row in rows], truncation=True, max_length=128)
+            self.labels = [int(row["label"]) for row in rows]
+
+        def __len__(self) -> int:
+            return len(self.labels)
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            return {**{name: each[number] for name, each in self.encoded.items()}, "labels": self.labels[number]}
+
+    class Clock(TrainerCallback):
+        """From the beginning of a round's first step to the end of its last; the first step of a call is not counted."""
+
+        begin = seconds = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 1:
+                self.begin = time.perf_counter()
+            self.seconds = time.perf_counter() - self.begin
+
+    clock = Clock()
+    arguments = TrainingArguments(
+        str(folder / "trainer"), per_device_train_batch_size=ROWS, per_device_eval_batch_size=ROWS, max_steps=STEPS + 1,
+        learning_rate=5e-5, lr_scheduler_type="constant", save_strategy="no", logging_strategy="no", report_to=[],
+        disable_tqdm=True, use_cpu=True, seed=SEED,
+    )  # fmt: skip
+    trainer = Trainer(
+        model, arguments, data_collator=DataCollatorWithPadding(tokenizer), callbacks=[clock],
+        train_dataset=Rows(table("train")[:TRAINED]) if what == "train" else None,
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
+    rows = table("dev")
+
+    def train() -> float:
+        trainer.train()
+        return clock.seconds
+
+    def answer() -> float:
+        begin = time.perf_counter()
+        trainer.predict(Rows(rows))
+        return time.perf_counter() - begin
+
+    return train if what == "train" else answer
+
+
+def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
+    found = []
+    with TemporaryDirectory(prefix="etymon-") as place:
+        folder = Path(place)
+        model = etymon.build("bert", "base", heads=["classification"], labels=["0", "1"], shape=SHAPE)
+        model.tokenizer = Tokenizer.load(model_folder())
+        etymon.save(model, folder)
+        rows = len(table("dev"))
+        for what, target, about in (
+            ("train", 1.7, f"{STEPS} steps of {ROWS} rows of SST-2"),
+            ("predict", 2.0, f"answers to {rows} rows of SST-2"),
+        ):
+            module = [sys.executable, "-m", "benchmarks.finetuning"]
+            peers = {side: Peer([*module, side, what, str(folder)]) for side in ("ours", "theirs")}
+            for peer in peers.values():
+                peer.hear()
+            times = in_turn({side: peer.ask for side, peer in peers.items()}, rounds, warmup)
+            for peer in peers.values():
+                peer.end()
+            count = STEPS * ROWS if what == "train" else rows
+            speed = {side: round(count / sorted(each)[len(each) // 2], 1) for side, each in times.items()}
+            found.append(
+                Comparison(
+                    f"finetuning-{what}", times["ours"], times["theirs"], peer="Transformers' Trainer", target=target,
+                    what=f"{about}, six layers x 768", details={"examples_per_second": speed},
+                )
+            )  # fmt: skip
+    return found
+
+
+def main() -> None:
+    side, what, folder = sys.argv[1:]
+    torch.set_num_threads(THREADS)
+    go = {"ours": ours, "theirs": theirs}[side](Path(folder), what)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(go(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

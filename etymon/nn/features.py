@@ -1,0 +1,171 @@
+"""Task heads that read features: states of a model's layers beside, or instead of, word vectors of their own (Peters et al. 2018).
+
+What the layers say is mixed, joined or taken from the last one. It enters a BiLSTM, stands beside what comes out of it, or both.
+
+Legend: N tokens, R rows, n asked positions, D width of a layer, F of features, E of word vectors, H of all that is read out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from etymon.nn.batch import Batch
+from etymon.nn.dropout import Dropout
+from etymon.nn.initialise import Filler, constant, orthogonal, remembering, xavier
+from etymon.nn.linear import Embedding, Linear
+from etymon.nn.ragged import Layout
+from etymon.nn.recurrent_layers import Packing, recurrent
+from etymon.nn.scalar_mix import ScalarMix
+
+JOINED = 4
+"""Layers that `last-four` joins."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class FeatureSettings:
+    source: Literal["mix", "last-four", "last"] = "mix"
+    """What of the layers is read: a learnt mix of all, the last four side by side (BERT; of fewer, all, the input of the first
+    layer included), or the last."""
+    place: Literal["input", "output", "both"] = "input"
+    """Where it enters: into the BiLSTM, beside what comes out of it, or both, each with a mix of its own."""
+    cells: PositiveInt = 128
+    """Of the BiLSTM, in each direction."""
+    layers: PositiveInt = 1
+    words: NonNegativeInt = 0
+    """The width of word vectors that are learnt with the task; 0: none."""
+    gate: bool = False
+    """Features and word vectors are weighed against each other, dimension by dimension, instead of being joined."""
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    """On features, wherever they enter."""
+    layer_norm: bool = False
+    """Every layer is normed before it is mixed."""
+    penalty: NonNegativeFloat = 0.0
+    """The weight of the mix's squared scalars in the loss: 1 keeps it near the mean, 0.001 leaves it free."""
+
+    def __post_init__(self) -> None:
+        if self.place == "output" and not self.words:
+            raise ValueError(
+                "at the output alone, the BiLSTM reads word vectors of the task's own: set words"
+            )
+        if self.gate and (self.place == "output" or not self.words):
+            raise ValueError("a gate is between features at the input and word vectors: set place and words")
+        if self.source != "mix" and (self.layer_norm or self.penalty):
+            raise ValueError(f"layer_norm and penalty belong to a mix, and the source is {self.source}")
+
+
+class Gate(nn.Module):
+    """`g f + (1 - g) w` with `g = sigmoid(W w + b)`, one for every dimension (Yang et al. 2017)."""
+
+    def __init__(self, features: int, words: int) -> None:
+        super().__init__()
+        self.project = None if features == words else Linear(features, words)
+        self.weigh = Linear(words, words)
+
+    def forward(self, features_NF: Tensor, words_NE: Tensor) -> Tensor:
+        features_NE = features_NF if self.project is None else self.project(features_NF)
+        return torch.lerp(words_NE, features_NE, self.weigh(words_NE).sigmoid())
+
+
+class FeatureHead(nn.Module):
+    """Outputs of every token, or, if `pooled`, of every row: then of the largest values among its tokens.
+
+    `layers` and `width` are those of the states it is given, `vocabulary` the number of ids.
+    """
+
+    def __init__(
+        self,
+        settings: FeatureSettings,
+        layers: int,
+        width: int,
+        vocabulary: int,
+        outputs: int,
+        *,
+        pooled: bool,
+    ) -> None:
+        super().__init__()
+        self.settings, self.pooled = settings, pooled
+        features = width * (min(JOINED, layers) if settings.source == "last-four" else 1)
+        entries = (2 if settings.place == "both" else 1) if settings.source == "mix" else 0
+        # Names are not those of a body's parts: as a head it trains at the full rate, wherever layers have their own.
+        self.mixes = nn.ModuleList(ScalarMix(layers, settings.layer_norm) for _ in range(entries))
+        self.dropout = Dropout(settings.dropout)
+        self.vectors = Embedding(vocabulary, settings.words) if settings.words else None
+        self.gate = Gate(features, settings.words) if settings.gate else None
+        joined = 0 if settings.gate or settings.place == "output" else features
+        widths = [settings.words + joined] + [2 * settings.cells] * (settings.layers - 1)
+        self.lstms = nn.ModuleList(
+            recurrent("lstm", inputs, settings.cells, bidirectional=True) for inputs in widths
+        )
+        beside = 0 if settings.place == "input" else features
+        self.output = Linear(2 * settings.cells + beside, outputs)
+
+    def forward(self, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None) -> Tensor:
+        """`[R, outputs]` if pooled, else `[N, outputs]`, or `[n, outputs]` at the flat positions `at`. The input of the first
+        layer is the first of the layers."""
+        if batch.hidden_keys is not None:
+            raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
+        packing = Packing(batch.layout)
+        x_NH = packing.pack(self._entering(layers_ND, batch))
+        for lstm in self.lstms:
+            x_NH, _ = packing.run(lstm, x_NH)  # type: ignore[arg-type]
+        x_NH = packing.flat(x_NH)
+        if self.settings.place != "input":
+            x_NH = torch.cat([x_NH, self._features(layers_ND, -1)], -1)
+        if self.pooled:
+            return self.output(_largest(x_NH, batch.layout))
+        return self.output(x_NH if at is None else x_NH.index_select(0, at))
+
+    def penalty(self) -> Tensor:
+        """What is to be added to the mean loss of a step."""
+        squares = [mix.penalty() for mix in self.mixes]  # type: ignore[operator]
+        return self.settings.penalty * torch.stack(squares).sum() if squares else torch.zeros(())
+
+    def _entering(self, layers_ND: Sequence[Tensor], batch: Batch) -> Tensor:
+        words_NE = None if self.vectors is None else self.vectors(batch.ids)
+        if words_NE is not None and self.settings.place == "output":
+            return words_NE
+        features_NF = self._features(layers_ND, 0)
+        if words_NE is None:
+            return features_NF
+        if self.gate is not None:
+            return self.gate(features_NF, words_NE)
+        return torch.cat([words_NE, features_NF], -1)
+
+    def _features(self, layers_ND: Sequence[Tensor], entry: int) -> Tensor:
+        if self.settings.source == "mix":
+            return self.dropout(self.mixes[entry](layers_ND))
+        taken = layers_ND[-JOINED:] if self.settings.source == "last-four" else layers_ND[-1:]
+        return self.dropout(torch.cat(list(taken), -1))
+
+
+def _largest(x_NH: Tensor, layout: Layout) -> Tensor:
+    """The largest value of every dimension in every row; of an empty one, 0."""
+    row_NH = layout.row[:, None].expand_as(x_NH)
+    blank_RH = x_NH.new_zeros(layout.rows, x_NH.shape[1])
+    return blank_RH.scatter_reduce(0, row_NH, x_NH, "amax", include_self=False)
+
+
+def _by_width(tensor: Tensor, generator: torch.Generator) -> object:
+    """Vectors of length 1, about."""
+    return tensor.normal_(0.0, tensor.shape[1] ** -0.5, generator=generator)
+
+
+INITIAL: list[tuple[str, Filler]] = [
+    ("heads.*.mixes.*.gamma", constant(1.0)),
+    ("heads.*.mixes.*.scalars.*", constant(0.0)),
+    ("heads.*.vectors.weight", _by_width),
+    ("heads.*.lstms.*.weight_ih*", xavier),
+    ("heads.*.lstms.*.weight_hh*", orthogonal),
+    ("heads.*.lstms.*.bias_ih*", remembering),
+    ("heads.*.lstms.*.bias_hh*", constant(0.0)),
+    ("heads.*.gate.*.weight", xavier),
+    ("heads.*.gate.*.bias", constant(0.0)),
+    ("heads.*.output.weight", xavier),
+    ("heads.*.output.bias", constant(0.0)),
+]

@@ -1,0 +1,179 @@
+"""Low-rank adapters (Hu et al. 2021): a matrix stays as it is, and what is learnt is the product of two narrow ones.
+
+    W x + alpha / rank * B A dropout(x)
+
+B begins at zero, so that a model with new adapters computes exactly what it did without. The base's parameters keep their
+names; those of an adapter stand beside them (`query.lora_a`, `query.lora_b`).
+
+Legend: D inputs, F outputs, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from etymon.errors import EtymonError
+from etymon.nn.dropout import Dropout
+from etymon.nn.initialise import constant, initialise
+from etymon.nn.linear import Linear
+
+USUAL_TARGETS = ("query", "value")
+Adaptable = TypeVar("Adaptable", bound=nn.Module)
+"""A model: with `body` and `heads`, and with `lora`, `lora_base` and `lora_heads` to write down what was done."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class LoraSettings:
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    """What an adapter adds is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of what an adapter reads."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = USUAL_TARGETS
+    """Names of the body's linear maps, or patterns: `query`, `feed_*`, `*` for all; `cross.query` looks at two parts of a name."""
+
+    def match(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(fnmatchcase(".".join(parts[-1 - target.count(".") :]), target) for target in self.targets)
+
+
+class AdaptedLinear(Linear):
+    """Takes over a linear map's parameters; the adapter's are blank."""
+
+    def __init__(self, base: Linear, rank: int, alpha: float, dropout: float) -> None:
+        nn.Module.__init__(self)  # nothing is to be made that the base has
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight = base.weight
+        self.register_parameter("bias", base.bias)
+        self.lora_a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
+        self.lora_b = nn.Parameter(base.weight.new_empty(base.out_features, rank))
+        self.alpha = alpha
+        self.dropout = Dropout(dropout)
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / len(self.lora_a)
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = F.linear(self.dropout(x), self.lora_a) * self.scale
+        return super().forward(x) + F.linear(narrow, self.lora_b)
+
+    @torch.no_grad()
+    def merged(self) -> Linear:
+        """A plain linear map of the same parameters, with the adapter in its matrix."""
+        plain = Linear(self.in_features, self.out_features, bias=False, device="meta")
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        a_rD, b_Fr = self.lora_a.to(wide), self.lora_b.to(wide)
+        self.weight.copy_(self.weight.to(wide) + self.scale * (b_Fr @ a_rD))
+        plain.weight = self.weight
+        plain.register_parameter("bias", self.bias)
+        return plain
+
+
+def adapt(
+    model: Adaptable, settings: LoraSettings | None = None, seed: int = 0, base: str | Path = ""
+) -> Adaptable:
+    """The model itself, with adapters on the linear maps of its body that the settings name; all else but its heads is frozen.
+
+    `base` is the folder or hub id that the model came from, without which its adapters cannot be saved. A vocabulary that is
+    tied to the word vectors is frozen with them, unless the base had none.
+    """
+    owner: Any = model
+    settings = settings or LoraSettings()
+    if owner.lora is not None or owner.int8:
+        raise EtymonError(
+            "a model with adapters or with weights of eight bits takes no adapters: merge it, or take its base"
+        )
+    maps = [name for name, part in _linear(model).items() if name.startswith("body.")]
+    found = [name for name in maps if settings.match(name)]
+    idle = [
+        one for one in settings.targets if not any(LoraSettings(targets=(one,)).match(name) for name in maps)
+    ]
+    # Attention in recurrent models has a query and no value: what is usual need not all be there.
+    if not found or (idle and settings.targets != USUAL_TARGETS):
+        there = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
+        raise EtymonError(
+            f"no linear map of {owner.family.title} is called {' or '.join(idle)}: adapters go on {there or 'none'}"
+        )
+    local = Path(base).expanduser()
+    attach(
+        model,
+        dict.fromkeys(found, (settings.rank, settings.alpha)),
+        settings,
+        str(local.resolve()) if str(base) and local.is_dir() else str(base),
+        trained_heads(model),
+    )
+    rules = [("*.lora_a", _as_drawn_by_peft), ("*.lora_b", constant(0.0))]
+    initialise(model, rules, seed, lambda name: ".lora_" in name)
+    return model
+
+
+def _as_drawn_by_peft(tensor: Tensor, generator: torch.Generator) -> None:
+    nn.init.kaiming_uniform_(tensor, a=5**0.5, generator=generator)
+
+
+def attach(
+    model: nn.Module,
+    parts: Mapping[str, tuple[int, float]],
+    settings: LoraSettings,
+    base: str,
+    heads: Collection[str],
+) -> None:
+    """Puts blank adapters on linear maps, by name with rank and alpha; they and these parameters of heads train."""
+    owner: Any = model
+    maps = _linear(model)
+    for name, (rank, alpha) in parts.items():
+        _put(model, name, AdaptedLinear(maps[name], rank, alpha, settings.dropout))
+    owner.lora, owner.lora_base, owner.lora_heads = settings, base, tuple(heads)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name or name in heads)
+
+
+def trained_heads(model: nn.Module) -> list[str]:
+    """The parameters of heads that train beside new adapters."""
+    owner: Any = model
+    body = {id(parameter) for parameter in owner.body.parameters()}
+    vocabulary = dict(owner.heads.items()).get("vocabulary")
+    tied = vocabulary is not None and any(id(one) in body for one in vocabulary.parameters())
+    frozen = "heads.vocabulary." if tied and "vocabulary" not in owner.new_heads else "\0"
+    named = (name for name, _ in model.named_parameters())  # tied ones once, as the body's
+    return sorted(name for name in named if name.startswith("heads.") and not name.startswith(frozen))
+
+
+def adapters(model: nn.Module) -> dict[str, AdaptedLinear]:
+    """The linear maps with adapters, by name."""
+    return {name: part for name, part in _linear(model).items() if isinstance(part, AdaptedLinear)}
+
+
+def merge(model: Adaptable, under: str = "") -> Adaptable:
+    """The model itself without adapters: they are added to the matrices, and everything trains again.
+
+    `under` merges only those whose names begin with it, and the model keeps the others.
+    """
+    owner: Any = model
+    for name, part in adapters(model).items():
+        if name.startswith(under):
+            _put(model, name, part.merged())
+    if owner.lora is not None and not under:
+        owner.lora, owner.lora_base, owner.lora_heads = None, "", ()
+        model.requires_grad_(True)
+    return model
+
+
+def _linear(model: nn.Module) -> dict[str, Linear]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, Linear)}
+
+
+def _put(model: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    part.train(model.training)
+    setattr(model.get_submodule(parent), last, part)

@@ -1,0 +1,293 @@
+"""Classification: one label, or several, for a text or a pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from etymon.config import did_you_mean
+from etymon.data.examples import Examples
+from etymon.data.tables import Table
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.families.model import Model
+from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.label_scores import (
+    LABEL_LIBRARIES,
+    LABEL_METRICS,
+    MULTI_LABEL_METRICS,
+    label_scores,
+    multi_label_scores,
+)
+from etymon.tasks.scores import Score
+from etymon.tasks.task import Fit
+
+MARK = "|"
+"""Between several labels in one cell of a table."""
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class ClassifyOptions(HeadOptions):
+    text: str = "text"
+    """The column of the text."""
+    second: str | None = None
+    """The column of a second text, where the label is about both."""
+    label: str = "label"
+    multi_label: bool = False
+    """Rows have any number of labels: a list, or names with `|` between them."""
+    symmetric: bool = False
+    """Both orders of a pair are read, and what is read of them is added up (GPT-1)."""
+    smoothing: float = 0.0
+    """The share of every target that all labels have in equal parts, in training."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """`balanced`: labels count the more the rarer they are."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An answer: the likeliest label, or of several all above one half; None if what was written is no label."""
+
+    label: str | tuple[str, ...] | None
+    probabilities: dict[str, float]
+
+    @property
+    def confidence(self) -> float | None:
+        return self.probabilities.get(self.label) if isinstance(self.label, str) else None
+
+
+class TextTask(HeadTask):
+    """What tasks about one text, or about a pair, have in common."""
+
+    options: Any
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.reads + (self.options.label,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        options = self.options
+        return (options.text,) if options.second is None else (options.text, options.second)
+
+    def pairs(self, table: Table) -> list[list[Pair]]:
+        columns = [table.texts(column) for column in self.reads]
+        if len(columns) == 1:
+            return [[(text, None)] for text in columns[0]]
+        both = list(zip(*columns, strict=True))
+        if not self.options.symmetric:
+            return [[pair] for pair in both]
+        return [[(one, two), (two, one)] for one, two in both]
+
+    def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+        if not (self.options.symmetric and self.options.second is not None):
+            return super().combined(model, states_ND, prepared)
+        states_ND = model.states(prepared.batch) if states_ND is None else states_ND
+        at = model.places(self.head, prepared.batch)
+        assert at is not None
+        both_ED = states_ND.index_select(0, at).unflatten(0, (-1, 2)).sum(1)
+        return model.read(
+            self.head, both_ED, prepared.batch, torch.arange(len(both_ED), device=both_ED.device)
+        )
+
+    @property
+    def needs_states(self) -> bool:
+        return super().needs_states or self.options.symmetric
+
+    def asked_texts(self, table: Table) -> list[str]:
+        """The texts as a model reads them that writes its answer (T5's form)."""
+        named = [(column, table.texts(column)) for column in self.reads]
+        rows = zip(*(texts for _, texts in named), strict=True)
+        return [
+            self.options.prefix + " ".join(f"{column}: {text}" for (column, _), text in zip(named, row))
+            for row in rows
+        ]
+
+
+class Classify(TextTask):
+    name = "classify"
+    head = "classification"
+    Options = ClassifyOptions
+    libraries = LABEL_LIBRARIES
+    teachable = True
+    metrics = tuple(dict.fromkeys([*LABEL_METRICS, *MULTI_LABEL_METRICS]))
+    options: ClassifyOptions
+    weights: Sequence[float] | None = None
+    """Of the labels, whose mean over the training rows is 1."""
+
+    def fit(self, family: Family) -> Fit:
+        if self.options.multi_label and self.options.r_drop:
+            raise EtymonError(
+                "R-Drop compares distributions over one label: leave --multi-label or --r-drop out"
+            )
+        return super().fit(family)
+
+    @property
+    def usual_metrics(self) -> tuple[str, ...]:
+        return (MULTI_LABEL_METRICS if self.options.multi_label else LABEL_METRICS)[:1]
+
+    def named(self, table: Table) -> list[tuple[str, ...]]:
+        """The labels of every row."""
+        values = table.values(self.options.label)
+        return [_names(value, table.places[n], self.options) for n, value in enumerate(values)]
+
+    def labels(self, table: Table) -> tuple[str, ...]:
+        _require_one_kind(table, self.options)
+        found = sorted({name for names in self.named(table) for name in names}, key=_by_number)
+        if len(found) < 2 and not self.options.multi_label:
+            raise EtymonError(
+                f"{table.description}: column {self.options.label!r} holds one label only, {found[0]!r}: there is nothing to learn"
+            )
+        self.known = tuple(found)
+        return self.known
+
+    def targets(self, table: Table) -> np.ndarray:
+        named = self.named(table)
+        if not self.known:
+            return np.zeros((len(named), 0))
+        places = {label: number for number, label in enumerate(self.known)}
+        for number, names in enumerate(named):
+            for name in names:
+                if name not in places:
+                    raise EtymonError(
+                        f"{table.places[number]}: label {name!r} is none of those that were learnt; {did_you_mean(name, self.known)}"
+                    )
+        if not self.options.multi_label:
+            return np.array([[places[names[0]]] for names in named], np.int64)
+        marked = np.zeros((len(named), len(places)), np.float32)
+        for number, names in enumerate(named):
+            marked[number, [places[name] for name in names]] = 1.0
+        return marked
+
+    def encode(
+        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
+    ) -> Examples:
+        examples = super().encode(table, tell, learn=learn)
+        if learn and self.options.class_weights == "balanced":
+            targets: Any = examples.columns["target"]
+            several = self.options.multi_label
+            counts = targets.sum(0) if several else np.bincount(targets[:, 0], minlength=len(self.known))
+            self.weights = (
+                (len(targets) / np.maximum(counts, 1) / len(self.known)).astype(np.float32).tolist()
+            )
+        return examples
+
+    def loss_count(self, targets: np.ndarray) -> float:
+        if self.options.multi_label or not targets.size:
+            return float(targets.size)
+        if self.weights is None:
+            return float(len(targets))
+        return float(np.asarray(self.weights)[targets[:, 0]].sum())
+
+    def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
+        weights = None if self.weights is None else scores.new_tensor(self.weights)
+        if self.options.multi_label:
+            return F.binary_cross_entropy_with_logits(scores, prepared.targets, weights, reduction="sum")
+        smoothing = self.options.smoothing if torch.is_grad_enabled() else 0.0
+        targets = prepared.targets[:, 0]
+        return F.cross_entropy(scores, targets, weights, reduction="sum", label_smoothing=smoothing)
+
+    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Labelled]:
+        several = self.options.multi_label
+        shares = (scores.sigmoid() if several else scores.softmax(-1)).float().cpu().numpy()
+        found = []
+        for row in shares:
+            likely = tuple(label for label, share in zip(self.known, row) if share > 0.5)
+            label = likely if several else self.known[int(row.argmax())]
+            found.append(Labelled(label, {name: float(share) for name, share in zip(self.known, row)}))
+        return found
+
+    # --- where the answer is written
+
+    def wanted_texts(self, table: Table) -> list[str]:
+        return [f" {MARK} ".join(names) for names in self.named(table)]
+
+    def understood(self, texts: Sequence[str]) -> list[Labelled]:
+        """Labels, where what was written is one; anything else is wrong."""
+        if self.options.multi_label:
+            split = ([part.strip() for part in text.split(MARK)] for text in texts)
+            return [Labelled(tuple(part for part in parts if part in self.known), {}) for parts in split]
+        return [Labelled(text.strip() if text.strip() in self.known else None, {}) for text in texts]
+
+    # --- judged and shown
+
+    def score(
+        self, predictions: Sequence[Labelled], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, Score]:
+        if self.options.multi_label:
+            several = [one.label if isinstance(one.label, tuple) else () for one in predictions]
+            return multi_label_scores(several, self.named(table), self.known, metrics, resamples)
+        given = [one.label if isinstance(one.label, str) else None for one in predictions]
+        return label_scores(given, [names[0] for names in self.named(table)], self.known, metrics, resamples)
+
+    def check_metrics(self, metrics: Sequence[str]) -> None:
+        super().check_metrics(metrics)
+        own = MULTI_LABEL_METRICS if self.options.multi_label else LABEL_METRICS
+        for metric in metrics:
+            if metric not in ("loss", *own):
+                kind = "several labels a row" if self.options.multi_label else "one label a row"
+                raise EtymonError(
+                    f"with {kind} there is no metric {metric!r}: {did_you_mean(metric, ('loss', *own))}"
+                )
+
+    def record(self, prediction: Labelled) -> dict[str, Any]:
+        label = list(prediction.label) if isinstance(prediction.label, tuple) else prediction.label
+        return {
+            "prediction": label,
+            **({"probabilities": prediction.probabilities} if prediction.probabilities else {}),
+        }
+
+    def shown(self, table: Table, number: int, prediction: Labelled) -> str:
+        actual = ", ".join(self.named(table)[number]) if self.options.label in table.rows[number] else "?"
+        label = ", ".join(prediction.label) if isinstance(prediction.label, tuple) else prediction.label
+        texts = " / ".join(str(table.rows[number][column]) for column in self.reads)
+        return f"{texts}\n-> {label}\n({actual})"
+
+    @property
+    def problem_type(self) -> str:
+        """As Transformers calls it."""
+        return "multi_label_classification" if self.options.multi_label else "single_label_classification"
+
+
+def _names(value: Any, place: str, options: ClassifyOptions) -> tuple[str, ...]:
+    column = options.label
+    if options.multi_label:
+        parts = value if isinstance(value, list | tuple) else str("" if value is None else value).split(MARK)
+        return tuple(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
+    if isinstance(value, list | tuple):
+        raise EtymonError(f"{place}: column {column!r} holds several labels: say --multi-label")
+    if value is None or not str(value).strip():
+        raise EtymonError(f"{place}: column {column!r} has no label; fill it in, or leave the row out")
+    if isinstance(value, float) and not value.is_integer():
+        raise EtymonError(
+            f"{place}: column {column!r} holds the number {value:g}, not a label: for numbers, take --task regress"
+        )
+    return (str(int(value)) if isinstance(value, float) else str(value).strip(),)
+
+
+def _require_one_kind(table: Table, options: ClassifyOptions) -> None:
+    """Refuses a column of which some labels are numbers and some are texts: `1` and `"1"` would become one."""
+    kinds: dict[bool, int] = {}
+    for number, value in enumerate(table.values(options.label)):
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            kinds.setdefault(isinstance(part, str), number)
+    if len(kinds) > 1:
+        first, second = sorted(kinds.values())
+        raise EtymonError(
+            f"{table.places[second]}: column {options.label!r} holds a {type(table.rows[second][options.label]).__name__}, and "
+            f"{table.places[first]} a {type(table.rows[first][options.label]).__name__}: make all labels texts, or all numbers"
+        )
+
+
+def _by_number(label: str) -> tuple[int, float, str]:
+    """Numbers by their size, before names by the alphabet."""
+    digits = label.lstrip("-")
+    return (0, float(label), label) if digits.isdigit() and label.isascii() else (1, 0.0, label)

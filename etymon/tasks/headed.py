@@ -1,0 +1,370 @@
+"""Tasks that a head of the model answers: what they share in reading, training and answering.
+
+An example is one row of tokens or several (choices, both orders of a pair). Heads say one thing of every row, or of chosen
+places; a task turns that into its scores and its loss.
+
+Legend: N tokens, E examples, L labels, D width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from etymon.data.examples import NONE, Examples, Ragged, bundles
+from etymon.data.tables import Table
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.families.model import Model
+from etymon.generation.decoding import evaluating
+from etymon.generation.settings import DecodingSettings
+from etymon.nn.batch import Batch
+from etymon.objectives.objective import Prepared, Term, Unit, flat_starts
+from etymon.tasks.feature_cache import FeatureCache
+from etymon.tasks.reading import TextReader
+from etymon.tasks.task import Fit, Task
+
+Pair = tuple[str, str | None]
+PREDICTED_TOKENS = 4096
+"""That are read together where nothing is learnt."""
+TAUGHT = "taught"
+"""The column of what a teacher says, and the term that follows it."""
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class HeadOptions:
+    way: Literal["auto", "head", "text"] = "auto"
+    """`head`: a head of the model answers; `text`: the model writes its answer; `auto`: as the family was published."""
+    prefix: str = ""
+    """Where the answer is written, before every text: T5's tasks have names, such as `sst2 `."""
+    language_model: float = 0.0
+    """The weight of the language-modelling loss over the same texts, beside the task's (GPT-1: 0.5)."""
+    r_drop: float = 0.0
+    """The weight of the divergence between two passes with different dropout (R-Drop)."""
+    temperature: float = 2.0
+    """At which a teacher's answers are followed."""
+    teaching: float = 0.5
+    """The weight of following the teacher, if there is one; the labels have the rest."""
+
+
+@dataclass
+class HeadPrepared(Prepared):
+    """Rows of a batch. `at` are the places that the head is asked at, if the family does not know them itself; `counts_E`
+    the rows of every example."""
+
+    batch: Batch
+    targets: Tensor
+    at: Tensor | None
+    rows: tuple[int, ...]
+    keys: tuple[tuple[int, int, int], ...]
+    """By which the rows are known in another epoch."""
+    words_at: Tensor | None = None
+    words: Tensor | None = None
+    words_weights: Tensor | None = None
+    taught: Tensor | None = None
+
+
+class HeadTask(Task):
+    """What is left to say: the texts of an example, its target, what scores mean, and the loss."""
+
+    head: ClassVar[str]
+    usual_rows = 32
+    written_by: ClassVar[frozenset[str]] = frozenset({"t5"})
+    """Families that were published as writing their answers."""
+    teachable: ClassVar[bool] = False
+    """Whether another model's scores can be followed."""
+    options: HeadOptions
+    known: tuple[str, ...] = ()
+    """The labels, in the order of the head's outputs."""
+    teacher: Callable[[Table], np.ndarray] | None = None
+    """What another model says of rows, to be followed in training."""
+    penalised = False
+    """Whether the head has a penalty of its own, which is added to every step's loss."""
+    cache: FeatureCache | None = None
+    """Of a body that does not learn: what its layers say of rows that were read before."""
+
+    def fit(self, family: Family) -> Fit:
+        way = self.options.way
+        if way == "text" or (way == "auto" and family.name in self.written_by):
+            raise AssertionError("a task whose answer is written is asked through Written")
+        if self.head not in family.heads:
+            raise EtymonError(f"{family.title} has no head for the task {self.name!r}")
+        if family.features is not None and self.needs_states:
+            raise EtymonError(
+                "features take the place of a head that reads the last states: leave language_model and symmetric out"
+            )
+        if self.options.language_model and "causal" not in family.capabilities:
+            raise EtymonError(
+                f"language_model is the loss of a model that reads from left to right, which {family.title} is not: set it to 0"
+            )
+        return Fit("native", self.heads)
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether it looks at the last states itself."""
+        return bool(self.options.language_model)
+
+    @property
+    def heads(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({self.head, *(["vocabulary"] if self.options.language_model else [])})
+
+    # --- what a task says of itself
+
+    @abstractmethod
+    def pairs(self, table: Table) -> list[list[Pair]]:
+        """The rows of every example: one text, or two."""
+
+    @abstractmethod
+    def targets(self, table: Table) -> np.ndarray:
+        """What is to be learnt, a row for every example. Refuses values that cannot be."""
+
+    @abstractmethod
+    def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
+        """The summed loss of what the head says, over as many as `loss_count` tells."""
+
+    @abstractmethod
+    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Any]:
+        """What the scores of a batch mean, an answer for every example."""
+
+    def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+        """What the head says of every example."""
+        if states_ND is None and self.cache is not None and prepared.keys:
+            layers = self.cache.layers(prepared.keys, prepared.batch)
+            return model.answer_from(self.head, layers, prepared.batch, prepared.at)
+        if states_ND is None:
+            return model.answer(self.head, prepared.batch, prepared.at)
+        return model.read(self.head, states_ND, prepared.batch, prepared.at)
+
+    @property
+    def problem_type(self) -> str | None:
+        """As Transformers calls it, where it has a name for it."""
+        return None
+
+    def loss_count(self, targets: np.ndarray) -> float:
+        return float(len(targets))
+
+    # --- tasks that ask several places of an example have several values for it
+
+    def by_example(self, values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:
+        """Values in the order of the table as a column with an entry for every example."""
+        return values
+
+    def together(self, entries: Sequence[np.ndarray]) -> np.ndarray:
+        """Entries of such a column as one array."""
+        return np.stack(entries)
+
+    def apart(self, values: np.ndarray, prepared: HeadPrepared) -> list[np.ndarray]:
+        """What was said of a batch, an entry for every example."""
+        return list(values)
+
+    # --- tied to a model
+
+    def bind(self, model: Model, length: int | None = None) -> None:
+        self.reader = TextReader(model, length or self.limits.get("length"))
+        self.limits["length"] = self.reader.length
+        self.known = model.labels
+
+    def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
+        self.bind(model, length)
+        if self.problem_type is not None:
+            model.carried = {**model.carried, "problem_type": self.problem_type}
+        self.penalised = model.features is not None and bool(model.features.penalty)
+        if frozen:
+            model.frozen_body = True
+            self.cache = FeatureCache(model)
+
+    def follow(self, model: Model, task: Any, name: str) -> None:
+        """Takes over what another model says, in training."""
+        if not self.teachable or not isinstance(task, type(self)):
+            raise EtymonError(
+                f"the task {self.name!r} cannot follow {name}, which does {task.name!r}: leave the teacher out"
+            )
+        if set(task.known) != set(self.known):
+            raise EtymonError(
+                f"{name} knows the labels {', '.join(task.known)}, and the table has {', '.join(self.known)}"
+            )
+        order = [task.known.index(label) for label in self.known]
+
+        def said(scores: Tensor, prepared: HeadPrepared) -> list[np.ndarray]:
+            return task.apart(scores[:, order].float().cpu().numpy(), prepared)
+
+        self.teacher = lambda table: task.together(task.asked(model, table, said))
+
+    def texts(self, table: Table) -> dict[str, list[str]]:
+        self.targets(table)
+        return {
+            "text": [text for rows in self.pairs(table) for pair in rows for text in pair if text is not None]
+        }
+
+    def encode(
+        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
+    ) -> Examples:
+        examples = self.read(table, tell)
+        columns = {**examples.columns, "target": self.by_example(self.targets(table), examples)}
+        if learn and self.teacher is not None:
+            tell(f"the teacher reads {len(table):,} rows")
+            columns[TAUGHT] = self.by_example(self.teacher(table), examples)
+        return Examples(columns, examples.sizes, examples.words)
+
+    def read(self, table: Table, tell: Callable[[str], None] = lambda text: None) -> Examples:
+        """The table's texts as tokens, whether it has answers or not."""
+        pairs, before = self.pairs(table), self.reader.cut
+        distinct = list(
+            dict.fromkeys(text for rows in pairs for pair in rows for text in pair if text is not None)
+        )
+        ids = dict(zip(distinct, self.reader.encode(distinct), strict=True))
+        framed = [
+            [self.reader.framed(ids[one], None if two is None else ids[two]) for one, two in rows]
+            for rows in pairs
+        ]
+        if cut := self.reader.cut - before:
+            tell(
+                f"{cut:,} texts of {len(table):,} rows are longer than {self.reader.length} tokens and are cut (--length)"
+            )
+        words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
+        return Examples(
+            {
+                "ids": Ragged([np.concatenate([row.ids for row in rows]) for rows in framed]),
+                "segments": Ragged([np.concatenate([row.segments for row in rows]) for rows in framed]),
+                "lengths": Ragged([np.array([len(row.ids) for row in rows]) for rows in framed]),
+            },
+            np.array([sum(len(row.ids) for row in rows) for rows in framed]),
+            np.array(words),
+        )
+
+    # --- training
+
+    def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
+        numbers = row[row != NONE].tolist()
+        return [{**split.example(number), "key": np.array([split.serial, number])} for number in numbers]
+
+    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> HeadPrepared:
+        chosen = sorted((one for bundle in examples for one in bundle), key=lambda one: len(one["ids"]))
+        ids, segments = (
+            [part for one in chosen for part in _parts(one[name], one["lengths"])]
+            for name in ("ids", "segments")
+        )
+        batch = Batch.of(ids, segments=segments if any(map(np.any, segments)) else None)
+        targets = (
+            self.together([one["target"] for one in chosen])
+            if "target" in chosen[0]
+            else np.zeros((len(chosen), 0))
+        )
+        count = self.loss_count(targets)
+        prepared = HeadPrepared(
+            counts={"loss": count},
+            tokens=batch.layout.tokens,
+            bytes=0.0,
+            batch=batch,
+            targets=torch.from_numpy(targets),
+            at=self.places(chosen, batch),
+            rows=tuple(len(one["lengths"]) for one in chosen),
+            keys=tuple(
+                (*one["key"].tolist(), number)
+                for one in chosen
+                if "key" in one
+                for number in range(len(one["lengths"]))
+            ),
+        )
+        if self.options.r_drop:
+            prepared.counts["r_drop"] = count
+        if self.penalised:
+            prepared.counts["penalty"] = float(len(chosen))
+        if TAUGHT in chosen[0]:
+            prepared.taught = torch.from_numpy(self.together([one[TAUGHT] for one in chosen]))
+            prepared.counts[TAUGHT] = float(len(prepared.taught))
+        if self.options.language_model:
+            _ask_for_words(prepared, ids)
+        return prepared
+
+    def places(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor | None:
+        """Where the head is asked; None for the places that the family reads."""
+        return None
+
+    def loss(self, unit: Unit, prepared: HeadPrepared) -> dict[str, Term]:
+        model: Model = unit.model
+        options, training = self.options, model.training
+        states, scores = self.scored(model, prepared)
+        loss = self.criterion(scores, prepared)
+        terms: dict[str, Term] = {}
+        if options.r_drop and training:
+            other = self.scored(model, prepared)[1]
+            loss = (loss + self.criterion(other, prepared)) / 2
+            terms["r_drop"] = Term(self.divergence(scores, other, prepared), options.r_drop)
+        share = 1.0
+        if prepared.taught is not None and training:
+            share, temperature = 1 - options.teaching, options.temperature
+            wanted = (prepared.taught / temperature).log_softmax(-1)
+            found = (scores / temperature).log_softmax(-1)
+            follow = temperature**2 * F.kl_div(found, wanted, reduction="sum", log_target=True)
+            terms[TAUGHT] = Term(follow, options.teaching)
+        if prepared.words is not None and training:
+            assert states is not None
+            head: Any = model.heads["vocabulary"]
+            spoken = head.smoothed_loss(
+                states, prepared.words_at, prepared.words, weights_n=prepared.words_weights
+            )
+            terms["language_model"] = Term(spoken, options.language_model)
+        if self.penalised and training:
+            own: Any = model.heads[self.head]
+            terms["penalty"] = Term(own.penalty() * prepared.counts["penalty"])
+        return {"loss": Term(loss, share), **terms}
+
+    def scored(self, model: Model, prepared: HeadPrepared) -> tuple[Tensor | None, Tensor]:
+        """The states that were looked at, where somebody else wants them too, and what the head says of every example."""
+        states = model.states(prepared.batch) if prepared.words is not None else None
+        return states, self.combined(model, states, prepared)
+
+    def divergence(self, one: Tensor, two: Tensor, prepared: HeadPrepared) -> Tensor:
+        """The mean of both Kullback-Leibler divergences between what two passes say, summed."""
+        blank = one == -torch.inf  # choices that a row does not have
+        first, second = (each.log_softmax(-1).masked_fill(blank, 0.0) for each in (one, two))
+        return ((first.exp() - second.exp()) * (first - second)).sum() / 2
+
+    # --- use
+
+    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
+        return self.asked(model, table, self.answers)
+
+    def asked(
+        self, model: Model, table: Table, mean: Callable[[Tensor, HeadPrepared], Sequence[Any]]
+    ) -> list[Any]:
+        """What `mean` makes of the scores of every example, in the order of the table."""
+        examples = self.read(table)
+        found: dict[int, Any] = {}
+        with torch.inference_mode(), evaluating(model):
+            for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
+                numbers = sorted(row[row != NONE].tolist(), key=lambda number: int(examples.sizes[number]))
+                prepared = self.collate([[examples.example(number)] for number in numbers]).to(model.device)
+                answers = mean(self.combined(model, None, prepared), prepared)
+                found |= dict(zip(numbers, answers, strict=True))
+        return [found[number] for number in range(len(examples))]
+
+    def described(self) -> dict[str, Any]:
+        return {**super().described(), "labels": list(self.known)}
+
+
+def _parts(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    return [flat[start:stop] for start, stop in pairwise([0, *np.cumsum(lengths).tolist()])]
+
+
+def _ask_for_words(prepared: HeadPrepared, rows: Sequence[np.ndarray]) -> None:
+    """Every row's next words; each row counts once, whatever its length."""
+    lengths = np.array([len(row) - 1 for row in rows])
+    starts = flat_starts(rows)
+    prepared.words_at = torch.from_numpy(
+        np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths)])
+    )
+    prepared.words = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
+    prepared.words_weights = torch.from_numpy(np.repeat(1 / np.maximum(lengths, 1), lengths)).float()
+    prepared.counts["language_model"] = float(len(rows))

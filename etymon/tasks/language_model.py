@@ -1,0 +1,185 @@
+"""Language modelling on the rows of a table: a model goes on learning as it was pretrained, on short texts of a field of its own.
+
+Texts follow one another as the documents of a corpus do. Adapts a model before a task, or instead of one (ULMFiT; Gururangan
+et al. 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any
+
+import numpy as np
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
+
+from etymon.data.examples import bundled, filled, sample_bundles
+from etymon.data.store import Split
+from etymon.data.tables import Table
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.families.model import Model
+from etymon.generation import likelihood
+from etymon.generation.settings import DecodingSettings
+from etymon.generation.text import tokenizer_of
+from etymon.objectives import get_objective, objective_class
+from etymon.objectives.objective import Objective, Prepared, Term, Unit, check_fit
+from etymon.tasks.scores import Score, interval
+from etymon.tasks.task import Fit, Task
+
+USUAL_LENGTH = 256
+"""Tokens of a sample, where the model itself has no smaller limit: as in pretraining."""
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class LanguageModelOptions:
+    text: str = "text"
+    """The column of the text."""
+    objective: str | None = None
+    """What is learnt from it; the family's own unless told."""
+
+
+class LanguageModel(Task):
+    name = "language-model"
+    Options = LanguageModelOptions
+    metrics = ("bits_per_byte",)
+    heads = frozenset({"vocabulary"})
+    options: LanguageModelOptions
+    family: Family
+    """That it was fitted, or bound, to."""
+    objective: Objective
+    """What it does, bound to a model."""
+
+    def fit(self, family: Family) -> Fit:
+        self.family, kind = family, self._kind(family)
+        check_fit(kind, family)
+        if kind.streaming or kind.taught or kind.companions:
+            raise EtymonError(
+                f"the objective {kind.name!r} cannot be learnt from rows: leave it out, or give it a run of its own (etymon pretrain)"
+            )
+        return Fit("native", kind.heads)
+
+    def _kind(self, family: Family) -> type[Objective]:
+        """The class of its objective."""
+        if self.options.objective is not None:
+            return objective_class(self.options.objective)
+        if "causal" in family.capabilities:
+            return objective_class("causal")
+        if objective_class(family.objective).streaming:
+            raise EtymonError(
+                f"{family.title} learns from long texts that it reads as streams, not from rows: etymon pretrain {family.name} "
+                "--from MODEL --data TEXT goes on with it"
+            )
+        return objective_class("masked" if "bidirectional" in family.capabilities else family.objective)
+
+    @property
+    def usual_metrics(self) -> tuple[str, ...]:
+        return self.metrics if "causal" in self.family.capabilities else ("loss",)
+
+    def check_metrics(self, metrics: Sequence[str]) -> None:
+        super().check_metrics(metrics)
+        if set(metrics) - {"loss"} and "causal" not in self.family.capabilities:
+            raise EtymonError(
+                f"{self.family.title} gives no likelihood of a text that would be bits per byte: say --metric loss"
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.options.text,)
+
+    def texts(self, table: Table) -> dict[str, list[str]]:
+        return {"text": table.texts(self.options.text)}
+
+    # --- tied to a model
+
+    def bind(self, model: Model, length: int | None = None) -> None:
+        self.family, kind = model.family, self._kind(model.family)
+        tokenizer, room = tokenizer_of(model), model.positions
+        asked = length or self.limits.get("length") or USUAL_LENGTH
+        self.limits["length"] = asked if room is None else min(asked, room)
+        # As the family itself was trained, as far as this objective knows the same options.
+        known, usual = signature(kind).parameters, model.family.recipe.options
+        own = {name: value for name, value in usual.items() if name in known}
+        self.objective = get_objective(kind.name, tokenizer, self.limits["length"], **own)
+        self.tokenizer, self.heads = tokenizer, self.objective.heads
+        self.likelihood, self.perplexities = self.objective.likelihood, self.objective.perplexities
+
+    def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
+        self.bind(model, length)
+        model.reads_prefix = "prefix" in self.objective.requires
+
+    def encode(
+        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
+    ) -> Any:
+        """A split of the texts, which objectives over text read."""
+        split = Split.of_texts(self.texts(table)["text"], self.tokenizer)
+        for number in np.flatnonzero(split.sizes == 0):
+            raise EtymonError(
+                f"{table.places[number]}: column {self.options.text!r} has no tokens; leave the row out"
+            )
+        if not len(self.objective.plan(split, 0, 0, shuffle=False)):
+            raise EtymonError(
+                f"the texts of {table.description} are too short for a single sample: give more"
+            )
+        return split
+
+    # --- training
+
+    def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+        """Bundles of as many samples as have `batch_tokens` tokens, or of `batch_rows`."""
+        many = self.batch_rows or max(1, self.batch_tokens // self.limits["length"])
+        return filled(sample_bundles(self.objective.plan(split, seed, epoch, shuffle=shuffle), many))
+
+    def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[Any]:
+        return [self.objective.prepare(split, each, rng) for each in bundled(row)]
+
+    def collate(self, examples: Sequence[list[Any]]) -> Prepared:
+        return self.objective.collate([one for bundle in examples for one in bundle])
+
+    def loss(self, unit: Unit, prepared: Prepared) -> dict[str, Term]:
+        return self.objective.loss(unit, prepared)
+
+    # --- use
+
+    def predict(
+        self, model: Model, table: Table, decoding: DecodingSettings | None = None
+    ) -> list[likelihood.Score]:
+        """How likely every text is by itself, as `etymon score` tells."""
+        if model.encoder_decoder:
+            raise EtymonError(
+                f"{model.family.title} tells how likely a target is given a source, not a text alone: there is nothing to predict"
+            )
+        return likelihood.score_texts(model, self.texts(table)["text"])
+
+    def score(
+        self,
+        predictions: Sequence[likelihood.Score],
+        table: Table,
+        metrics: Sequence[str],
+        resamples: int = 0,
+    ) -> dict[str, Score]:
+        """Bits per byte of all texts together, or, as `loss`, bits per token."""
+        bits = np.array([-one.log_likelihood / math.log(2) for one in predictions])
+        sizes = {
+            "bits_per_byte": [one.bytes for one in predictions],
+            "loss": [one.tokens for one in predictions],
+        }
+        return {metric: _ratio(bits, np.array(sizes[metric]), resamples) for metric in metrics}
+
+    def record(self, prediction: likelihood.Score) -> dict[str, Any]:
+        names = ("kind", "bits_per_byte", "perplexity", "tokens")
+        told = {name: getattr(prediction, name) for name in names}
+        return {"prediction": prediction.log_likelihood, **{k: v for k, v in told.items() if v is not None}}
+
+    def shown(self, table: Table, number: int, prediction: likelihood.Score) -> str:
+        bits = "" if prediction.bits_per_byte is None else f", {prediction.bits_per_byte:.3f} bits per byte"
+        kind = prediction.kind.replace("likelihood", "log-likelihood")
+        return f"{prediction.text}\n-> {kind} {prediction.log_likelihood:.2f}{bits}"
+
+
+def _ratio(above: np.ndarray, below: np.ndarray, resamples: int) -> Score:
+    """Of two sums over rows, with its interval by bootstrap."""
+    ends = interval(np.ones(len(above), np.int64), lambda drawn: (drawn @ above) / (drawn @ below), resamples)
+    return Score(float(above.sum() / below.sum()), *ends, falls=True)

@@ -1,0 +1,54 @@
+"""How a model reads one or two texts for a task: tokens in the family's framing, cut to what it can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from etymon.data.framing import Framed
+from etymon.families.model import Model
+from etymon.generation.text import tokenizer_of
+
+USUAL_LENGTH = 512
+"""Tokens of a row at most, where neither the user nor the model has a limit."""
+
+
+class TextReader:
+    """Texts as rows of ids. `cut` counts the texts that were too long so far."""
+
+    def __init__(self, model: Model, length: int | None = None) -> None:
+        tokenizer = tokenizer_of(model)
+        # A model that reads letters can tell words apart that its tokenizer does not know.
+        self.words = tokenizer.lexicon if "letters" in model.capabilities else tokenizer
+        self.framing = tokenizer.framing
+        first, second = self.framing.pair.index(0), self.framing.pair.index(1)
+        end = tokenizer.id("end")
+        # Where a framing only joins two texts, the end of a text stands between them.
+        bare = second - first == 1 and end is not None
+        self.between = np.array([end] if bare else [], np.int32)
+        rooms = [length or USUAL_LENGTH, *([] if model.positions is None else [model.positions])]
+        self.length = min(rooms)
+        self.cut = 0
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of texts, without the framing."""
+        return self.words.encode_batch(list(texts))
+
+    def room(self, pair: bool) -> int:
+        """Tokens that are left for texts within the framing."""
+        return max(0, self.length - self.framing.overhead(pair) - (len(self.between) if pair else 0))
+
+    def framed(self, first: np.ndarray, second: np.ndarray | None = None) -> Framed:
+        """The row of one text or of two; of two that are too long, the longer loses its end first."""
+        room = self.room(second is not None)
+        lengths = [len(first), 0 if second is None else len(second)]
+        if sum(lengths) > room:
+            self.cut += 1
+            shorter = min(lengths)
+            kept = max(room - shorter, (room + 1) // 2)
+            lengths = [min(length, kept) for length in lengths]
+            lengths[1] = min(lengths[1], room - lengths[0])
+        if second is None:
+            return self.framing.frame(first[: lengths[0]])
+        return self.framing.frame(first[: lengths[0]], np.concatenate([self.between, second[: lengths[1]]]))

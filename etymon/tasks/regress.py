@@ -1,0 +1,117 @@
+"""Regression: a number for a text or a pair of texts, such as how alike they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from etymon.data.tables import Table
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.tasks.classify import TextTask
+from etymon.tasks.headed import HeadOptions, HeadPrepared
+from etymon.tasks.label_scores import VALUE_METRICS, value_scores
+from etymon.tasks.scores import Score
+from etymon.tasks.task import Fit
+
+STEP = 0.2
+"""Written numbers are rounded to multiples of it (T5, section 2.4)."""
+NO_NUMBER = -1.0
+"""What is taken for an answer that is no number, as in T5's own evaluation."""
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class RegressOptions(HeadOptions):
+    text: str = "text"
+    """The column of the text."""
+    second: str | None = None
+    """The column of a second text, where the number is about both."""
+    label: str = "label"
+    """The column of the number."""
+    symmetric: bool = False
+    """Both orders of a pair are read, and what is read of them is added up (GPT-1)."""
+
+
+@dataclass(frozen=True)
+class Valued:
+    value: float
+
+
+class Regress(TextTask):
+    name = "regress"
+    head = "classification"
+    Options = RegressOptions
+    metrics = tuple(VALUE_METRICS)
+    options: RegressOptions
+
+    def fit(self, family: Family) -> Fit:
+        if self.options.r_drop:
+            raise EtymonError("R-Drop compares probabilities, and a number has none: set r_drop to 0")
+        return super().fit(family)
+
+    def labels(self, table: Table) -> tuple[str, ...]:
+        return (self.options.label,)
+
+    def values(self, table: Table) -> list[float]:
+        return [
+            _number(value, table.places[n], self.options.label)
+            for n, value in enumerate(table.values(self.options.label))
+        ]
+
+    def targets(self, table: Table) -> np.ndarray:
+        return np.array(self.values(table), np.float32)[:, None]
+
+    def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
+        return F.mse_loss(scores, prepared.targets, reduction="sum")
+
+    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Valued]:
+        return [Valued(value) for value in scores[:, 0].float().tolist()]
+
+    def wanted_texts(self, table: Table) -> list[str]:
+        return [f"{round(value / STEP) * STEP:.1f}" for value in self.values(table)]
+
+    def understood(self, texts: Sequence[str]) -> list[Valued]:
+        return [Valued(_read(text)) for text in texts]
+
+    def score(
+        self, predictions: Sequence[Valued], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, Score]:
+        return value_scores([one.value for one in predictions], self.values(table), metrics, resamples)
+
+    def record(self, prediction: Valued) -> dict[str, Any]:
+        return {"prediction": prediction.value}
+
+    def shown(self, table: Table, number: int, prediction: Valued) -> str:
+        row = table.rows[number]
+        texts = " / ".join(str(row[column]) for column in self.reads)
+        return f"{texts}\n-> {prediction.value:.2f}\n({row.get(self.options.label, '?')})"
+
+    @property
+    def problem_type(self) -> str:
+        return "regression"
+
+
+def _number(value: Any, place: str, column: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a number") from error
+    if not math.isfinite(number):
+        raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a finite number")
+    return number
+
+
+def _read(text: str) -> float:
+    try:
+        value = float(text.strip())
+    except ValueError:
+        return NO_NUMBER
+    return value if math.isfinite(value) else NO_NUMBER

@@ -1,0 +1,116 @@
+"""Tasks whose answers a model writes as a text: how T5 does all of them, and how any model that writes can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from etymon.data.examples import Examples
+from etymon.data.tables import Table
+from etymon.families.family import Family
+from etymon.families.model import Model
+from etymon.generation.settings import DecodingSettings
+from etymon.objectives.objective import Term, Unit
+from etymon.tasks.scores import Score
+from etymon.tasks.task import Fit, Task
+from etymon.tasks.text2text import PairPrepared, Text2Text, Text2TextOptions
+
+SOURCE, TARGET = "source", "target"
+
+
+class Writable(Protocol):
+    """What a task has to say of itself so that its answers can be written."""
+
+    def asked_texts(self, table: Table) -> list[str]:
+        """What the model reads of every row."""
+
+    def wanted_texts(self, table: Table) -> list[str]:
+        """What it is to write."""
+
+    def understood(self, texts: Sequence[str]) -> list[Any]:
+        """What it wrote, as answers; what makes no sense is a wrong one."""
+
+
+class Written(Task):
+    """A task by way of text2text. Its options, columns, labels and scores are the task's own."""
+
+    heads = frozenset({"vocabulary"})
+
+    def __init__(self, task: Any) -> None:
+        super().__init__(task.options)
+        self.task = task
+        self.name, self.metrics, self.usual_rows = task.name, task.metrics, task.usual_rows  # type: ignore[misc]
+        self.writing = Text2Text(Text2TextOptions())
+        self.limits = self.writing.limits
+
+    def fit(self, family: Family) -> Fit:
+        self.writing.fit(family)
+        return Fit("text-to-text", self.heads)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.task.columns)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(self.task.reads)
+
+    @property
+    def usual_metrics(self) -> tuple[str, ...]:
+        return tuple(self.task.usual_metrics)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return tuple(self.task.known)
+
+    def labels(self, table: Table) -> tuple[str, ...]:
+        self.task.labels(table)
+        return ()  # no head is built for them
+
+    def texts(self, table: Table) -> dict[str, list[str]]:
+        return {SOURCE: self.task.asked_texts(table), TARGET: self.task.wanted_texts(table)}
+
+    def bind(self, model: Model, length: int | None = None) -> None:
+        self.writing.limits = self.limits
+        self.writing.bind(model, length)
+
+    def encode(
+        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
+    ) -> Examples:
+        self.task.targets(table)
+        found = self.texts(table)
+        rows: list[Any] = [
+            dict(zip((SOURCE, TARGET), pair)) for pair in zip(found[SOURCE], found[TARGET], strict=True)
+        ]
+        return self.writing.encode(Table(rows, table.places, table.description), tell, learn=learn)
+
+    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> PairPrepared:
+        return self.writing.collate(examples)
+
+    def loss(self, unit: Unit, prepared: PairPrepared) -> dict[str, Term]:
+        return self.writing.loss(unit, prepared)
+
+    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
+        rows: list[Any] = [{SOURCE: text} for text in self.task.asked_texts(table)]
+        return self.task.understood(
+            self.writing.predict(model, Table(rows, table.places, table.description), decoding)
+        )
+
+    def score(
+        self, predictions: Sequence[Any], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, Score]:
+        return self.task.score(predictions, table, metrics, resamples)
+
+    def shown(self, table: Table, number: int, prediction: Any) -> str:
+        return self.task.shown(table, number, prediction)
+
+    def record(self, prediction: Any) -> dict[str, Any]:
+        return self.task.record(prediction)
+
+    def check_metrics(self, metrics: Sequence[str]) -> None:
+        self.task.check_metrics(metrics)
+
+    def described(self) -> dict[str, Any]:
+        return {**self.task.described(), "limits": self.limits}

@@ -1,0 +1,103 @@
+"""`etymon predict`: a fine-tuned model's answers to texts, or to the rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from etymon.verbs import options
+
+if TYPE_CHECKING:
+    from etymon.families.model import Model
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row and the answer: `prediction`, and what the task tells beside it."""
+
+    row: Mapping[str, Any]
+    answer: dict[str, Any]
+
+    @property
+    def prediction(self) -> Any:
+        return self.answer["prediction"]
+
+
+def predict(
+    model: Annotated[str | Path | Model, "folder or hub id of a fine-tuned model"],
+    texts: Annotated[list[str] | str, "texts to answer; - reads lines from standard input"] = (),  # type: ignore[assignment]
+    *,
+    data: Annotated[
+        Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None, "a table, instead of texts"
+    ] = None,
+    task: Annotated[str | None, "what to answer (what the model was fine-tuned for)"] = None,
+    text: options.Text = None,
+    second: options.Second = None,
+    context: options.Context = None,
+    choices: options.Choices = None,
+    tokens: options.Tokens = None,
+    question: options.Question = None,
+    source: options.Source = None,
+    prefix: options.Prefix = None,
+    columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
+    beams: Annotated[int, "of answers that are written"] = 1,
+    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+) -> list[Predicted]:
+    """Answer texts or the rows of a table with a fine-tuned model.
+
+    The task and its columns are those that the model was fine-tuned with, unless you say otherwise; a published model answers
+    as its class does. What is right need not be known. Rows of similar length are read together; their order stays.
+    """
+    from etymon.data.tables import read_table
+    from etymon.errors import EtymonError
+    from etymon.generation.settings import DecodingSettings
+    from etymon.tasks import task_for
+    from etymon.verbs.opening import opened, texts_of
+
+    chosen = opened(model, device)
+    told = options.task_options(
+        text=text, second=second, context=context, choices=choices, tokens=tokens, question=question, source=source,
+        prefix=prefix,
+    )  # fmt: skip
+    known = task_for(chosen, task, told)
+    if data is None:
+        wanted = known.reads
+        if len(wanted) > 1:
+            raise EtymonError(
+                f"the task {known.name!r} reads the columns {', '.join(wanted)}: give a table (--data), not single texts"
+            )
+        given: Any = [{wanted[0]: each} for each in texts_of(texts)]
+    elif texts:
+        raise EtymonError("give texts or --data, not both")
+    else:
+        given = data
+    table = read_table(given, () if columns is None else columns.split(","))
+    answers = known.predict(chosen, table, DecodingSettings(beams=beams))
+    return [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
+
+
+def present(
+    result: list[Predicted],
+    out: Annotated[
+        Path | None, "a file for the answers: .jsonl, .csv, .tsv or .parquet, rows and all"
+    ] = None,
+    json: Annotated[bool, "a JSON record a row"] = False,
+) -> None:
+    from json import dumps
+
+    from etymon.data.table_writing import write_table
+
+    if out is not None:
+        write_table(out, [{**one.row, **one.answer} for one in result])
+        print(f"{len(result):,} answers in {out}")
+        return
+    for one in result:
+        if json:
+            print(dumps({**one.row, **one.answer}, ensure_ascii=False, default=str))
+            continue
+        shares = one.answer.get("probabilities")
+        sure = f"\t{max(shares.values() if isinstance(shares, dict) else shares):.3f}" if shares else ""
+        given = one.prediction
+        print(f"{dumps(given, ensure_ascii=False) if isinstance(given, list | dict) else given}{sure}")

@@ -1,0 +1,66 @@
+"""Several runs that differ in their seed alone: their scores, with mean and deviation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from etymon.checkpoints.documents import write_json
+from etymon.errors import EtymonError
+from etymon.verbs.finetune import Finetuned
+from etymon.verbs.finetuning import Finetuning
+from etymon.verbs.task_file import TaskFile
+
+SUMMARY = "seeds.json"
+
+
+def finetune_seeds(
+    folder: Path, file: TaskFile, seeds: Sequence[int], *, resume: bool, **options: Any
+) -> Finetuned:
+    """Runs in `folder/seed-N`. What comes back is the run whose first metric was best, with the metrics of all."""
+    if len(set(seeds)) < 2:
+        raise EtymonError(
+            f"several seeds are at least two different ones, not {', '.join(map(str, seeds))}: use --seed"
+        )
+    if file.mixture is not None:
+        raise EtymonError("a mixture is trained with one seed: leave --seeds out")
+    runs: dict[int, Finetuned] = {}
+    for seed in seeds:
+        own, wanted = folder / f"seed-{seed}", replace(file, seed=seed)
+        going = resume and (own / "run.yaml").is_file()
+        run = Finetuning.resumed(own, wanted, **options) if going else Finetuning(own, wanted, **options)
+        done = run.go()
+        assert isinstance(done, Finetuned)
+        runs[seed] = done
+        if done.stopped:
+            done.command = f"{done.command.split(' --out ')[0]} --out {folder} --seeds {' --seeds '.join(map(str, seeds))} --resume"
+            return done
+        metrics = run.metrics
+    first = metrics[0]
+    known = {
+        seed: {name: done.metrics[name] for name in metrics if name in done.metrics}
+        for seed, done in runs.items()
+    }
+    falls = first == "loss" or any(
+        score.falls for done in runs.values() for name, score in done.scores.items() if name == first
+    )
+    best = min(known, key=lambda seed: known[seed].get(first, 0.0) * (1 if falls else -1))
+    write_json(
+        folder / SUMMARY, {"seeds": {str(seed): known[seed] for seed in known}, **spread(known), "best": best}
+    )
+    return replace(runs[best], seeds=known)
+
+
+def spread(known: dict[int, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation (of a sample) of every metric."""
+    names = dict.fromkeys(name for own in known.values() for name in own)
+    values = {name: [own[name] for own in known.values() if name in own] for name in names}
+    return {
+        "mean": {name: statistics.fmean(each) for name, each in values.items()},
+        "deviation": {
+            name: statistics.stdev(each) if len(each) > 1 else 0.0 for name, each in values.items()
+        },
+    }
