@@ -6,7 +6,7 @@ EXTRAS := test,data,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-seq2seq bench-finetuning clean
+.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,9 @@ bench-seq2seq: $(VENV)/.installed-test  ## encoder-decoders beside Transformers
 
 bench-finetuning: $(VENV)/.installed-test  ## fine-tuning and answering beside the Trainer of Transformers
 	$(BIN)/python -m benchmarks finetuning
+
+bench-tasks: $(VENV)/.installed-test  ## what pretraining buys in fine-tuning, family by family, task by task (hours)
+	$(BIN)/python -m benchmarks.tasks
 
 bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
 	$(BIN)/python -m benchmarks.encoders

@@ -73,6 +73,25 @@ def test_commands_on_pairs(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (here / "attention.html").is_file()
 
 
+def test_commands_on_labels(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        f"a {word} film {number},{label}"
+        for number in range(20)
+        for word, label in (("dull", "bad"), ("fine", "good"))
+    ]
+    (here / "reviews.csv").write_text("\n".join(["review,verdict", *rows]) + "\n", encoding="utf-8")
+    few = "--budget 2steps --batch 4 --progress silent".split()
+    run(["pretrain", "bert", "--data", "my.txt", "--length", "64", *few], capsys)
+    told = []
+    for words in commands(block("labels", "sh")):
+        if words[0] == "finetune":
+            place = words.index("--budget")
+            words[place : place + 2] = few
+        told.append(run(words, capsys))
+    assert {line.split("\t")[0] for line in told[1].splitlines()} <= {"bad", "good"}
+    assert "text-to-text" in told[2]
+
+
 def test_commands_on_own_text(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in commands(block("own", "sh")):
         if "--budget" in words:

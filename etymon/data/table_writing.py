@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
 WRITTEN = (".jsonl", ".csv", ".tsv", ".parquet")
+BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
+"""What may end a cell or a line."""
 
 
 def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no other."""
+    """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no other; .tsv knows no
+    quotes, so tabs and line breaks become spaces there."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in WRITTEN:
@@ -33,9 +37,15 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
             file.writelines(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
             return
         names = list(dict.fromkeys(name for row in rows for name in row))
-        writer = csv.writer(file, delimiter="\t" if kind == ".tsv" else ",", lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows([[_cell(row.get(name)) for name in names] for row in rows])
+        lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
+        if kind == ".csv":
+            csv.writer(file, lineterminator="\n").writerows(lines)
+            return
+        file.writelines("\t".join(BREAKS.sub(" ", _plain(cell)) for cell in line) + "\n" for line in lines)
+
+
+def _plain(cell: Any) -> str:
+    return "" if cell is None else str(cell)
 
 
 def _cell(value: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, processors
 
-from etymon.data.framing import GPT1, T5, Framing
+from etymon.data.framing import GPT1, T5, XLNET, Framing
 from etymon.data.tokenizer import COUNTS, ROLE_KEYS, Tokenizer
 from etymon.data.tokenizer_kinds import (
     WORD_END,
@@ -72,6 +72,8 @@ def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, An
     config = dict(carried) or _class_config(tokenizer)
     segments = ["token_type_ids"] if any(tokenizer.framing.pair_segments) else []
     config.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
+    if tokenizer.framing.name == XLNET.name:  # its classes read a text's last place, which padding must not take
+        config.setdefault("padding_side", "left")
     config.update(
         {key: tokenizer.roles.get(role) for role, key in ROLE_KEYS.items() if role in tokenizer.roles}
     )

@@ -22,6 +22,8 @@ from etymon.generation.stepping import Stepper
 
 OUT = -1.0e9
 """Added to a score, it takes a text out of the race."""
+BLOCK = 64
+"""Scores that are looked at together in the search for the best."""
 
 
 @dataclass
@@ -162,7 +164,7 @@ def _extend(
     prompts, beams = running.scores.shape
     vocabulary = own_RV.shape[1]
     total_BKV = allowed_RV.view(prompts, beams, vocabulary) + running.scores[:, :, None]
-    scores_BW, flat_BW = total_BKV.view(prompts, -1).topk(width)
+    scores_BW, flat_BW = _best(total_BKV.view(prompts, -1), width)
     parents_BW = flat_BW // vocabulary
     candidates = running.at(parents_BW)
     candidates.scores = scores_BW
@@ -170,6 +172,19 @@ def _extend(
     candidates.log_probs[:, :, step] = own_RV.view(prompts, -1).gather(1, flat_BW)
     candidates.lengths = torch.full_like(candidates.lengths, step + 1)
     return candidates, parents_BW
+
+
+def _best(scores_BN: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """`topk`, several times as fast: the best scores lie in the blocks with the greatest maxima, or in what is left over."""
+    prompts, size = scores_BN.shape
+    whole, device = size - size % BLOCK, scores_BN.device
+    maxima_BM = scores_BN[:, :whole].view(prompts, -1, BLOCK).amax(-1)
+    chosen_BW = maxima_BM.topk(min(width, maxima_BM.shape[1])).indices
+    inside_BI = (chosen_BW[:, :, None] * BLOCK + torch.arange(BLOCK, device=device)).flatten(1)
+    rest_BI = torch.arange(whole, size, device=device).expand(prompts, -1)
+    index_BI = torch.cat([inside_BI, rest_BI], 1)
+    best_BW, places_BW = scores_BN.gather(1, index_BI).topk(width)
+    return best_BW, index_BI.gather(1, places_BW)
 
 
 def _spelled(tokens_BWT: Tensor, stopped: Callable[[list[int]], bool]) -> Tensor:

@@ -149,6 +149,8 @@ class Cache:
 
 
 def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
+    if filled == part_RHCK.shape[2]:
+        return part_RHCK.index_select(0, rows)
     picked = part_RHCK.new_empty(len(rows), *part_RHCK.shape[1:])
     picked[:, :, :filled] = part_RHCK[:, :, :filled].index_select(0, rows)
     picked[:, :, filled:] = 0  # what nobody may see has to be finite all the same

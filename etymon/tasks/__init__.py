@@ -85,7 +85,9 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
         {"multi_label": True} if model.carried.get("problem_type") == "multi_label_classification" else {}
     )
     ways = hasattr(task_class(name).Options, "way")  # those of tasks that only a text answers have none
-    own = {"way": "head"} if ways and model.asked & set(HEADS) else {}
+    own: dict[str, Any] = {"way": "head"} if ways and model.asked & set(HEADS) else {}
+    if name == "answer" and "span" in model.asked:
+        own["head"] = "span"
     task = get_task(name, {**own, **(published if name == "classify" else {}), **options}, model.family)
     missing = task.fit(model.family).heads - set(model.heads)
     if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from etymon.tasks.label_scores import label_scores
 from etymon.tasks.scores import Score
 
 
+LETTERED = re.compile(r"\([A-Z]\)\s")
+
+
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class ChooseOptions(HeadOptions):
     text: str = "text"
@@ -29,7 +33,7 @@ class ChooseOptions(HeadOptions):
     context: str | None = None
     """A column that is read before it."""
     choices: tuple[str, ...] = ("choices",)
-    """The columns of the choices, or one column that holds a list of them."""
+    """The columns of the choices, or one column that holds a list of them, or a text `(A) one (B) another`."""
     label: str = "label"
     """The column of the right one: the number of it (as `first` says), a letter (A is the first), or the choice itself."""
     first: int = 0
@@ -69,7 +73,7 @@ class Choose(HeadTask):
             return [list(row) for row in zip(*(table.texts(name) for name in names), strict=True)]
         found = []
         for number, value in enumerate(table.values(names[0])):
-            parts = [str(part) for part in value] if isinstance(value, list | tuple) else []
+            parts = [str(part) for part in value] if isinstance(value, list | tuple) else _lettered(str(value))
             if len(parts) < 2 or not all(part.strip() for part in parts):
                 raise EtymonError(
                     f"{table.places[number]}: column {names[0]!r} is no list of two choices or more: give a list, or name the columns "
@@ -96,20 +100,26 @@ class Choose(HeadTask):
         return np.array(self.right(table), np.int64)[:, None]
 
     def _right(self, value: Any, choices: list[str], place: str) -> int:
-        text = str(value).strip()
-        number = None
-        if text in choices:
-            number = choices.index(text)
-        elif text.lstrip("-").isdigit():
-            number = int(text) - self.options.first
+        whole = isinstance(value, float) and value.is_integer()
+        text = str(int(value) if whole else value).strip()
+        counted, named = None, [choice.strip() for choice in choices]
+        if text.removeprefix("-").isdecimal():
+            counted = int(text) - self.options.first
         elif len(text) == 1 and "A" <= text.upper() <= "Z":
-            number = ord(text.upper()) - ord("A")
-        if number is None or not 0 <= number < len(choices):
+            counted = ord(text.upper()) - ord("A")
+        found = {counted} & {*range(len(choices))}
+        if text in named and (isinstance(value, str) or not found):
+            found.add(named.index(text))
+        if not found:
             raise EtymonError(
                 f"{place}: column {self.options.label!r} holds {text!r}, which is none of its {len(choices)} choices; "
                 f"{did_you_mean(text, [str(n + self.options.first) for n in range(len(choices))])}"
             )
-        return number
+        if len(found) > 1:
+            raise EtymonError(
+                f"{place}: column {self.options.label!r} holds {text!r}, which is a choice and counts another one: say it by a letter (A is the first)"
+            )
+        return int(found.pop())
 
     def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         """A row for every example, as wide as the most choices."""
@@ -165,3 +175,9 @@ class Choose(HeadTask):
         given = choices[place] if place is not None and place < len(choices) else "?"
         actual = choices[self.right(row)[0]] if self.options.label in table.rows[number] else "?"
         return f"{self.questions(row)[0]}\n-> {given}\n({actual})"
+
+
+def _lettered(text: str) -> list[str]:
+    """The choices of a text that calls them (A), (B) and so on."""
+    found = LETTERED.split(text)
+    return [part.strip() for part in found[1:]] if not found[0].strip() else []

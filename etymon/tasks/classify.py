@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
@@ -45,7 +45,7 @@ class ClassifyOptions(HeadOptions):
     """Rows have any number of labels: a list, or names with `|` between them."""
     symmetric: bool = False
     """Both orders of a pair are read, and what is read of them is added up (GPT-1)."""
-    smoothing: float = 0.0
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of every target that all labels have in equal parts, in training."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced`: labels count the more the rarer they are."""
@@ -139,11 +139,12 @@ class Classify(TextTask):
         return [_names(value, table.places[n], self.options) for n, value in enumerate(values)]
 
     def labels(self, table: Table) -> tuple[str, ...]:
-        _require_one_kind(table, self.options)
         found = sorted({name for names in self.named(table) for name in names}, key=_by_number)
-        if len(found) < 2 and not self.options.multi_label:
+        _require_one_kind(table, self.options)
+        if len(found) < (1 if self.options.multi_label else 2):
+            told = f"one label only, {found[0]!r}" if found else "no label"
             raise EtymonError(
-                f"{table.description}: column {self.options.label!r} holds one label only, {found[0]!r}: there is nothing to learn"
+                f"{table.description}: column {self.options.label!r} holds {told}: there is nothing to learn"
             )
         self.known = tuple(found)
         return self.known
@@ -186,6 +187,11 @@ class Classify(TextTask):
             return float(len(targets))
         return float(np.asarray(self.weights)[targets[:, 0]].sum())
 
+    def log_shares(self, scores: Tensor) -> Tensor:
+        if not self.options.multi_label:
+            return super().log_shares(scores)
+        return torch.stack([F.logsigmoid(scores), F.logsigmoid(-scores)], -1)  # each is there, or it is not
+
     def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
         weights = None if self.weights is None else scores.new_tensor(self.weights)
         if self.options.multi_label:
@@ -207,14 +213,14 @@ class Classify(TextTask):
     # --- where the answer is written
 
     def wanted_texts(self, table: Table) -> list[str]:
-        return [f" {MARK} ".join(names) for names in self.named(table)]
+        return [f" {MARK} ".join(names) or MARK for names in self.named(table)]
 
     def understood(self, texts: Sequence[str]) -> list[Labelled]:
         """Labels, where what was written is one; anything else is wrong."""
         if self.options.multi_label:
-            split = ([part.strip() for part in text.split(MARK)] for text in texts)
-            return [Labelled(tuple(part for part in parts if part in self.known), {}) for parts in split]
-        return [Labelled(text.strip() if text.strip() in self.known else None, {}) for text in texts]
+            split = ([self.spelled.get(part.strip()) for part in text.split(MARK)] for text in texts)
+            return [Labelled(tuple(label for label in found if label is not None), {}) for found in split]
+        return [Labelled(self.spelled.get(text.strip()), {}) for text in texts]
 
     # --- judged and shown
 
@@ -289,5 +295,5 @@ def _require_one_kind(table: Table, options: ClassifyOptions) -> None:
 
 def _by_number(label: str) -> tuple[int, float, str]:
     """Numbers by their size, before names by the alphabet."""
-    digits = label.lstrip("-")
+    digits = label.removeprefix("-")
     return (0, float(label), label) if digits.isdigit() and label.isascii() else (1, 0.0, label)

@@ -9,15 +9,15 @@ Legend: N tokens, E examples, L labels, D width.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
@@ -47,13 +47,13 @@ class HeadOptions:
     """`head`: a head of the model answers; `text`: the model writes its answer; `auto`: as the family was published."""
     prefix: str = ""
     """Where the answer is written, before every text: T5's tasks have names, such as `sst2 `."""
-    language_model: float = 0.0
+    language_model: NonNegativeFloat = 0.0
     """The weight of the language-modelling loss over the same texts, beside the task's (GPT-1: 0.5)."""
-    r_drop: float = 0.0
+    r_drop: NonNegativeFloat = 0.0
     """The weight of the divergence between two passes with different dropout (R-Drop)."""
-    temperature: float = 2.0
+    temperature: PositiveFloat = 2.0
     """At which a teacher's answers are followed."""
-    teaching: float = 0.5
+    teaching: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The weight of following the teacher, if there is one; the labels have the rest."""
 
 
@@ -86,6 +86,8 @@ class HeadTask(Task):
     options: HeadOptions
     known: tuple[str, ...] = ()
     """The labels, in the order of the head's outputs."""
+    spelled: Mapping[str, str] = {}
+    """The labels by how a model writes them."""
     teacher: Callable[[Table], np.ndarray] | None = None
     """What another model says of rows, to be followed in training."""
     penalised = False
@@ -153,6 +155,10 @@ class HeadTask(Task):
     def loss_count(self, targets: np.ndarray) -> float:
         return float(len(targets))
 
+    def log_shares(self, scores: Tensor) -> Tensor:
+        """The log-probabilities that scores mean, those that exclude one another in the last dimension."""
+        return scores.log_softmax(-1)
+
     # --- tasks that ask several places of an example have several values for it
 
     def by_example(self, values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:
@@ -185,7 +191,8 @@ class HeadTask(Task):
 
     def follow(self, model: Model, task: Any, name: str) -> None:
         """Takes over what another model says, in training."""
-        if not self.teachable or not isinstance(task, type(self)):
+        same = isinstance(task, type(self)) and task.problem_type == self.problem_type
+        if not self.teachable or not same:
             raise EtymonError(
                 f"the task {self.name!r} cannot follow {name}, which does {task.name!r}: leave the teacher out"
             )
@@ -282,7 +289,7 @@ class HeadTask(Task):
             prepared.counts["penalty"] = float(len(chosen))
         if TAUGHT in chosen[0]:
             prepared.taught = torch.from_numpy(self.together([one[TAUGHT] for one in chosen]))
-            prepared.counts[TAUGHT] = float(len(prepared.taught))
+            prepared.counts[TAUGHT] = float(self.log_shares(prepared.taught)[..., 0].numel())
         if self.options.language_model:
             _ask_for_words(prepared, ids)
         return prepared
@@ -304,8 +311,7 @@ class HeadTask(Task):
         share = 1.0
         if prepared.taught is not None and training:
             share, temperature = 1 - options.teaching, options.temperature
-            wanted = (prepared.taught / temperature).log_softmax(-1)
-            found = (scores / temperature).log_softmax(-1)
+            wanted, found = (self.log_shares(each / temperature) for each in (prepared.taught, scores))
             follow = temperature**2 * F.kl_div(found, wanted, reduction="sum", log_target=True)
             terms[TAUGHT] = Term(follow, options.teaching)
         if prepared.words is not None and training:

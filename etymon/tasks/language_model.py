@@ -44,16 +44,16 @@ class LanguageModelOptions:
 class LanguageModel(Task):
     name = "language-model"
     Options = LanguageModelOptions
-    metrics = ("bits_per_byte",)
+    metrics = ("bits_per_byte", "bits_per_character")
     heads = frozenset({"vocabulary"})
     options: LanguageModelOptions
-    family: Family
-    """That it was fitted, or bound, to."""
+    likely: bool
+    """Whether the family that it was fitted, or bound, to tells how likely a text is."""
     objective: Objective
     """What it does, bound to a model."""
 
     def fit(self, family: Family) -> Fit:
-        self.family, kind = family, self._kind(family)
+        kind, self.likely = self._kind(family), "causal" in family.capabilities
         check_fit(kind, family)
         if kind.streaming or kind.taught or kind.companions:
             raise EtymonError(
@@ -76,13 +76,14 @@ class LanguageModel(Task):
 
     @property
     def usual_metrics(self) -> tuple[str, ...]:
-        return self.metrics if "causal" in self.family.capabilities else ("loss",)
+        # Both: those of the loss, which are of rows side by side, have the same names.
+        return self.metrics if self.likely else ("loss",)
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
         super().check_metrics(metrics)
-        if set(metrics) - {"loss"} and "causal" not in self.family.capabilities:
+        if set(metrics) - {"loss"} and not self.likely:
             raise EtymonError(
-                f"{self.family.title} gives no likelihood of a text that would be bits per byte: say --metric loss"
+                "bits of a text need a model that reads from left to right, which this family's are not: say --metric loss"
             )
 
     @property
@@ -95,7 +96,7 @@ class LanguageModel(Task):
     # --- tied to a model
 
     def bind(self, model: Model, length: int | None = None) -> None:
-        self.family, kind = model.family, self._kind(model.family)
+        kind, self.likely = self._kind(model.family), "causal" in model.capabilities
         tokenizer, room = tokenizer_of(model), model.positions
         asked = length or self.limits.get("length") or USUAL_LENGTH
         self.limits["length"] = asked if room is None else min(asked, room)
@@ -160,13 +161,11 @@ class LanguageModel(Task):
         metrics: Sequence[str],
         resamples: int = 0,
     ) -> dict[str, Score]:
-        """Bits per byte of all texts together, or, as `loss`, bits per token."""
+        """Bits of all texts together, by the byte, by the character, or, as `loss`, by the token."""
         bits = np.array([-one.log_likelihood / math.log(2) for one in predictions])
-        sizes = {
-            "bits_per_byte": [one.bytes for one in predictions],
-            "loss": [one.tokens for one in predictions],
-        }
-        return {metric: _ratio(bits, np.array(sizes[metric]), resamples) for metric in metrics}
+        sizes = np.array([(one.bytes, len(one.text), one.tokens) for one in predictions])
+        places = {"bits_per_byte": 0, "bits_per_character": 1, "loss": 2}
+        return {metric: _ratio(bits, sizes[:, places[metric]], resamples) for metric in metrics}
 
     def record(self, prediction: likelihood.Score) -> dict[str, Any]:
         names = ("kind", "bits_per_byte", "perplexity", "tokens")

@@ -19,7 +19,7 @@ LIBRARIES = {"bleu": "sacrebleu", "chrf": "sacrebleu"} | dict.fromkeys(
     ("rouge1", "rouge2", "rougeL"), "rouge_score"
 )
 _PACKAGES = {"rouge_score": "rouge-score", "sklearn": "scikit-learn"}
-FALLING = frozenset({"mse", "bits_per_byte"})
+FALLING = frozenset({"mse", "bits_per_byte", "bits_per_character"})
 """Metrics of which less is better; they are not of 100."""
 
 

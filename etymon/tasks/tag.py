@@ -152,15 +152,15 @@ class Tag(HeadTask):
 
     def labels(self, table: Table) -> tuple[str, ...]:
         rows = self.tagged(table, self.words(table))
-        found = sorted({tag for tags in rows for tag in tags})
+        found = tuple(sorted({tag for tags in rows for tag in tags}))
+        if self.raw:  # every tag that an entity of these labels can have, whether it was seen or not
+            found = scheme_tags(sorted({tag[2:] for tag in found} - {""}), self.options.scheme)
         if len(found) < 2:
             raise EtymonError(
                 f"{table.description}: column {self.columns[1]!r} says {found[0]!r} of every word: there is nothing to learn"
             )
-        if self.raw:  # every tag that an entity of these labels can have, whether it was seen or not
-            found = [*scheme_tags(sorted({tag[2:] for tag in found} - {""}), self.options.scheme)]
-        self.known = tuple(found)
-        return self.known
+        self.known = found
+        return found
 
     def pairs(self, table: Table) -> list[list[Pair]]:
         return [[(one.text, None)] for one in self.words(table)]
@@ -232,8 +232,8 @@ class Tag(HeadTask):
         )
 
     def by_example(self, values: np.ndarray, examples: Examples) -> Ragged:
-        stops: Any = examples.columns["places"]
-        return Ragged(np.split(values, stops.stops[:-1]), values.dtype.type)
+        places: Any = examples.columns["places"]
+        return Ragged(np.split(values, places.stops[:-1]), values.dtype.type)
 
     def together(self, entries: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate(entries)
@@ -254,8 +254,8 @@ class Tag(HeadTask):
 
     def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[np.ndarray]:
         """Of every word, what the likeliest label is given, and its number."""
-        best = scores.double().softmax(-1).max(-1)
-        return self.apart(torch.stack([best.values, best.indices.double()], 1).cpu().numpy(), prepared)
+        best = scores.float().softmax(-1).max(-1)
+        return self.apart(torch.stack([best.values, best.indices.float()], 1).cpu().numpy(), prepared)
 
     def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Tagged]:
         rows = self.words(table)
@@ -268,9 +268,8 @@ class Tag(HeadTask):
         sure, entities = tuple(said[:, 0].tolist()), None
         if self.raw:
             entities = tuple(entities_of(tags, words.spans, words.text, sure))
-            tags, _ = tags_of(
-                entities, words.spans, self.options.scheme
-            )  # exactly what was answered is judged
+            # Exactly what was answered is judged.
+            tags, _ = tags_of(entities, words.spans, self.options.scheme)
         return Tagged(words.tokens, tuple(tags), sure, entities)
 
     def score(

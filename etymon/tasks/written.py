@@ -9,9 +9,11 @@ import numpy as np
 
 from etymon.data.examples import Examples
 from etymon.data.tables import Table
+from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
+from etymon.generation.text import tokenizer_of
 from etymon.objectives.objective import Term, Unit
 from etymon.tasks.scores import Score
 from etymon.tasks.task import Fit, Task
@@ -70,16 +72,23 @@ class Written(Task):
         return ()  # no head is built for them
 
     def texts(self, table: Table) -> dict[str, list[str]]:
+        self.task.targets(table)  # refuses what cannot be
         return {SOURCE: self.task.asked_texts(table), TARGET: self.task.wanted_texts(table)}
 
     def bind(self, model: Model, length: int | None = None) -> None:
         self.writing.limits = self.limits
         self.writing.bind(model, length)
+        # A tokenizer may write a label in another way than the table does.
+        words = tokenizer_of(model)
+        self.task.spelled = {words.decode(words.encode(label)).strip(): label for label in self.known}
+        if len(self.task.spelled) < len(self.known):
+            raise EtymonError(
+                f"of the labels {', '.join(self.known)}, this model's tokenizer writes some in the same way: rename them, or say --way head"
+            )
 
     def encode(
         self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
     ) -> Examples:
-        self.task.targets(table)
         found = self.texts(table)
         rows: list[Any] = [
             dict(zip((SOURCE, TARGET), pair)) for pair in zip(found[SOURCE], found[TARGET], strict=True)

@@ -207,7 +207,7 @@ def finetune(
         "columns": None if columns is None else columns.split(","),
         "metrics": [metric] if isinstance(metric, str) else list(metric) if metric else None,
         "options": told or None, "teacher": None if teacher is None else str(teacher),
-        "adversarial": adversarial, "frozen": list(frozen) if frozen else None, "unfreeze": unfreeze,
+        "adversarial": None if adversarial is None else {"name": adversarial}, "frozen": list(frozen) if frozen else None, "unfreeze": unfreeze,
         "lora": None if lora is None else {"rank": lora}, "merge": merge, "tune_body": tune_body,
         "baselines": baselines,
         "features": {name: value for name, value in featured.items() if value is not None} or None,

@@ -39,6 +39,8 @@ from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan
 from etymon.verbs.task_report import Judged, compare, error_sections
 
 MOST_HELD_OUT = 1000
+COLUMNS = ("text", "second", "label", "tokens", "tags", "entities")
+"""Options of tasks with a teacher that name columns."""
 LORA_RECIPE = Recipe(learning_rate=5e-4, weight_decay=0.01, warmup=0.06)
 """Of adapters, whatever they are on (Hu et al. 2021, table 9)."""
 FEATURE_RECIPE = Recipe(learning_rate=1e-3, weight_decay=0.0, clip=5.0)
@@ -81,18 +83,19 @@ class Finetuning(TrainingRun):
         known = _known(file.task)
         usual = self.family.task_options(file.task, known)
         if self.family.features is not None and "way" in known:
-            usual |= {"way": "head", **({"language_model": 0.0} if "language_model" in usual else {})}
+            usual = {"way": "head"}  # what was published is for heads of the family's own
         self.task = get_task(file.task, usual | file.options, self.family)
         self.fit = self.task.fit(self.family)
-        self.metrics = file.metrics or self.task.usual_metrics
-        self.task.check_metrics(self.metrics)
-        self.criterion = falling(self.metrics[0])
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         self.positions: int | None = getattr(shape, "positions", None)
         if file.separate and not hasattr(shape, "source_vocabulary"):
             raise EtymonError(f"{self.family.title} has one vocabulary: leave those of the source out")
         self.check()
+        self.task.check_metrics(file.metrics)
         self.train, self.held_out = self._tables(train, validation)
+        self.metrics = file.metrics or self.task.usual_metrics  # which may depend on the labels
+        self.task.check_metrics(self.metrics)
+        self.criterion = falling(self.metrics[0])
         self.judged = Judged()
 
     def _tables(self, train: Any, validation: Any) -> tuple[Table, Table | None]:
@@ -104,6 +107,8 @@ class Finetuning(TrainingRun):
         table = read_table(self.file.train if train is None else train, self.file.columns)
         self.fingerprint = table.fingerprint(self.task.columns)
         require_same_rows(self.folder, self.file.rows, self.fingerprint)
+        # Of all rows: a rare label may well be among those that are held out.
+        self.labels = self.task.labels(table)
         held = None
         if validation is not None or self.file.validation:
             held = read_table(self.file.validation if validation is None else validation, self.file.columns)
@@ -112,7 +117,7 @@ class Finetuning(TrainingRun):
     # --- the stages
 
     def prepare(self, world: World, checkpoint: Path | None) -> tuple[TrainingUnit, list[PhasePlan]]:
-        labels = self.task.labels(self.train)
+        labels = self.labels
         model, given = self.opened(checkpoint, self.fit.heads, labels)
         tokenizer, source = made_once(world, lambda: self._tokenizers(given))
         begins, own = model is None, {} if source is None else {"source_vocabulary": source.size}
@@ -120,6 +125,8 @@ class Finetuning(TrainingRun):
         model = self.completed(model, tokenizer, self.fit.heads, shape=own, **built)
         if begins:
             model.source_tokenizer = source
+        if checkpoint is None and model.lora is not None:
+            merge(model)  # what was learnt before is a part of the base from now on
         if self.file.lora is not None and model.lora is None:
             if self.grown:
                 raise EtymonError(
@@ -149,8 +156,9 @@ class Finetuning(TrainingRun):
             raise EtymonError(
                 f"the task {self.task.name!r} cannot follow a teacher: leave {self.file.teacher} out"
             )
-        teacher = load(self.file.teacher)
-        self.task.follow(teacher, task_for(teacher, self.task.name, {}), self.file.teacher)
+        teacher, own = load(self.file.teacher), asdict(self.task.options)
+        columns = {name: own[name] for name in COLUMNS if name in own}  # of this table, not of the teacher's
+        self.task.follow(teacher, task_for(teacher, self.task.name, columns), self.file.teacher)
 
     def _cut(self, train: Examples) -> None:
         """How much of the table is a slice of a step: rows, or tokens."""
@@ -309,11 +317,11 @@ def judged_apart(
     task: Task, table: Table, held: Table | None, share: float, seed: int
 ) -> tuple[Table, Table | None]:
     """Rows to train on and to judge by: those that were given for it, or a share of the others. All can be used."""
-    if held is None and share:
-        table, held = table.divided(task.columns[0], share, seed, MOST_HELD_OUT)
     for each in (table, held):
         if each is not None:
             task.texts(each)
+    if held is None and share:
+        return table.divided(task.columns[0], share, seed, MOST_HELD_OUT)
     return table, held
 
 

@@ -83,7 +83,8 @@ def pretrain(
         float | None, "share of the steps after which all layers train, from the top down"
     ] = None,
     adversarial: Annotated[
-        Literal["fgm", "pgd", "freelb"] | None, "train on word vectors with noise that is made to hurt, too"
+        Literal["fgm", "pgd", "freelb"] | None,
+        "also learn from word vectors moved to where the loss is larger",
     ] = None,
     schedule: Annotated[str | None, "constant, linear, cosine, inverse-square-root or wsd"] = None,
     warmup: Annotated[float | None, "share of the steps in which the rate rises"] = None,

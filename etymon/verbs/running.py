@@ -241,7 +241,10 @@ class TrainingRun(ABC):
             return model, None
         if self.file.start is None:
             return None, None
-        model = load(self.file.start, heads=heads, labels=labels or None, seed=self.file.seed)
+        features = getattr(self.file, "features", None)
+        model = load(
+            self.file.start, heads=heads, labels=labels or None, features=features, seed=self.file.seed
+        )
         self.past = model.history
         if model.new_heads:
             self.progress.note(

@@ -115,9 +115,11 @@ class TaskFile(CommonFile):
             raise EtymonError(f"hold_out is a share of the rows, from 0 to below 1, not {self.hold_out:g}")
         if self.batch is not None and self.batch_tokens is not None:
             raise EtymonError("give a batch in rows or in tokens, not both")
-        if self.start is None and (self.lora is not None or self.teacher is not None):
+        if self.start is None and self.lora is not None:
+            raise EtymonError("adapters are for a model that is there already: leave --lora or --from-scratch out")
+        if self.lora is not None and self.features is not None and not self.tune_body:
             raise EtymonError(
-                "adapters and teachers are for a model that is there already: leave them out, or --from-scratch"
+                "adapters in a body that does not learn have nothing to do: say --tune-body, or leave --lora out"
             )
         if self.merge and self.lora is None:
             raise EtymonError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -58,6 +59,25 @@ def test_a_piece_is_never_of_two_words(kind: str) -> None:
     marks = sum(tokenizer.tokens[number] == "▁" for number in pieces.ids)
     assert marks <= 2, "a character inside a word has no mark of a new one"
     assert tokenizer.decode(pieces.ids).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet", "gpt1", "elmo", "bart", "rnn"])
+def test_whatever_the_text_every_word_has_pieces_in_order(family: str) -> None:
+    draw = np.random.default_rng(0)
+    reader = WordReader(tiny.tokenizer(family))
+    letters = np.array(list("the riverédé銀行ไทย\u0301\u200b \n\t.,<s>[SEP]▁Ġ#'\u00a0👩🚀ﬁ"))
+    for _ in range(200):
+        text = "".join(draw.choice(letters, draw.integers(1, 30)))
+        cuts = sorted({0, len(text), *draw.integers(0, len(text) + 1, 8).tolist()})
+        spans = [(one, two) for one, two in pairwise(cuts) if text[one:two].strip()]
+        pieces = reader.read(text, spans)
+        assert len(pieces.firsts) == len(spans) and (pieces.firsts < pieces.stops).all()
+        assert (pieces.stops[:-1] <= pieces.firsts[1:]).all()
+        assert not spans or pieces.stops[-1] <= len(pieces.ids)
+        if family == "gpt2":  # whose tokens spell the text exactly
+            decode = tiny.tokenizer(family).decode
+            spelled = [decode(pieces.ids[one:two]) for one, two in zip(pieces.firsts, pieces.stops)]
+            assert [each.strip() for each in spelled] == [text[one:two].strip() for one, two in spans]
 
 
 def test_a_word_that_a_tokenizer_leaves_out_is_unknown() -> None:

@@ -28,7 +28,7 @@ from etymon.training.figures import evaluate
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 
-TEXTS = [text[:90] for text in tiny.texts(12, seed=5)]
+TEXTS = [*(text[:90] for text in tiny.texts(12, seed=5)), "Größer war der Fluß. Er fror."]
 TABLE = read_table([{"tweet": text} for text in TEXTS])
 OBJECTIVES = {
     "gpt1": "causal", "gpt2": "causal", "gpt3": "causal", "gptj": "causal", "transformer-xl": "causal", "bert": "masked",
@@ -108,10 +108,10 @@ def test_validation_tells_bits_per_byte() -> None:
 def test_predictions_are_those_of_score() -> None:
     for family in ("gpt2", "transformer-xl", "bert"):
         task, model = bound(family)
-        few = TABLE.at([3, 0])
+        few = TABLE.at([3, 12])
         found = task.predict(model, few)
-        assert found == score_texts(model, [TEXTS[3], TEXTS[0]])
-        scores = task.score(found, few, ["loss"] if family == "bert" else ["loss", "bits_per_byte"], 200)
+        assert found == score_texts(model, [TEXTS[3], TEXTS[12]])
+        scores = task.score(found, few, ["loss"] if family == "bert" else ["loss", *task.metrics], 200)
         bits = -sum(one.log_likelihood for one in found) / math.log(2)
         assert scores["loss"].falls
         assert scores["loss"].value == pytest.approx(bits / sum(one.tokens for one in found))
@@ -119,7 +119,8 @@ def test_predictions_are_those_of_score() -> None:
         assert record["prediction"] == found[0].log_likelihood
         if family != "bert":
             score = scores["bits_per_byte"]
-            assert score.value == pytest.approx(bits / sum(len(TEXTS[n].encode()) for n in (3, 0)))
+            assert score.value == pytest.approx(bits / sum(len(TEXTS[n].encode()) for n in (3, 12)))
+            assert scores["bits_per_character"].value > score.value and scores["bits_per_character"].falls
             each = sorted(one.bits_per_byte or 0.0 for one in found)
             assert (score.low, score.high) == pytest.approx((each[0], each[1])) and score.falls
             assert record["bits_per_byte"] == found[0].bits_per_byte
@@ -137,7 +138,7 @@ def test_what_a_family_cannot_tell_is_not_asked() -> None:
             task.check_metrics(["bits_per_byte"])
     with pytest.raises(EtymonError, match="T5 tells how likely a target is given a source"):
         task.predict(model, TABLE)
-    assert bound("gpt2")[0].usual_metrics == ("bits_per_byte",)
+    assert bound("gpt2")[0].usual_metrics == ("bits_per_byte", "bits_per_character")
 
 
 def test_misfits_are_refused() -> None:
@@ -186,7 +187,7 @@ def test_a_feed_goes_on_from_any_position() -> None:
     for _ in range(feed.samples + 2):
         (samples,), position = feed.addresses(position)
         seen.append(feed.slice(samples))
-    again = Feed(task, split, 7, slices=1, rows=1)
+    again = pickle.loads(pickle.dumps(Feed(task, split, 7, slices=1, rows=1)))  # as for a worker
     (samples,), _ = again.addresses(Position(1, 1))
     assert torch.equal(again.slice(samples).batch.ids, seen[feed.samples + 1].batch.ids)  # type: ignore[attr-defined]
     assert feed.words_a_step == pytest.approx(sum(len(text.split()) for text in TEXTS) / feed.samples)

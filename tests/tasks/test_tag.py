@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from etymon.families.loading import save
 from etymon.objectives.objective import weighted_loss
 from etymon.tasks import get_task, task_of
 from etymon.tasks.entities import entities_of, read_entities, scheme_tags, tags_of, words_of
-from etymon.tasks.headed import TAUGHT
-from etymon.tasks.tag import Tag
+from etymon.tasks.headed import TAUGHT, HeadOptions
+from etymon.tasks.tag import Tag, TagOptions
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 from tests.oracle.runner import gradients
@@ -352,6 +353,13 @@ def test_options_that_do_not_fit_are_refused() -> None:
     with pytest.raises(EtymonError, match=r"column 'tags' says 'N' of every word: there is nothing to learn"):
         get_task("tag", {}, bert).labels(read_table([{"tokens": "a b", "tags": "N N"}]))
     assert get_task("tag", {}, get_family("t5")).fit(get_family("t5")).way == "native"
+
+
+def test_every_option_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    section = page.split("\n### tag\n")[1].split("\n#")[0]
+    told = set(re.findall(r"^\| `(\w+)` \|", section, re.M))
+    assert told == {one.name for one in fields(TagOptions)} - {one.name for one in fields(HeadOptions)}
 
 
 def test_a_model_remembers_what_it_tags() -> None:

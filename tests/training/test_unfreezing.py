@@ -177,7 +177,9 @@ def test_under_a_wrapper_it_is_the_same(adversarial: str | None, trainer: Maker,
 
 def test_a_crashed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of unfreezing, with noise on word vectors beside it."""
-    asked: dict[str, Any] = {"unfreeze": 0.7, "adversarial": "freelb", "set": ["adversarial.steps=2"]}
+    asked: dict[str, Any] = {
+        "unfreeze": 0.7, "adversarial": "freelb", "validate_every": 12, "set": ["adversarial.steps=2"],
+    }  # fmt: skip
     plain = Run.log
 
     def log(run: Run, record: dict[str, Any]) -> None:

@@ -1,0 +1,245 @@
+"""What pretraining buys in fine-tuning, family by family: `make bench-tasks`.
+
+Every family at its pocket size, from scratch and pretrained with its own objective on the same novels, fine-tuned on GLUE's smaller tasks and on tags; some
+on more tasks and on Chinese; three seeds for three claims. Operations are counted, not seconds, so cells may share the machine: those of about five
+quiet minutes of pretraining, and of 45 seconds of fine-tuning. Every cell is kept in ETYMON_BENCH_RUNS; the same command goes on. `--part 1/2` does every
+second cell, for two processes side by side; `--table` prints what there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import etymon
+from benchmarks.arms import RARELY, folder, keep, run_of
+from benchmarks.harness import shared_data
+from etymon.data.tables import read_table
+from etymon.families import REGISTRY
+
+RUNS = folder("tasks")
+TUNING = os.environ.get("ETYMON_BENCH_TUNING", "3.6Tflops")
+"""About 45 seconds of two quiet cores."""
+SCRATCH, PRETRAINED = "scratch", "pretrained"
+EVERYWHERE = ("SST-2", "CoLA", "RTE", "STS-B", "UD-EWT")
+MORE = ("SQuAD", "OpenBookQA", "MRPC")
+CHINESE = ("CLUENER", "ChnSentiCorp")
+ARTICLES = 40
+"""Of SQuAD's 48, those that are trained on."""
+
+
+def data() -> Path:
+    found = shared_data()
+    if found is None:
+        raise SystemExit("this needs the novels and the tasks: set ETYMON_SHARED to the folder of corpora")
+    return found
+
+
+def squad(train: bool) -> list[Any]:
+    rows = read_table(data() / "squad" / "dev-v1.1.json").rows
+    titles = list(dict.fromkeys(row["title"] for row in rows))
+    chosen = set(titles[:ARTICLES] if train else titles[ARTICLES:])
+    return [row for row in rows if row["title"] in chosen]
+
+
+def asked(task: str) -> dict[str, Any]:
+    """What `etymon.finetune` is told of a task."""
+    if task == "SQuAD":
+        return {"task": "answer", "train": squad(True), "validation": squad(False), "metric": ["f1", "exact"]}
+    places: dict[str, tuple[str, str, str]] = {
+        "UD-EWT": ("ud-ewt", "en_ewt-ud-train.conllu", "en_ewt-ud-dev.conllu"),
+        "CLUENER": ("cluener", "train.json", "dev.json"),
+        "ChnSentiCorp": ("chnsenticorp", "train.tsv", "dev.tsv"),
+        "OpenBookQA": ("openbookqa", "train.tsv", "dev.tsv"),
+    }
+    where, *files = places.get(task, (f"glue/{task}", "train.tsv", "dev.tsv"))
+    train, validation = (data() / where / name for name in files)
+    told: dict[str, dict[str, Any]] = {
+        "SST-2": {"task": "classify", "text": "sentence", "metric": "accuracy"},
+        "CoLA": {"task": "classify", "columns": "source,label,mark,sentence", "text": "sentence", "metric": "matthews"},
+        "RTE": {"task": "classify", "text": "sentence1", "second": "sentence2", "metric": "accuracy"},
+        "MRPC": {
+            "task": "classify", "text": "#1 String", "second": "#2 String", "label": "Quality", "metric": ["f1", "accuracy"],
+        },
+        "STS-B": {"task": "regress", "text": "sentence1", "second": "sentence2", "label": "score", "metric": "pearson"},
+        "UD-EWT": {"task": "tag", "tokens": "tokens", "tags": "upos", "metric": "accuracy"},
+        "OpenBookQA": {
+            "task": "choose", "text": "Question Stem", "choices": ["Choices"], "label": "Answer Key", "metric": "accuracy",
+        },
+        "CLUENER": {"task": "tag", "text": "text", "entities": "label", "metric": "f1"},
+        "ChnSentiCorp": {"task": "classify", "text": "text_a", "metric": "accuracy"},
+    }  # fmt: skip
+    return {"train": [train], "validation": [validation], **told[task]}
+
+
+@dataclass(frozen=True)
+class Cell:
+    family: str
+    task: str
+    start: str
+    seed: int = 0
+    arm: str = ""
+    """What is otherwise than usual, by name."""
+    options: tuple[tuple[str, Any], ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        parts = (self.family, self.task, self.start, self.arm, str(self.seed) if self.seed else "")
+        return "-".join(part for part in parts if part)
+
+    @property
+    def language(self) -> str:
+        return "zh" if self.task in CHINESE else "en"
+
+    def result(self) -> dict[str, Any] | None:
+        kept = RUNS / "cells" / self.name / "result.json"
+        return json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else None
+
+
+CLAIMS: dict[str, list[tuple[str, str, str, str, dict[str, Any]]]] = {
+    "GPT-1: pretraining helps, and so does language modelling beside the task": [
+        ("gpt1", task, start, arm, options)
+        for task in ("SST-2", "CoLA", "RTE")
+        for start, arm, options in (
+            (SCRATCH, "", {}), (PRETRAINED, "", {}), (PRETRAINED, "no-lm", {"language_model": 0.0})
+        )
+    ],
+    "ELMo: a mix of layers beats the last": [
+        ("elmo", "UD-EWT", PRETRAINED, arm, options)
+        for arm, options in (("", {}), ("last", {"features": "last"}))
+    ],
+    "BERT: both directions beat one": [
+        (family, task, PRETRAINED, "", {})
+        for task in ("SST-2", "RTE", "UD-EWT")
+        for family in ("bert", "gpt2")
+    ],
+}  # fmt: skip
+
+
+def cells() -> Iterator[Cell]:
+    for task in EVERYWHERE:
+        for family in REGISTRY:
+            for start in (SCRATCH, PRETRAINED):
+                yield Cell(family, task, start)
+    for task in MORE:
+        for family in ("bert", "gpt1", "xlnet", "t5"):
+            for start in (SCRATCH, PRETRAINED):
+                yield Cell(family, task, start)
+    for task in CHINESE:
+        for family in ("bert", "gpt2"):
+            for start in (SCRATCH, PRETRAINED):
+                yield Cell(family, task, start)
+    for members in CLAIMS.values():
+        for family, task, start, arm, options in members:
+            for seed in range(3):
+                yield Cell(family, task, start, seed, arm, tuple(options.items()))
+
+
+def text(language: str) -> list[str]:
+    if language == "en":
+        return [str(data() / "eltec-novels")]
+    whole = RUNS / "chinese.txt"
+    if not whole.is_file():
+        lines = [row["text_a"] for row in read_table(data() / "chnsenticorp" / "train.tsv").rows]
+        lines += [row["text"] for row in read_table(data() / "cluener" / "train.json").rows]
+        pairs = (data() / "tatoeba-en-zh" / "cmn.txt").read_text(encoding="utf-8").splitlines()
+        lines += [line.split("\t")[1] for line in pairs]
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_text("\n".join(line.replace("\n", " ") for line in lines) + "\n", encoding="utf-8")
+    return [str(whole)]
+
+
+def pretrained(family: str, language: str) -> Path:
+    """A pocket model of the family, pretrained for about five quiet minutes."""
+    if family == "distilbert":
+        teacher = pretrained("bert", language)
+    asked = {"length": 128 if family != "elmo" else 20, "batch": 16, "set": RARELY}
+
+    def start(common: dict[str, Any]) -> Any:
+        if family == "distilbert":
+            return etymon.distill(teacher, family=family, data=text(language), **asked, **common)
+        documents = "line" if language == "zh" else "file"
+        return etymon.pretrain(family, size="pocket", data=text(language), documents=documents, **asked, **common)
+
+    return run_of(RUNS / "pretrained" / f"{family}-{language}", 0, start)
+
+
+def done(cell: Cell) -> None:
+    if cell.result() is not None:
+        return
+    base, out = pretrained(cell.family, cell.language), RUNS / "cells" / cell.name
+    going = (out / "run.yaml").is_file()
+    told = {**asked(cell.task), **dict(cell.options)}
+    begin = time.perf_counter()
+    scratch: dict[str, Any] = {}
+    if cell.start == SCRATCH:
+        scratch = {"from_scratch": True, "size": "pocket", "tokenizer": base / "tokenizer"}
+    result = etymon.finetune(
+        cell.family if cell.start == SCRATCH else base, **scratch, **told, out=out, budget=TUNING, seed=cell.seed,
+        baselines=False, progress="silent", resume=going,
+    )  # fmt: skip
+    if result.stopped:
+        sys.exit("stopped: the same command goes on")
+    metric = told["metric"] if isinstance(told["metric"], str) else told["metric"][0]
+    score = result.scores[metric]
+    found = {
+        "metric": metric, "value": score.value, "low": score.low, "high": score.high, "steps": result.steps,
+        "seconds": time.perf_counter() - begin, "metrics": result.metrics,
+    }  # fmt: skip
+    (out / "result.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    print(f"{cell.name}: {metric} {score.value:.2f} after {result.steps} steps, {found['seconds']:.0f} s", flush=True)
+
+
+def table() -> None:
+    """What is there, and into `benchmarks/results/`."""
+    known = {cell.name: cell.result() for cell in cells()}
+
+    def value(cell: Cell) -> str:
+        result = known[cell.name]
+        return "" if result is None else f"{result['value']:.1f}"
+
+    groups = (
+        (EVERYWHERE, list(REGISTRY)), (MORE, ["bert", "gpt1", "xlnet", "t5"]), (CHINESE, ["bert", "gpt2"]),
+    )  # fmt: skip
+    for tasks, families in groups:
+        print("| family | " + " | ".join(f"{task}, scratch | pretrained" for task in tasks) + " |")
+        print("|---|" + "---|" * (2 * len(tasks)))
+        for family in families:
+            row = [value(Cell(family, task, start)) for task in tasks for start in (SCRATCH, PRETRAINED)]
+            print(f"| {family} | " + " | ".join(row) + " |")
+        print()
+    for claim, members in CLAIMS.items():
+        print(claim)
+        for family, task, start, arm, options in members:
+            each = [known[Cell(family, task, start, seed, arm, tuple(options.items())).name] for seed in range(3)]
+            values = [result["value"] for result in each if result is not None]
+            if values:
+                told = ", ".join(f"{one:.1f}" for one in values)
+                print(f"  {family} {task} {start} {arm}: {statistics.mean(values):.1f} ({told})")
+    keep("tasks", {"tuning": TUNING, "cells": {name: result for name, result in known.items() if result is not None}})
+
+
+def main() -> None:
+    if "--table" not in sys.argv:
+        part = next((word for word in sys.argv[1:] if "/" in word), "1/1")
+        number, count = map(int, part.split("/"))
+        for place, cell in enumerate(cells()):
+            if place % count == number - 1:
+                done(cell)
+    table()
+
+
+if __name__ == "__main__":
+    main()

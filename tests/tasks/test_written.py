@@ -1,0 +1,111 @@
+"""Answers that are written, as T5 does it: what is asked for, and what is understood of what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etymon.data.tables import Table, read_table
+from etymon.errors import EtymonError
+from etymon.families import get_family
+from etymon.families.loading import load, save
+from etymon.tasks import get_task, task_for, task_of
+from etymon.tasks.written import Written
+from tests import tiny
+from tests.tasks.heads import NUMBERS, PAIRS, SEVERAL, TABLE
+
+
+def written(name: str, table: Table, family: str = "t5", **options: Any) -> tuple[Written, Any]:
+    known = get_family(family)
+    task = get_task(name, options, known)
+    assert isinstance(task, Written) and task.fit(known).way == "text-to-text"
+    assert task.labels(table) == (), "no head is built for them"
+    model = tiny.model(family, task.heads).eval()
+    task.bind(model, 48)
+    return task, model
+
+
+def answered(task: Written, model: Any, table: Table, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What it makes of these texts."""
+    monkeypatch.setattr(task.writing, "predict", lambda *_: texts)
+    return task.predict(model, table)
+
+
+def test_texts_are_named_and_labels_are_written() -> None:
+    task, _ = written("classify", PAIRS, second="second", prefix="pairs ")
+    asked = task.texts(PAIRS)
+    assert asked["source"][0] == "pairs text: The captain crossed the river. second: A bridge."
+    assert asked["target"] == ["a", "b", "a"]
+    examples = task.encode(PAIRS, learn=True)
+    assert len(examples) == 3 and task.limits["length"] >= max(len(examples.example(n)["source"]) for n in range(3))
+
+
+def test_what_is_no_label_is_none_and_counted_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, model = written("classify", TABLE)
+    answers = answered(task, model, TABLE, ["bad", " good", "nonsense"], monkeypatch)
+    assert [one.label for one in answers] == ["bad", "good", None]
+    assert task.score(answers, TABLE, ["accuracy"])["accuracy"].value == pytest.approx(200 / 3)
+    assert [task.record(one) for one in answers] == [{"prediction": label} for label in ("bad", "good", None)]
+    assert task.shown(TABLE, 2, answers[2]).endswith("-> None\n(so-so)")
+
+
+def test_a_label_is_known_as_the_tokenizer_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = read_table([{"text": "The river", "label": "Good-bye"}, {"text": "A letter", "label": "Bad"}])
+    task, model = written("classify", table, "gpt1", way="text")
+    words = model.tokenizer
+    texts = [words.decode(words.encode(str(row["label"]))) for row in table.rows]
+    assert "Good-bye" not in texts
+    assert [one.label for one in answered(task, model, table, texts, monkeypatch)] == ["Good-bye", "Bad"]
+    alike = read_table([{"text": "The river", "label": "Good"}, {"text": "A letter", "label": "good"}])
+    with pytest.raises(EtymonError, match="of the labels Good, good, this model's tokenizer writes some in the same way"):
+        written("classify", alike, "gpt1", way="text")
+
+
+def test_several_labels_in_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, model = written("classify", SEVERAL, multi_label=True)
+    assert task.texts(SEVERAL)["target"] == ["long | old", "|", "long"]
+    assert len(task.encode(SEVERAL)) == 3, "a row without a label has something to write as well"
+    answers = answered(task, model, SEVERAL, ["old | long", "|", "long | nonsense"], monkeypatch)
+    assert [one.label for one in answers] == [("old", "long"), (), ("long",)]
+    assert task.score(answers, SEVERAL, ["micro_f1", "accuracy"])["accuracy"].value == 100
+    assert task.record(answers[0]) == {"prediction": ["old", "long"]}
+
+
+def test_numbers_are_multiples_of_a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [2.57, 0, 5, 3.14, -0.05, "4.9", 1.3]
+    table = read_table([{"text": "A letter", "label": value} for value in values])
+    task, model = written("regress", table)
+    assert task.texts(table)["target"] == [f"{np.round(float(value) * 5) / 5 + 0.0:.1f}" for value in values]
+    assert task.texts(table)["target"][:4] == ["2.6", "0.0", "5.0", "3.2"]
+    texts = ["2.6", " 3.0 ", "three", "", "nan", "inf", "-0.4"]
+    answers = answered(task, model, table, texts, monkeypatch)
+    assert [one.value for one in answers] == [2.6, 3.0, -1.0, -1.0, -1.0, -1.0, -0.4]
+    assert task.score(answers, table, ["mse"])["mse"].value > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "labels"), [("classify", TABLE, ["bad", "good", "so-so"]), ("regress", NUMBERS, [])]
+)
+def test_labels_are_kept_with_the_model(name: str, table: Table, labels: list[str], tmp_path: Path) -> None:
+    task, model = written(name, table, prefix="sst2 ")
+    task.encode(table, learn=True)
+    told = task.described()
+    assert told["labels"] == labels and told["options"]["prefix"] == "sst2 " and told["limits"] == task.limits
+    model.history = [{"task": told}]
+    save(model, tmp_path / "model")
+    opened = load(tmp_path / "model")
+    for again in (task_of(opened), task_for(opened, name, {}), task_for(opened, None, {})):
+        assert isinstance(again, Written) and again.known == tuple(labels) and again.described() == told
+    changed = task_of(opened, {"text": "sentence"})
+    assert changed is not None and changed.options.text == "sentence" and changed.known == tuple(labels)  # type: ignore[attr-defined]
+
+
+def test_rows_that_cannot_be_are_refused_before_anything_is_written() -> None:
+    task, _ = written("classify", TABLE)
+    strange = read_table([TABLE.rows[0], {"text": "A letter", "label": "god"}])
+    for refuse in (task.texts, task.encode):
+        with pytest.raises(EtymonError, match="^row 2: label 'god' is none of those that were learnt; did you mean 'good'"):
+            refuse(strange)
