@@ -13,8 +13,8 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
 WRITTEN = (".jsonl", ".csv", ".tsv", ".parquet")
-BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
-"""What may end a cell or a line."""
+BREAKS = re.compile(r"[\t\r\n]+")
+"""What ends a cell or a line."""
 
 
 def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -24,11 +24,15 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     kind = path.suffix.lower()
     if kind not in WRITTEN:
         raise EtymonError(f"{path}: answers are written as {', '.join(WRITTEN)}, not as {kind or 'a file without an ending'}")
+    names = list(dict.fromkeys(name for row in rows for name in row))
     if kind == ".parquet":
         import pyarrow
         import pyarrow.parquet
 
-        table = pyarrow.Table.from_pylist([dict(row) for row in rows])
+        try:  # it takes the names of the first row for all
+            table = pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+        except pyarrow.ArrowException as error:
+            raise EtymonError(f"{path}: a column holds values of several kinds ({error}): write .jsonl") from error
         with atomic_write(path, "wb") as file:
             pyarrow.parquet.write_table(table, file)
         return
@@ -36,17 +40,14 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
         if kind == ".jsonl":
             file.writelines(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
             return
-        names = list(dict.fromkeys(name for row in rows for name in row))
         lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
         if kind == ".csv":
             csv.writer(file, lineterminator="\n").writerows(lines)
             return
-        file.writelines("\t".join(BREAKS.sub(" ", _plain(cell)) for cell in line) + "\n" for line in lines)
+        file.writelines("\t".join(BREAKS.sub(" ", cell) for cell in line) + "\n" for line in lines)
 
 
-def _plain(cell: Any) -> str:
-    return "" if cell is None else str(cell)
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list | tuple) else value
+def _cell(value: Any) -> str:
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return "" if value is None else str(value)

@@ -156,9 +156,8 @@ class Processing:
             scores_RV = forbid_repeated_ngrams(
                 scores_RV, self.history_RT, self.lengths_R, settings.no_repeat_ngram
             )
-        if settings.min_new_tokens and len(self.end_ids):
-            early_R1 = (self.new_R < settings.min_new_tokens)[:, None]
-            ends_Re = scores_RV[:, self.end_ids].masked_fill(early_R1, NEVER)
+        if len(self.end_ids) and (early_R := self.new_R < settings.min_new_tokens).any():
+            ends_Re = scores_RV[:, self.end_ids].masked_fill(early_R[:, None], NEVER)
             scores_RV = scores_RV.index_copy(1, self.end_ids, ends_Re)
         for ids, new_R in ((self.first_ids, 0), (self.last_ids, self.limits_R - 1)):
             if len(ids) and (now_R := self.new_R == new_R).any():

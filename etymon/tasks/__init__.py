@@ -54,26 +54,35 @@ def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
     return task
 
 
-def task_of(model: Model, changes: Mapping[str, Any] | None = None) -> Task | None:
-    """The task that a model was last fine-tuned for, ready for it; None if there was none. `changes` are options."""
+def task_of(model: Model, changes: Mapping[str, Any] | None = None, name: str | None = None) -> Task | None:
+    """The task that a model was last fine-tuned for, ready for it; None if there was none. Of a mixture's it is the one of that
+    `name`, its own or that of the kind, or the only one. `changes` are options."""
     for entry in reversed(model.history):
-        known = entry.get("task")
-        if len(several := entry.get("tasks", {})) == 1:  # of a mixture's, the only one
-            (known,) = several.values()
-        if known is not None:
+        several = {"": entry["task"]} if entry.get("task") else entry.get("tasks", {})
+        chosen = [known for own, known in several.items() if name in (None, own, known["name"])]
+        if len(chosen) == 1:
+            (known,) = chosen
             task: Any = get_task(known["name"], {**known["options"], **(changes or {})}, model.family)
-            getattr(task, "task", task).known = tuple(known.get("labels", ()))
+            inner = getattr(task, "task", task)
+            inner.known = tuple(known.get("labels", ()))
+            inner.outputs = tuple(known["outputs"]) if "outputs" in known else None
             task.limits.update(known["limits"])
             task.bind(model)
             return task
+        if several:
+            break
     return None
 
 
 def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task:
     """The task that a model is asked to do: the named one, the one that it was fine-tuned for, or what its heads are for."""
-    last = next((entry["task"]["name"] for entry in reversed(model.history) if entry.get("task")), None)
-    if (name is None or name == last) and (known := task_of(model, options)) is not None:
+    if (known := task_of(model, options, name)) is not None:
         return known
+    several = next((entry["tasks"] for entry in reversed(model.history) if entry.get("tasks")), {})
+    if name is None and several:
+        raise EtymonError(
+            f"this {model.family.title} has learnt several tasks: say which one (--task {' or '.join(several)})"
+        )
     name = name or next((HEADS[head] for head in sorted(model.asked) if head in HEADS), None)
     if name is None:
         raise EtymonError(

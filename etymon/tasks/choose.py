@@ -73,7 +73,9 @@ class Choose(HeadTask):
             return [list(row) for row in zip(*(table.texts(name) for name in names), strict=True)]
         found = []
         for number, value in enumerate(table.values(names[0])):
-            parts = [str(part) for part in value] if isinstance(value, list | tuple) else _lettered(str(value))
+            parts = (
+                [str(part) for part in value] if isinstance(value, list | tuple) else _lettered(str(value))
+            )
             if len(parts) < 2 or not all(part.strip() for part in parts):
                 raise EtymonError(
                     f"{table.places[number]}: column {names[0]!r} is no list of two choices or more: give a list, or name the columns "

@@ -84,6 +84,8 @@ class HeadTask(Task):
     teachable: ClassVar[bool] = False
     """Whether another model's scores can be followed."""
     options: HeadOptions
+    outputs: tuple[int, int] | None = None
+    """Where several tasks share a head: the outputs that are this one's, from the first to behind the last."""
     known: tuple[str, ...] = ()
     """The labels, in the order of the head's outputs."""
     spelled: Mapping[str, str] = {}
@@ -147,6 +149,11 @@ class HeadTask(Task):
             return model.answer(self.head, prepared.batch, prepared.at)
         return model.read(self.head, states_ND, prepared.batch, prepared.at)
 
+    def said(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+        """The part of what the head says that is this task's own."""
+        scores = self.combined(model, states_ND, prepared)
+        return scores if self.outputs is None else scores[..., slice(*self.outputs)]
+
     @property
     def problem_type(self) -> str | None:
         """As Transformers calls it, where it has a name for it."""
@@ -178,7 +185,7 @@ class HeadTask(Task):
     def bind(self, model: Model, length: int | None = None) -> None:
         self.reader = TextReader(model, length or self.limits.get("length"))
         self.limits["length"] = self.reader.length
-        self.known = model.labels
+        self.known = model.labels if self.outputs is None else self.known
 
     def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
         self.bind(model, length)
@@ -329,7 +336,7 @@ class HeadTask(Task):
     def scored(self, model: Model, prepared: HeadPrepared) -> tuple[Tensor | None, Tensor]:
         """The states that were looked at, where somebody else wants them too, and what the head says of every example."""
         states = model.states(prepared.batch) if prepared.words is not None else None
-        return states, self.combined(model, states, prepared)
+        return states, self.said(model, states, prepared)
 
     def divergence(self, one: Tensor, two: Tensor, prepared: HeadPrepared) -> Tensor:
         """The mean of both Kullback-Leibler divergences between what two passes say, summed."""
@@ -352,12 +359,13 @@ class HeadTask(Task):
             for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
                 numbers = sorted(row[row != NONE].tolist(), key=lambda number: int(examples.sizes[number]))
                 prepared = self.collate([[examples.example(number)] for number in numbers]).to(model.device)
-                answers = mean(self.combined(model, None, prepared), prepared)
+                answers = mean(self.said(model, None, prepared), prepared)
                 found |= dict(zip(numbers, answers, strict=True))
         return [found[number] for number in range(len(examples))]
 
     def described(self) -> dict[str, Any]:
-        return {**super().described(), "labels": list(self.known)}
+        own = {} if self.outputs is None else {"outputs": list(self.outputs)}
+        return {**super().described(), "labels": list(self.known), **own}
 
 
 def _parts(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -154,13 +154,15 @@ class Mixing(TrainingRun):
     # --- the stages
 
     def prepare(self, world: World, checkpoint: Path | None) -> tuple[TrainingUnit, list[PhasePlan]]:
-        model, given = self.opened(checkpoint, self.heads)
+        labels = self._share_labels()
+        model, given = self.opened(checkpoint, self.heads, labels)
         text = Joined([member.source for member in self.members.values()])
         maker = RunTokenizer(
             self.folder, self.file, self.family, text, self.progress, vocabulary=self.vocabulary, resuming=self.resuming
         )  # fmt: skip
         tokenizer = made_once(world, lambda: maker.tokenizer(given))
-        model = self.completed(model, tokenizer, self.heads)
+        built: Any = {"labels": labels} if labels else {}
+        model = self.completed(model, tokenizer, self.heads, **built)
         lengths, sizes = {}, {}
         for name, member in self.members.items():
             length = member.file.length or self.file.length
@@ -192,6 +194,28 @@ class Mixing(TrainingRun):
         feed = Feed(objective, split, self.file.seed, slices=self.file.slices, rows=1)
         unit = TrainingUnit(model, objective).to(world.device)
         return unit, [TaskPlan(1.0, max(lengths.values()), 1, objective, TaskData(split, None, None), feed)]
+
+    def _share_labels(self) -> tuple[str, ...]:
+        """The labels of all tasks, one after the other: every task has outputs of its own in the heads that they share."""
+        labelled: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        for name, member in self.members.items():
+            if member.task is None or member.train is None:
+                continue
+            whole = member.train
+            if (
+                member.held_out is not None and not member.file.validation
+            ):  # a rare label may have been held out
+                held = member.held_out
+                whole = Table([*whole.rows, *held.rows], [*whole.places, *held.places], whole.description)
+            if own := member.task.labels(whole):
+                labelled[name] = (member.task, own)
+        if len(labelled) == 1:
+            return next(own for _, own in labelled.values())
+        found: list[str] = []
+        for name, (task, own) in labelled.items():
+            task.outputs, task.known = (len(found), len(found) + len(own)), own
+            found += [f"{name}/{label}" for label in own]
+        return tuple(found)
 
     def _store(self, member: Member, tokenizer: Any) -> TokenStore:
         folder = self.folder / f"store-{member.file.name}"

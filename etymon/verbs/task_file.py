@@ -116,7 +116,9 @@ class TaskFile(CommonFile):
         if self.batch is not None and self.batch_tokens is not None:
             raise EtymonError("give a batch in rows or in tokens, not both")
         if self.start is None and self.lora is not None:
-            raise EtymonError("adapters are for a model that is there already: leave --lora or --from-scratch out")
+            raise EtymonError(
+                "adapters are for a model that is there already: leave --lora or --from-scratch out"
+            )
         if self.lora is not None and self.features is not None and not self.tune_body:
             raise EtymonError(
                 "adapters in a body that does not learn have nothing to do: say --tune-body, or leave --lora out"

@@ -74,9 +74,11 @@ def error_sections(task: Task, judged: Judged, held: Table) -> list[Section]:
         texts = [" / ".join(str(row[column]) for column in inner.reads) for row in held.rows]
         if isinstance(inner, Regress):
             return value_report(scores, texts, inner.values(held), [one.value for one in judged.answers])
-        actual = [", ".join(names) for names in inner.named(held)]
+        actual = [", ".join(sorted(names)) for names in inner.named(held)]
         if inner.options.multi_label:
-            return label_report(scores, texts, actual, [", ".join(one.label) for one in judged.answers])
+            return label_report(
+                scores, texts, actual, [", ".join(sorted(one.label)) for one in judged.answers]
+            )
         sure = [one.confidence for one in judged.answers]
         predicted = [one.label for one in judged.answers]
         return label_report(

@@ -63,10 +63,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def finetune(model: str | Path, out: Path, **changes: Any) -> Finetuned:
-    scratch = {"from_scratch": True, "size": "test", "vocabulary": 200} if isinstance(model, str) else {}
+    scratch = {"from_scratch": True, "size": "test", "vocabulary": 300} if isinstance(model, str) else {}
     arguments: dict[str, Any] = {
         "task": "classify", "train": TRAIN, "validation": TEST, "out": out, "steps": 4, "batch": 16, "validate_every": 4,
-        "learning_rate": 5e-3, "progress": "silent", "length": 32, "baselines": False, **scratch,
+        "learning_rate": 2e-3, "progress": "silent", "length": 32, "baselines": False, **scratch,
     }  # fmt: skip
     return etymon.finetune(model, **{**arguments, **changes})
 
@@ -99,15 +99,26 @@ def test_a_rule_is_learnt_from_scratch(learnt: Finetuned) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "task"), [("gpt1", "classify"), ("xlnet", "classify"), ("t5", "classify"), ("t5", "regress"), ("bart", "choose")]
+    ("family", "task"),
+    [("gpt1", "classify"), ("xlnet", "classify"), ("t5", "classify"), ("t5", "regress"), ("bart", "choose")],
 )
 def test_other_families_and_tasks_go_all_the_way(family: str, task: str, tmp_path: Path) -> None:
     given: list[dict[str, Any]] = [dict(row) for row in TRAIN[:40]]
     if task == "regress":
         given = [{**row, "label": len(row["text"].split())} for row in given]
     if task == "choose":
-        given = [{"text": row["text"], "choices": ["bad", "good", "winter"], "label": row["label"]} for row in given]
-    own = {"train": given, "validation": given[:12], "task": task, "baselines": True, "steps": 2, "validate_every": 2}
+        given = [
+            {"text": row["text"], "choices": ["bad", "good", "winter"], "label": row["label"]}
+            for row in given
+        ]
+    own = {
+        "train": given,
+        "validation": given[:12],
+        "task": task,
+        "baselines": True,
+        "steps": 2,
+        "validate_every": 2,
+    }
     done = finetune(family, tmp_path / "run", **own)
     assert set(done.scores) <= set(done.metrics) and done.scores
     assert set(done.beside) == (
@@ -118,15 +129,17 @@ def test_other_families_and_tasks_go_all_the_way(family: str, task: str, tmp_pat
     )  # fmt: skip
     assert len(etymon.predict(tmp_path / "run", data=given[:3])) == 3
     again = etymon.evaluate(tmp_path / "run", data=given[:12], beams=1, resamples=0).scores
-    assert {name: one.value for name, one in again.items()} == {
-        name: done.metrics[name] for name in again
-    }, "what was kept is what was judged"
+    assert {name: one.value for name, one in again.items()} == {name: done.metrics[name] for name in again}, (
+        "what was kept is what was judged"
+    )
 
 
 def test_a_rare_label_may_be_held_out(tmp_path: Path) -> None:
     rare = [*TRAIN[:30], {"text": "a strange letter", "label": "rare"}]
     for seed in range(3):
-        done = finetune("bert", tmp_path / str(seed), train=rare, validation=None, hold_out=0.9, seed=seed, steps=1)
+        done = finetune(
+            "bert", tmp_path / str(seed), train=rare, validation=None, hold_out=0.9, seed=seed, steps=1
+        )
         assert done.model.labels == ("bad", "good", "rare")
 
 
@@ -149,7 +162,10 @@ def test_several_seeds_have_a_mean_and_a_deviation_and_go_on(tmp_path: Path, run
     assert told["deviation"]["accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert told["best"] == int(values[1] > values[0])
     assert f"accuracy {sum(values) / 2:.2f} ± {told['deviation']['accuracy']:.2f}" in shown
-    weights = {seed: (tmp_path / "run" / f"seed-{seed}" / "model" / "model.safetensors").read_bytes() for seed in (0, 1)}
+    weights = {
+        seed: (tmp_path / "run" / f"seed-{seed}" / "model" / "model.safetensors").read_bytes()
+        for seed in (0, 1)
+    }
     assert weights[0] != weights[1]
     # The second seed is lost with the summary, and comes back as it was; the first is not trained again.
     import shutil
@@ -202,14 +218,28 @@ def test_a_teacher_is_followed(learnt: Finetuned, start: Callable[[str], Path], 
     wrong = {"good": "bad", "bad": "good"}
     train = [{"sentence": row["text"], "sentiment": wrong[row["label"]]} for row in TRAIN]
     test = [{"sentence": row["text"], "sentiment": row["label"]} for row in TEST]
-    own = {"train": train, "validation": test, "text": "sentence", "label": "sentiment", "steps": 80, "validate_every": 20}
-    done = finetune(start("gpt2"), tmp_path / "run", teacher=learnt.folder, set=["options.teaching=1.0"], **own)
+    own = {
+        "train": train,
+        "validation": test,
+        "text": "sentence",
+        "label": "sentiment",
+        "steps": 80,
+        "validate_every": 20,
+    }
+    done = finetune(
+        start("bert"), tmp_path / "run", teacher=learnt.folder, set=["options.teaching=1.0"], **own
+    )
     assert done.metrics["accuracy"] > 80
     losses = [one["taught"] for one in metrics(done.folder) if "taught" in one]
     assert losses[-1] < losses[0] / 4
     with pytest.raises(EtymonError, match="knows the labels bad, good, and the table has bad, so-so"):
         other = [{**row, "sentiment": row["sentiment"].replace("good", "so-so")} for row in train]
-        finetune(start("gpt2"), tmp_path / "other", teacher=learnt.folder, **{**own, "train": other, "validation": other})
+        finetune(
+            start("bert"),
+            tmp_path / "other",
+            teacher=learnt.folder,
+            **{**own, "train": other, "validation": other},
+        )
     assert not (tmp_path / "other" / "model").exists()
 
 
@@ -225,17 +255,22 @@ def test_adversarial_and_partly_frozen_training(start: Callable[[str], Path], tm
         assert torch.equal(now, tensor) == name.startswith("body.embeddings."), name
     assert not same_weights(late.model, plain.model) and late.metrics.keys() == plain.metrics.keys()
     told = [(done.folder / "run.yaml").read_text(encoding="utf-8") for done in (moved, frozen, late)]
-    assert "adversarial: fgm" in told[0] and "body.embeddings.*" in told[1] and "unfreeze: 0.5" in told[2]
+    assert "name: fgm" in told[0] and "body.embeddings.*" in told[1] and "unfreeze: 0.5" in told[2]
 
 
 # ------------------------------------------------------------ stopped and resumed
 
 
 @pytest.mark.parametrize(
-    ("family", "own"), [("bert", {"r_drop": 1.0, "slices": 2}), ("gpt1", {"class_weights": "balanced"}), ("lora", {"lora": 2})]
+    ("family", "own"),
+    [("bert", {"r_drop": 1.0, "slices": 2}), ("gpt1", {"class_weights": "balanced"}), ("lora", {"lora": 2})],
 )
 def test_a_stopped_run_goes_on_exactly(
-    family: str, own: dict[str, Any], start: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    own: dict[str, Any],
+    start: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = tmp_path / "rows.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in TRAIN), encoding="utf-8")
@@ -254,7 +289,12 @@ def test_a_stopped_run_goes_on_exactly(
     stopped = finetune(model, tmp_path / "stopped", **own)
     assert (stopped.stopped, stopped.steps) == (True, 5) and not stopped.scores
     resumed = etymon.finetune(
-        model, from_scratch=isinstance(model, str), out=tmp_path / "stopped", resume=True, progress="silent", task="classify"
+        model,
+        from_scratch=isinstance(model, str),
+        out=tmp_path / "stopped",
+        resume=True,
+        progress="silent",
+        task="classify",
     )
     assert not resumed.stopped and metrics(tmp_path / "stopped") == metrics(tmp_path / "straight")
     assert same_weights(straight.model, resumed.model) and resumed.scores == straight.scores
@@ -264,7 +304,9 @@ def test_a_stopped_run_goes_on_exactly(
 # ------------------------------------------------------------ tables in, answers out
 
 
-def test_tables_of_every_kind_and_answers_in_every_kind(learnt: Finetuned, tmp_path: Path, run: Command) -> None:
+def test_tables_of_every_kind_and_answers_in_every_kind(
+    learnt: Finetuned, tmp_path: Path, run: Command
+) -> None:
     for ending in ("csv", "tsv"):
         with open(tmp_path / f"test.{ending}", "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["text", "label"], delimiter="," if ending == "csv" else "\t")
@@ -274,7 +316,9 @@ def test_tables_of_every_kind_and_answers_in_every_kind(learnt: Finetuned, tmp_p
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(TEST), tmp_path / "test.parquet")
     expected = etymon.predict(learnt.folder, data=TEST)
     for ending in ("csv", "tsv", "jsonl", "parquet"):
-        code, shown, error = run("evaluate", learnt.folder, "--data", tmp_path / f"test.{ending}", "--resamples", 0, "--json")
+        code, shown, error = run(
+            "evaluate", learnt.folder, "--data", tmp_path / f"test.{ending}", "--resamples", 0, "--json"
+        )
         assert code == 0, error
         assert json.loads(shown)["accuracy"]["value"] == learnt.metrics["accuracy"]
         out = tmp_path / f"out.{ending}"
@@ -282,12 +326,16 @@ def test_tables_of_every_kind_and_answers_in_every_kind(learnt: Finetuned, tmp_p
         assert (code, shown) == (0, f"40 answers in {out}\n"), error
         written = read_table(out).rows
         assert [row["prediction"] for row in written] == [one.prediction for one in expected]
-        assert [(row["text"], row["label"]) for row in written] == [(row["text"], row["label"]) for row in TEST]
+        assert [(row["text"], row["label"]) for row in written] == [
+            (row["text"], row["label"]) for row in TEST
+        ]
         shares = [row["probabilities"] for row in written]
         found = [json.loads(each) if isinstance(each, str) else each for each in shares]
         for one, two in zip(found, expected, strict=True):
             assert one == pytest.approx(two.answer["probabilities"], abs=1e-6)
-    code, _, error = run("predict", learnt.folder, "--data", tmp_path / "test.csv", "--out", tmp_path / "out.xls")
+    code, _, error = run(
+        "predict", learnt.folder, "--data", tmp_path / "test.csv", "--out", tmp_path / "out.xls"
+    )
     assert code == 2 and "answers are written as .jsonl, .csv, .tsv, .parquet, not as .xls" in error
 
 
@@ -303,23 +351,39 @@ def test_answers_on_the_command_line(learnt: Finetuned, run: Command) -> None:
 
 def test_the_report_holds_confusions_baselines_and_typos(learnt: Finetuned) -> None:
     page = (learnt.folder / "report.html").read_text(encoding="utf-8")
-    for part in ("this model", "majority", "tf-idf + logistic regression", "texts with typos in a tenth of their letters"):
+    for part in (
+        "this model",
+        "majority",
+        "tf-idf + logistic regression",
+        "texts with typos in a tenth of their letters",
+    ):
         assert part in page
-    assert "Confusion" in page or "confusion" in page
-    assert "Validation accuracy" in page
+    assert "Which labels are taken for which" in page and "Validation accuracy" in page
     assert set(learnt.beside) > {"majority"} and learnt.beside["majority"]["accuracy"].value == 50
     assert learnt.scores["accuracy"].low is not None
 
 
 def test_several_labels_are_compared_whatever_their_order(tmp_path: Path) -> None:
-    several = [{"text": row["text"], "label": "short|" + row["label"] if len(row["text"]) < 40 else row["label"]} for row in TRAIN]
-    done = finetune("bert", tmp_path / "run", train=several, validation=several[:40], multi_label=True, steps=120, validate_every=40)
+    several = [
+        {"text": row["text"], "label": "short|" + row["label"] if len(row["text"]) < 40 else row["label"]}
+        for row in TRAIN
+    ]
+    done = finetune(
+        "bert",
+        tmp_path / "run",
+        train=several,
+        validation=several[:40],
+        multi_label=True,
+        steps=120,
+        validate_every=40,
+    )
     assert done.metrics["micro_f1"] > 85
     page = (done.folder / "report.html").read_text(encoding="utf-8")
-    wrong = 40 - round(done.metrics["accuracy"] * 0.4) if "accuracy" in done.metrics else None
     answers = etymon.predict(done.folder, data=several[:40])
     wrong = sum(set(one.prediction) != set(row["label"].split("|")) for one, row in zip(answers, several))
-    assert (f"Worst errors: {min(wrong, 20)} of {wrong}" in page) == (wrong > 0) and ("Worst errors" in page) == (wrong > 0)
+    assert (f"Worst errors: {min(wrong, 20)} of {wrong}" in page) == (wrong > 0) and (
+        "Worst errors" in page
+    ) == (wrong > 0)
 
 
 # ------------------------------------------------------------ the matrix
@@ -329,7 +393,15 @@ def test_the_matrix_of_families_and_tasks(run: Command) -> None:
     code, shown, _ = run("tasks")
     lines = shown.split("\n\n")[0].splitlines()
     assert code == 0
-    assert lines[0].split() == ["classify", "regress", "choose", "tag", "answer", "text2text", "language-model"]
+    assert lines[0].split() == [
+        "classify",
+        "regress",
+        "choose",
+        "tag",
+        "answer",
+        "text2text",
+        "language-model",
+    ]
     ways = {line.split()[0]: line.split()[1:] for line in lines[1:]}
     assert ways["bert"] == ["native"] * 5 + ["refused", "native"]
     assert ways["t5"][:2] == ["text-to-text"] * 2

@@ -105,3 +105,43 @@ def test_mistakes_are_named(override: str, reason: str, mixture: Path, tmp_path:
     with pytest.raises(EtymonError, match=reason):
         mix("t5", mixture, tmp_path / "run", set=[override])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_tasks_with_labels_have_outputs_of_their_own(family: str, tmp_path: Path) -> None:
+    texts = tiny.texts(40)
+    moods = [{"text": text[:30], "label": "long" if len(text) > 150 else "short"} for text in texts]
+    kinds = [{"text": text[:30], "label": text.split()[1]} for text in texts]
+    words = [{"tokens": text.split()[:5], "tags": [word[0] for word in text.split()[:5]]} for text in texts]
+    members: list[dict[str, Any]] = []
+    for name, task, rows in (
+        ("mood", "classify", moods),
+        ("kind", "classify", kinds),
+        ("letters", "tag", words),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+        members.append({"name": name, "task": task, "data": [str(tmp_path / f"{name}.jsonl")]})
+    (tmp_path / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+    objective = "masked" if family == "bert" else "span-corruption"
+    members.append(
+        {
+            "name": "text",
+            "objective": objective,
+            "data": [str(tmp_path / "text.txt")],
+            "documents": "line",
+            "length": 32,
+        }
+    )
+    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump({"members": members}), encoding="utf-8")
+    done = mix(family, tmp_path / "mixture.yaml", tmp_path / "run", slices=1, metric="mood/accuracy")
+    assert {"mood/accuracy", "kind/bits", "letters/bits", "text/bits"} <= set(done.metrics)
+    with pytest.raises(EtymonError, match="several tasks"):
+        etymon.predict(done.folder, "The river.")
+    (one,) = etymon.predict(done.folder, "The river crossed the bridge.", task="mood")
+    if family == "bert":
+        assert set(one.answer["probabilities"]) == {"long", "short"}
+        assert sum(one.answer["probabilities"].values()) == pytest.approx(1.0, abs=1e-5)
+        (other,) = etymon.predict(done.folder, "The river crossed the bridge.", task="kind")
+        assert set(other.answer["probabilities"]) == {row["label"] for row in kinds}
+    (tagged,) = etymon.predict(done.folder, "The river crossed", task="letters")
+    assert len(tagged.prediction) == 3
