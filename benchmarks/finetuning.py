@@ -65,7 +65,9 @@ def ours(folder: Path, what: str) -> Callable[[], float]:
     examples = task.encode(read_table(table("train")[:TRAINED]), learn=True)
     unit = TrainingUnit(model, task)
     course = Course([Phase(0, Feed(task, examples, SEED, slices=1, rows=1))])
-    settings = TrainingSettings(steps=1_000_000, rows=1, optimiser=OptimiserChoice(learning_rate=5e-5), seed=SEED)
+    settings = TrainingSettings(
+        steps=1_000_000, rows=1, optimiser=OptimiserChoice(learning_rate=5e-5), seed=SEED
+    )
     trainer = Trainer(
         unit, course, settings, Run(folder / "run"), progress=progress("silent"), validate=lambda step: {},
         save_members=lambda folder: None,
@@ -105,7 +107,10 @@ def theirs(folder: Path, what: str) -> Callable[[], float]:
             return len(self.labels)
 
         def __getitem__(self, number: int) -> dict[str, Any]:
-            return {**{name: each[number] for name, each in self.encoded.items()}, "labels": self.labels[number]}
+            return {
+                **{name: each[number] for name, each in self.encoded.items()},
+                "labels": self.labels[number],
+            }
 
     class Clock(TrainerCallback):
         """From the beginning of a round's first step to the end of its last; the first step of a call is not counted."""

@@ -170,7 +170,9 @@ def pretrained(family: str, language: str) -> Path:
         if family == "distilbert":
             return etymon.distill(teacher, family=family, data=text(language), **asked, **common)
         documents = "line" if language == "zh" else "file"
-        return etymon.pretrain(family, size="pocket", data=text(language), documents=documents, **asked, **common)
+        return etymon.pretrain(
+            family, size="pocket", data=text(language), documents=documents, **asked, **common
+        )
 
     return run_of(RUNS / "pretrained" / f"{family}-{language}", 0, start)
 
@@ -199,7 +201,10 @@ def done(cell: Cell) -> None:
     }  # fmt: skip
     (out / "result.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    print(f"{cell.name}: {metric} {score.value:.2f} after {result.steps} steps, {found['seconds']:.0f} s", flush=True)
+    print(
+        f"{cell.name}: {metric} {score.value:.2f} after {result.steps} steps, {found['seconds']:.0f} s",
+        flush=True,
+    )
 
 
 def table() -> None:
@@ -223,12 +228,17 @@ def table() -> None:
     for claim, members in CLAIMS.items():
         print(claim)
         for family, task, start, arm, options in members:
-            each = [known[Cell(family, task, start, seed, arm, tuple(options.items())).name] for seed in range(3)]
+            each = [
+                known[Cell(family, task, start, seed, arm, tuple(options.items())).name] for seed in range(3)
+            ]
             values = [result["value"] for result in each if result is not None]
             if values:
                 told = ", ".join(f"{one:.1f}" for one in values)
                 print(f"  {family} {task} {start} {arm}: {statistics.mean(values):.1f} ({told})")
-    keep("tasks", {"tuning": TUNING, "cells": {name: result for name, result in known.items() if result is not None}})
+    keep(
+        "tasks",
+        {"tuning": TUNING, "cells": {name: result for name, result in known.items() if result is not None}},
+    )
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from etymon.nn.batch import Batch
 from etymon.tasks import get_task
 from etymon.tasks.text2text import BATCH, Text2Text
 
-SENTENCES, BEAMS, FIXED, MOST = 64, 4, 24, 64
+SENTENCES, BEAMS, FIXED, MOST = 200, 4, 24, 64
 # With weights as large as these, what is written depends on the source and on what was written before.
 SHAPE: dict[str, Any] = {
     "vocabulary": 8192, "dim": 512, "layers": 6, "heads": 8, "inner_dim": 2048, "positions": 256, "dropout": 0.0,

@@ -69,14 +69,19 @@ def bundles(sizes: np.ndarray, tokens: int, seed: int, epoch: int, *, shuffle: b
     return table[rng.permutation(len(table))] if shuffle else table
 
 
-def bundles_of_rows(sizes: np.ndarray, rows: int, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+def bundles_of_rows(
+    sizes: np.ndarray, rows: int, seed: int, epoch: int, *, shuffle: bool = True
+) -> np.ndarray:
     """Every example once, in bundles of `rows`, the last one smaller: as `bundles`. Examples are drawn at random and then put in
     order of size within pools of `POOL` bundles; all of them, if not `shuffle`."""
     rng = key(seed, "bundles", epoch)
     order = rng.permutation(len(sizes)) if shuffle else np.arange(len(sizes))
     pool = POOL * rows if shuffle else max(1, len(sizes))
     order = np.concatenate(
-        [part[np.argsort(sizes[part], kind="stable")] for part in np.split(order, range(pool, len(order), pool))]
+        [
+            part[np.argsort(sizes[part], kind="stable")]
+            for part in np.split(order, range(pool, len(order), pool))
+        ]
     )
     table = np.full((-(-len(order) // rows), rows), NONE, np.int64)
     table.reshape(-1)[: len(order)] = order

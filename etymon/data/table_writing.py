@@ -23,7 +23,9 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in WRITTEN:
-        raise EtymonError(f"{path}: answers are written as {', '.join(WRITTEN)}, not as {kind or 'a file without an ending'}")
+        raise EtymonError(
+            f"{path}: answers are written as {', '.join(WRITTEN)}, not as {kind or 'a file without an ending'}"
+        )
     names = list(dict.fromkeys(name for row in rows for name in row))
     if kind == ".parquet":
         import pyarrow
@@ -32,7 +34,9 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
         try:  # it takes the names of the first row for all
             table = pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
         except pyarrow.ArrowException as error:
-            raise EtymonError(f"{path}: a column holds values of several kinds ({error}): write .jsonl") from error
+            raise EtymonError(
+                f"{path}: a column holds values of several kinds ({error}): write .jsonl"
+            ) from error
         with atomic_write(path, "wb") as file:
             pyarrow.parquet.write_table(table, file)
         return

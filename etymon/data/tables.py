@@ -229,5 +229,7 @@ def _parquet(path: Path) -> Iterator[Record]:
         yield f"{path}, row {number}", row
 
 
-OWN = {".parquet": _parquet, ".json": _json, ".conllu": conllu_rows} | dict.fromkeys(COLUMN_FILES, column_rows)
+OWN = {".parquet": _parquet, ".json": _json, ".conllu": conllu_rows} | dict.fromkeys(
+    COLUMN_FILES, column_rows
+)
 """Readers of files that are not read as text is."""

@@ -22,7 +22,6 @@ from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.label_scores import label_scores
 from etymon.tasks.scores import Score
 
-
 LETTERED = re.compile(r"\([A-Z]\)\s")
 
 
@@ -104,7 +103,7 @@ class Choose(HeadTask):
     def _right(self, value: Any, choices: list[str], place: str) -> int:
         whole = isinstance(value, float) and value.is_integer()
         text = str(int(value) if whole else value).strip()
-        counted, named = None, [choice.strip() for choice in choices]
+        counted, named = -1, [choice.strip() for choice in choices]
         if text.removeprefix("-").isdecimal():
             counted = int(text) - self.options.first
         elif len(text) == 1 and "A" <= text.upper() <= "Z":
@@ -121,7 +120,7 @@ class Choose(HeadTask):
             raise EtymonError(
                 f"{place}: column {self.options.label!r} holds {text!r}, which is a choice and counts another one: say it by a letter (A is the first)"
             )
-        return int(found.pop())
+        return found.pop()
 
     def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         """A row for every example, as wide as the most choices."""

@@ -291,7 +291,7 @@ class HeadTask(Task):
             ),
         )
         if self.options.r_drop:
-            prepared.counts["r_drop"] = count
+            prepared.counts["r_drop"] = float(len(targets))  # whatever labels weigh
         if self.penalised:
             prepared.counts["penalty"] = float(len(chosen))
         if TAUGHT in chosen[0]:

@@ -72,7 +72,9 @@ def begun(
     found = task.labels(table)
     shape = {**tiny.SHAPES[family], "vocabulary": tokenizer.size, **(NEO if family == "gpt3" else {})}
     shape |= {field.name: dropout for field in fields(known.shape) if "dropout" in field.name}
-    model = Model(known, shape_of(known, None, **shape), heads, labels or found or ("0", "1")).initialise(seed)
+    model = Model(known, shape_of(known, None, **shape), heads, labels or found or ("0", "1")).initialise(
+        seed
+    )
     model.tokenizer = tokenizer
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -89,7 +91,7 @@ def slices(task: Any, table: Table, *parts: Sequence[int]) -> list[Any]:
     return [task.collate([task.prepare(examples, np.array(part), key(0))]) for part in chosen]
 
 
-def loss_of(task: Any, model: Model, prepared: Sequence[Any], also: Sequence[str] = ()) -> Tensor:
+def loss_of(task: Any, model: Model, prepared: Sequence[Any]) -> Tensor:
     """The loss of a step of these slices; its gradients are left in the model."""
     counts: dict[str, float] = {}
     for one in prepared:
@@ -104,15 +106,13 @@ def loss_of(task: Any, model: Model, prepared: Sequence[Any], also: Sequence[str
 
 
 def gradients_of(model: Model) -> dict[str, Tensor]:
-    return {
-        name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None
-    }
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
 
 def assert_equal_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     assert found.keys() == expected.keys() and len(found) > 4
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=2e-5, rtol=1e-4, msg=lambda why: f"{name}: {why}")
+        torch.testing.assert_close(found[name], gradient, atol=2e-5, rtol=1e-4, msg=name)
 
 
 def padded(task: Any, table: Table, pad: int, *, left: bool = False) -> dict[str, Tensor]:

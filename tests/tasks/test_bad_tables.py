@@ -19,10 +19,14 @@ from tests.verbs.small_runs import with_test_sizes
 
 Row = dict[str, Any]
 Run = Callable[..., tuple[int, str]]
-TEXTS: list[Row] = [{"text": f"The {word} opened.", "label": "ab"[n % 2]} for n, word in enumerate("river letter window garden".split())]
+TEXTS: list[Row] = [
+    {"text": f"The {word} opened.", "label": "ab"[n % 2]}
+    for n, word in enumerate("river letter window garden".split())
+]
 CHOICES: list[Row] = [{"text": "The river", "choices": ["opened", "wanted"], "label": 0} for _ in range(4)]
 QUESTIONS: list[Row] = [
-    {"id": n, "question": "Who opened?", "context": "The window opened.", "answers": "The window"} for n in range(4)
+    {"id": n, "question": "Who opened?", "context": "The window opened.", "answers": "The window"}
+    for n in range(4)
 ]
 WORDS: list[Row] = [{"tokens": ["The", "river"], "tags": ["D", "N"]} for _ in range(4)]
 NUMBERS: list[Row] = [{"text": "The river", "label": 0.5 * n} for n in range(4)]
@@ -101,7 +105,13 @@ def test_a_row_that_cannot_be_used_is_named(case: str, family: str, tmp_path: Pa
         assert not out.exists()
     with pytest.raises(EtymonError, match=reason.replace("FILE, line", "row")) as refused:
         etymon.finetune(
-            family, from_scratch=True, size="test", task=task, train=[*GOOD[task], row], out=out, progress="silent"
+            family,
+            from_scratch=True,
+            size="test",
+            task=task,
+            train=[*GOOD[task], row],
+            out=out,
+            progress="silent",
         )
     assert "\n" not in str(refused.value) and not out.exists()
 
@@ -124,7 +134,9 @@ def test_the_line_of_a_csv_is_named(tmp_path: Path, run: Run) -> None:
     reason = "FILE, line 5: column 'text' is empty"
     assert_refused(*run(*command("bert", "classify", tmp_path / "run", "--train", path)), reason, path)
     path.write_text("text,label\nA letter,b\nThe river\n", encoding="utf-8")
-    assert_refused(*run(*command("bert", "classify", tmp_path / "run", "--train", path)), "FILE, line 3", path)
+    assert_refused(
+        *run(*command("bert", "classify", tmp_path / "run", "--train", path)), "FILE, line 3", path
+    )
 
 
 @pytest.mark.parametrize("way", ["head", "text"])
@@ -137,5 +149,7 @@ def test_an_unknown_label_at_evaluation_is_named(way: str, tmp_path: Path, run: 
     reason = "FILE, line 4: label 'god' is none of those that were learnt; did you mean 'good'"
     assert_refused(*run("evaluate", tmp_path / "model", "--data", path), reason, path)
     path = wrote(tmp_path / "test.jsonl", [{"text": "A letter."}])
-    assert_refused(*run("evaluate", tmp_path / "model", "--data", path), "FILE, line 1: no column 'label'", path)
+    assert_refused(
+        *run("evaluate", tmp_path / "model", "--data", path), "FILE, line 1: no column 'label'", path
+    )
     assert len(etymon.predict(tmp_path / "model", data=rows)) == 4, "what is right need not be known"

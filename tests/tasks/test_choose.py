@@ -73,7 +73,9 @@ def test_numbers_that_are_choices_too_are_not_guessed() -> None:
     assert made().right(read_table(rows)) == [1], "what is no text is a number"
     rows = [{"text": "1 + 1", "a": "1", "b": "2", "c": "3", "label": label} for label in ("3", "1")]
     task = made(choices=["a", "b", "c"])
-    with pytest.raises(EtymonError, match=r"^row 2: column 'label' holds '1', which is a choice and counts another one"):
+    with pytest.raises(
+        EtymonError, match=r"^row 2: column 'label' holds '1', which is a choice and counts another one"
+    ):
         task.right(read_table(rows))
     assert made(choices=["a", "b", "c"], first=1).right(read_table(rows)) == [2, 0], "both mean the same"
 
@@ -84,7 +86,9 @@ def test_columns_of_choices_are_lists_of_them() -> None:
     )
     row = {"before": "In winter", "text": "it", "one": "opened", "two": "closed", "label": 0}
     task = made(context="before", choices=["one", "two"])
-    assert task.pairs(read_table([row])) == listed == [[("In winter it", "opened"), ("In winter it", "closed")]]
+    assert (
+        task.pairs(read_table([row])) == listed == [[("In winter it", "opened"), ("In winter it", "closed")]]
+    )
     assert task.columns == ("text", "before", "one", "two", "label") and task.reads == task.columns[:-1]
 
 

@@ -14,7 +14,18 @@ from etymon.data.tables import Table
 from etymon.families.loading import save
 from tests import tiny
 from tests.oracle.runner import gradients
-from tests.tasks.heads import CHOICES, NUMBERS, PAIRS, SEVERAL, TABLE, begun, loss_of, padded, scores_of, slices
+from tests.tasks.heads import (
+    CHOICES,
+    NUMBERS,
+    PAIRS,
+    SEVERAL,
+    TABLE,
+    begun,
+    loss_of,
+    padded,
+    scores_of,
+    slices,
+)
 
 transformers = pytest.importorskip("transformers")
 FAMILIES = [
@@ -44,7 +55,7 @@ def compared(family: str, folder: Path, table: Table, name: str = "classify", **
     found = {key: one.grad for key, one in theirs.named_parameters() if one.grad is not None}
     assert len(found) > 10
     for key, gradient in found.items():
-        torch.testing.assert_close(ours[key], gradient, atol=2e-5, rtol=1e-3, msg=lambda why: f"{key}: {why}")
+        torch.testing.assert_close(ours[key], gradient, atol=2e-5, rtol=1e-3, msg=key)
     torch.testing.assert_close(scores_of(task, model, table), outputs.logits.detach(), atol=1e-5, rtol=1e-4)
     return theirs.config
 
@@ -133,7 +144,9 @@ def test_a_published_regressor_and_one_of_several_labels(tmp_path: Path) -> None
     expected = asked(model, tmp_path / "number", TEXTS)[:, 0]
     answers = etymon.predict(tmp_path / "number", TEXTS)
     assert all(list(one.answer) == ["prediction"] for one in answers)
-    torch.testing.assert_close(torch.tensor([one.prediction for one in answers]), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor([one.prediction for one in answers]), expected, atol=1e-5, rtol=1e-4
+    )
     several = {"num_labels": 3, "problem_type": "multi_label_classification"}
     model = published(tmp_path / "several", cls, "bert", **several)
     expected = asked(model, tmp_path / "several", TEXTS).sigmoid()
@@ -143,14 +156,18 @@ def test_a_published_regressor_and_one_of_several_labels(tmp_path: Path) -> None
         assert list(one.answer["probabilities"].values()) == pytest.approx(row.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize(("cls", "family"), [("BertForMultipleChoice", "bert"), ("XLNetForMultipleChoice", "xlnet")])
+@pytest.mark.parametrize(
+    ("cls", "family"), [("BertForMultipleChoice", "bert"), ("XLNetForMultipleChoice", "xlnet")]
+)
 def test_a_published_model_chooses_as_transformers_does(cls: str, family: str, tmp_path: Path) -> None:
     model = published(tmp_path / "model", cls, family)
     rows = [{name: row[name] for name in ("text", "choices")} for row in CHOICES.rows]
     answers = etymon.predict(tmp_path / "model", data=rows)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     for row, one in zip(rows, answers, strict=True):
-        read = tokenizer([row["text"]] * len(row["choices"]), row["choices"], padding=True, return_tensors="pt")
+        read = tokenizer(
+            [row["text"]] * len(row["choices"]), row["choices"], padding=True, return_tensors="pt"
+        )
         with torch.no_grad():
             shares = model(**{name: tensor[None] for name, tensor in read.items()}).logits[0].softmax(-1)
         assert one.prediction == int(shares.argmax())

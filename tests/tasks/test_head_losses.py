@@ -35,7 +35,9 @@ from tests.tasks.heads import (
 
 
 def close(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(torch.as_tensor(found).detach(), torch.as_tensor(expected).detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.as_tensor(found).detach(), torch.as_tensor(expected).detach(), atol=1e-5, rtol=1e-5
+    )
 
 
 # ------------------------------------------------------------ how the work is laid out
@@ -48,7 +50,9 @@ def test_padding_changes_nothing(family: str) -> None:
     rows = task.read(TABLE)
     order = np.argsort([len(rows.example(n)["ids"]) for n in range(len(TABLE))], kind="stable").tolist()
     filled = padded(task, TABLE.at(order), pad=7)
-    batch = Batch.of_rectangle(filled["input_ids"], filled["attention_mask"], segments_RT=filled["token_type_ids"])
+    batch = Batch.of_rectangle(
+        filled["input_ids"], filled["attention_mask"], segments_RT=filled["token_type_ids"]
+    )
     length = filled["input_ids"].shape[1]
     places = torch.zeros(3, dtype=torch.long) if family == "bert" else filled["attention_mask"].sum(1) - 1
     rectangle = replace(ragged, batch=batch, at=torch.arange(3) * length + places)
@@ -102,6 +106,10 @@ def test_balanced_labels_count_by_how_rare_they_are() -> None:
     expected = -(weights * logs[range(3), right]).sum() / weights.sum()
     close(loss_of(task, model, prepared), expected)
     assert prepared[0].counts["loss"] == 3.0, "whose mean over the training rows is 1"
+    dropped, _ = begun("bert", table=TWO, class_weights="balanced", r_drop=1.0)
+    assert slices(dropped, TWO, [0])[0].counts == {"loss": 1.5, "r_drop": 1.0}, (
+        "two passes are compared row by row"
+    )
 
 
 @pytest.mark.parametrize("name", ["classify", "choose"])
@@ -129,6 +137,18 @@ def test_r_drop(name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients_of(model).values())
     model.eval()
     assert set(task.loss(TrainingUnit(model, task), prepared)) == {"loss"}, "judged by the loss alone"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"r_drop": -1.0}, {"language_model": -0.5}, {"teaching": 1.5}, {"temperature": 0.0}, {"smoothing": 1.0}],
+)
+def test_weights_that_cannot_be_are_refused(option: dict[str, float]) -> None:
+    with pytest.raises(
+        EtymonError, match=rf"the options of the task 'classify': {next(iter(option))} is"
+    ) as refused:
+        begun("gpt1", **option)
+    assert "\n" not in str(refused.value)
 
 
 # ------------------------------------------------------------ GPT-1's ways
@@ -178,7 +198,9 @@ def test_language_modelling_is_a_mean_over_rows_of_means_over_words() -> None:
             hidden, _ = model.hidden(Batch.of([ids.numpy()]))
             logits = model.heads["vocabulary"].logits(hidden)
             expected.append(F.cross_entropy(logits[:-1], ids[1:]))
-        own = task.criterion(scores_of(task, model, TABLE), replace(prepared, targets=torch.from_numpy(task.targets(TABLE))))
+        own = task.criterion(
+            scores_of(task, model, TABLE), replace(prepared, targets=torch.from_numpy(task.targets(TABLE)))
+        )
     close(loss_of(task, model, [prepared]), own / 3 + 0.5 * torch.stack(expected).mean())
     model.eval()
     assert set(task.loss(TrainingUnit(model, task), prepared)) == {"loss"}
@@ -188,9 +210,13 @@ def test_language_modelling_is_a_mean_over_rows_of_means_over_words() -> None:
 # ------------------------------------------------------------ teachers
 
 
-def taught(options: dict[str, Any], table: Any = TABLE, turned: bool = False) -> tuple[Any, Model, Any, Model]:
+def taught(
+    options: dict[str, Any], table: Any = TABLE, turned: bool = False
+) -> tuple[Any, Model, Any, Model]:
     """A student that follows a teacher of another family, which may know the labels in another order."""
-    teacher_task, teacher = begun("gpt2", table=table, seed=3, **{k: v for k, v in options.items() if k == "multi_label"})
+    teacher_task, teacher = begun(
+        "gpt2", table=table, seed=3, **{k: v for k, v in options.items() if k == "multi_label"}
+    )
     if turned:
         teacher.labels = teacher_task.known = tuple(reversed(teacher_task.known))
     task, model = begun("bert", table=table, **options)
@@ -221,9 +247,7 @@ def test_a_teacher_is_followed_by_the_divergence(turned: bool) -> None:
 def test_of_several_labels_each_is_followed_by_itself() -> None:
     own = {"teaching": 1.0, "temperature": 2.0, "multi_label": True}
     teacher_task, teacher, task, model = taught(own, SEVERAL)
-    p, q = (
-        (scores_of(*each, SEVERAL) / 2).sigmoid() for each in ((teacher_task, teacher), (task, model))
-    )
+    p, q = ((scores_of(*each, SEVERAL) / 2).sigmoid() for each in ((teacher_task, teacher), (task, model)))
     expected = 4 * (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
     close(loss_of(task, model, slices(task, SEVERAL)), expected)
 
@@ -231,7 +255,9 @@ def test_of_several_labels_each_is_followed_by_itself() -> None:
 def test_only_a_teacher_of_the_same_labels_can_be_followed() -> None:
     task, _ = begun("bert")
     other_task, other = begun("bert", table=TWO)
-    with pytest.raises(EtymonError, match="knows the labels bad, good, and the table has bad, good, so-so") as refused:
+    with pytest.raises(
+        EtymonError, match="knows the labels bad, good, and the table has bad, good, so-so"
+    ) as refused:
         task.follow(other, other_task, "the teacher")
     assert "\n" not in str(refused.value)
     several, model = begun("bert", table=TABLE, multi_label=True)

@@ -28,7 +28,9 @@ def written(name: str, table: Table, family: str = "t5", **options: Any) -> tupl
     return task, model
 
 
-def answered(task: Written, model: Any, table: Table, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def answered(
+    task: Written, model: Any, table: Table, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
     """What it makes of these texts."""
     monkeypatch.setattr(task.writing, "predict", lambda *_: texts)
     return task.predict(model, table)
@@ -40,7 +42,9 @@ def test_texts_are_named_and_labels_are_written() -> None:
     assert asked["source"][0] == "pairs text: The captain crossed the river. second: A bridge."
     assert asked["target"] == ["a", "b", "a"]
     examples = task.encode(PAIRS, learn=True)
-    assert len(examples) == 3 and task.limits["length"] >= max(len(examples.example(n)["source"]) for n in range(3))
+    assert len(examples) == 3 and task.limits["length"] >= max(
+        len(examples.example(n)["source"]) for n in range(3)
+    )
 
 
 def test_what_is_no_label_is_none_and_counted_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +64,9 @@ def test_a_label_is_known_as_the_tokenizer_writes_it(monkeypatch: pytest.MonkeyP
     assert "Good-bye" not in texts
     assert [one.label for one in answered(task, model, table, texts, monkeypatch)] == ["Good-bye", "Bad"]
     alike = read_table([{"text": "The river", "label": "Good"}, {"text": "A letter", "label": "good"}])
-    with pytest.raises(EtymonError, match="of the labels Good, good, this model's tokenizer writes some in the same way"):
+    with pytest.raises(
+        EtymonError, match="of the labels Good, good, this model's tokenizer writes some in the same way"
+    ):
         written("classify", alike, "gpt1", way="text")
 
 
@@ -107,5 +113,7 @@ def test_rows_that_cannot_be_are_refused_before_anything_is_written() -> None:
     task, _ = written("classify", TABLE)
     strange = read_table([TABLE.rows[0], {"text": "A letter", "label": "god"}])
     for refuse in (task.texts, task.encode):
-        with pytest.raises(EtymonError, match="^row 2: label 'god' is none of those that were learnt; did you mean 'good'"):
+        with pytest.raises(
+            EtymonError, match=r"^row 2: label 'god' is none of those that were learnt; did you mean 'good'"
+        ):
             refuse(strange)

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_a_rule_is_learnt_from_scratch(learnt: Finetuned) -> None:
 
 @pytest.mark.parametrize(
     ("family", "task"),
-    [("gpt1", "classify"), ("xlnet", "classify"), ("t5", "classify"), ("t5", "regress"), ("bart", "choose")],
+    [("gpt1", "classify"), ("t5", "classify"), ("t5", "regress"), ("bart", "choose")],
 )
 def test_other_families_and_tasks_go_all_the_way(family: str, task: str, tmp_path: Path) -> None:
     given: list[dict[str, Any]] = [dict(row) for row in TRAIN[:40]]
@@ -111,14 +112,7 @@ def test_other_families_and_tasks_go_all_the_way(family: str, task: str, tmp_pat
             {"text": row["text"], "choices": ["bad", "good", "winter"], "label": row["label"]}
             for row in given
         ]
-    own = {
-        "train": given,
-        "validation": given[:12],
-        "task": task,
-        "baselines": True,
-        "steps": 2,
-        "validate_every": 2,
-    }
+    own = {"train": given, "validation": given[:12], "task": task, "baselines": True, "steps": 2}
     done = finetune(family, tmp_path / "run", **own)
     assert set(done.scores) <= set(done.metrics) and done.scores
     assert set(done.beside) == (
@@ -136,11 +130,10 @@ def test_other_families_and_tasks_go_all_the_way(family: str, task: str, tmp_pat
 
 def test_a_rare_label_may_be_held_out(tmp_path: Path) -> None:
     rare = [*TRAIN[:30], {"text": "a strange letter", "label": "rare"}]
-    for seed in range(3):
-        done = finetune(
-            "bert", tmp_path / str(seed), train=rare, validation=None, hold_out=0.9, seed=seed, steps=1
-        )
-        assert done.model.labels == ("bad", "good", "rare")
+    held = (read_table(rare).divided("text", 0.5, seed, 1000)[1].rows for seed in range(9))
+    seed = next(seed for seed, rows in enumerate(held) if rare[-1] in rows)
+    done = finetune("bert", tmp_path / "run", train=rare, validation=None, hold_out=0.5, seed=seed, steps=1)
+    assert done.model.labels == ("bad", "good", "rare")
 
 
 # ------------------------------------------------------------ ways to train
@@ -168,8 +161,6 @@ def test_several_seeds_have_a_mean_and_a_deviation_and_go_on(tmp_path: Path, run
     }
     assert weights[0] != weights[1]
     # The second seed is lost with the summary, and comes back as it was; the first is not trained again.
-    import shutil
-
     shutil.rmtree(tmp_path / "run" / "seed-1")
     (tmp_path / "run" / "seeds.json").unlink()
     code, _, error = run(*words, "--resume")
@@ -223,23 +214,16 @@ def test_a_teacher_is_followed(learnt: Finetuned, start: Callable[[str], Path], 
         "validation": test,
         "text": "sentence",
         "label": "sentiment",
-        "steps": 80,
-        "validate_every": 20,
+        "teacher": learnt.folder,
     }
-    done = finetune(
-        start("bert"), tmp_path / "run", teacher=learnt.folder, set=["options.teaching=1.0"], **own
-    )
+    more = {"steps": 80, "validate_every": 20, "set": ["options.teaching=1.0"]}
+    done = finetune(start("bert"), tmp_path / "run", **own, **more)
     assert done.metrics["accuracy"] > 80
     losses = [one["taught"] for one in metrics(done.folder) if "taught" in one]
     assert losses[-1] < losses[0] / 4
     with pytest.raises(EtymonError, match="knows the labels bad, good, and the table has bad, so-so"):
         other = [{**row, "sentiment": row["sentiment"].replace("good", "so-so")} for row in train]
-        finetune(
-            start("bert"),
-            tmp_path / "other",
-            teacher=learnt.folder,
-            **{**own, "train": other, "validation": other},
-        )
+        finetune(start("bert"), tmp_path / "other", **{**own, "train": other, "validation": other})
     assert not (tmp_path / "other" / "model").exists()
 
 
@@ -263,7 +247,7 @@ def test_adversarial_and_partly_frozen_training(start: Callable[[str], Path], tm
 
 @pytest.mark.parametrize(
     ("family", "own"),
-    [("bert", {"r_drop": 1.0, "slices": 2}), ("gpt1", {"class_weights": "balanced"}), ("lora", {"lora": 2})],
+    [("gpt1", {"r_drop": 1.0, "slices": 2, "class_weights": "balanced"}), ("lora", {"lora": 2})],
 )
 def test_a_stopped_run_goes_on_exactly(
     family: str,
@@ -364,26 +348,21 @@ def test_the_report_holds_confusions_baselines_and_typos(learnt: Finetuned) -> N
 
 
 def test_several_labels_are_compared_whatever_their_order(tmp_path: Path) -> None:
-    several = [
-        {"text": row["text"], "label": "short|" + row["label"] if len(row["text"]) < 40 else row["label"]}
-        for row in TRAIN
-    ]
-    done = finetune(
-        "bert",
-        tmp_path / "run",
-        train=several,
-        validation=several[:40],
-        multi_label=True,
-        steps=120,
-        validate_every=40,
-    )
-    assert done.metrics["micro_f1"] > 85
-    page = (done.folder / "report.html").read_text(encoding="utf-8")
+    several = [{**row, "label": "river|" * ("river" in row["text"]) + row["label"]} for row in TRAIN]
+    own = {
+        "train": several,
+        "validation": several[:40],
+        "learning_rate": 1e-3,
+        "steps": 80,
+        "validate_every": 80,
+    }
+    done = finetune("bert", tmp_path / "run", multi_label=True, **own)
+    assert done.metrics["micro_f1"] > 75
     answers = etymon.predict(done.folder, data=several[:40])
     wrong = sum(set(one.prediction) != set(row["label"].split("|")) for one, row in zip(answers, several))
-    assert (f"Worst errors: {min(wrong, 20)} of {wrong}" in page) == (wrong > 0) and (
-        "Worst errors" in page
-    ) == (wrong > 0)
+    page = (done.folder / "report.html").read_text(encoding="utf-8")
+    assert ("Worst errors" in page) == (wrong > 0)
+    assert not wrong or f"Worst errors: {min(wrong, 20)} of {wrong}" in page
 
 
 # ------------------------------------------------------------ the matrix

@@ -1,0 +1,46 @@
+"""Answers as tables: what is written is what is read again, in every format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etymon.data.table_writing import WRITTEN, write_table
+from etymon.data.tables import read_table
+from etymon.errors import EtymonError
+
+ROWS: list[dict[str, Any]] = [
+    {"text": 'A "letter", and\nanother.\tIndeed', "prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}},
+    {"text": "浙商银行", "prediction": None, "more": [1, 2]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", WRITTEN)
+def test_rows_come_back_as_they_were(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"out{ending}"
+    write_table(path, ROWS)
+    found = read_table(path).rows
+    first, second = found
+    text = ROWS[0]["text"]
+    assert first["text"] == (text.replace("\n", " ").replace("\t", " ") if ending == ".tsv" else text)
+    assert second["text"] == "浙商银行" and first["prediction"] == "good" and not second["prediction"]
+    shares, more = first["probabilities"], second["more"]
+    if ending in (".csv", ".tsv"):
+        shares, more = json.loads(shares), json.loads(more)
+    assert shares == {"bad": 0.25, "good": 0.75}
+    assert more == [1, 2], "a column that the first row does not have"
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(
+        EtymonError, match=r"out\.xls: answers are written as \.jsonl, \.csv, \.tsv, \.parquet, not as \.xls"
+    ):
+        write_table(tmp_path / "out.xls", ROWS)
+    with pytest.raises(
+        EtymonError, match=r"out\.parquet: a column holds values of several kinds .*: write \.jsonl"
+    ) as refused:
+        write_table(tmp_path / "out.parquet", [{"label": 1}, {"label": "one"}])
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
