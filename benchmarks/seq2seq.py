@@ -132,4 +132,4 @@ def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
         )
         for family in ("bart", "t5")
     ]  # fmt: skip
-    return steps + translation.run(rounds, warmup)
+    return steps + translation.run(rounds)

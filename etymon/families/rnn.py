@@ -5,6 +5,7 @@ There is no published class of them: their folders are for etymon alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
@@ -17,7 +18,7 @@ from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import SPECIALS, task_heads
 from etymon.nn.bodies import EncoderDecoder
-from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform
+from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, xavier
 from etymon.nn.linear import Embedding
 from etymon.nn.recurrent_attention import (
     Alignment,
@@ -157,7 +158,16 @@ SETTINGS = SettingsMap(fields=[Field(name, name) for name in Shape.__dataclass_f
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    """As published: Bahdanau's small and recurrent maps orthogonal, Luong's uniform."""
+    """As published: Bahdanau's small and recurrent maps orthogonal, Luong's uniform. Of such small values minutes make little,
+    so sizes that nobody published, whose words are tied, begin with maps that keep the size of what they map."""
+    if shape.tied:
+        return [
+            ("*bias*", constant(0.0)),
+            ("*.weight_hh_l0*", orthogonal),
+            ("*words.weight", normal(0.2)),
+            ("body.*", xavier),
+            ("*", normal(0.01)),
+        ]
     if shape.attention == "luong":
         return [("*", uniform(0.1))]
     return [
@@ -199,6 +209,7 @@ FAMILY = Family(
     capabilities=frozenset({"encoder-decoder", "state"}),
     objective="denoising",
     recipe=RECIPE,
+    size_recipes=dict.fromkeys(("pocket", "tiny"), replace(RECIPE, learning_rate=8e-3, betas=(0.9, 0.98))),
     tokenizer=TokenizerChoice("bpe", SPECIALS),
     framing=framing.SEQ2SEQ,
     expressible=lambda shape: False,

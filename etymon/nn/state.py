@@ -151,9 +151,10 @@ class Cache:
 def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
     if filled == part_RHCK.shape[2]:
         return part_RHCK.index_select(0, rows)
-    picked = part_RHCK.new_empty(len(rows), *part_RHCK.shape[1:])
+    picked = part_RHCK.new_zeros(
+        len(rows), *part_RHCK.shape[1:]
+    )  # what nobody may see has to be finite all the same
     picked[:, :, :filled] = part_RHCK[:, :, :filled].index_select(0, rows)
-    picked[:, :, filled:] = 0  # what nobody may see has to be finite all the same
     return picked
 
 
@@ -235,7 +236,7 @@ class KeyValueState:
         self.cross_caches = [Cache() for _ in range(layers)]
         self.cross_lengths: tuple[int, ...] = ()
         self.sources: tuple[int, ...] = tuple(range(rows))
-        """They tell rows of the same source, whose cross caches need not be copied when they change places."""
+        """The row of the cross caches that each row looks at: neighbours may share one, equally many of them."""
         self.spare: Tensor | None = None
         self.window: Window | None = None
 
@@ -263,8 +264,9 @@ class KeyValueState:
         chosen = copy(self)
         chosen.spare = None
         chosen.self_caches = [cache.pick(rows, self.filled_cells) for cache in self.self_caches]
+        cross = self._cross_rows(rows)
         chosen.cross_caches = [
-            cache.pick(rows, max(self.cross_lengths, default=0)) for cache in self.cross_caches
+            cache.pick(cross, max(self.cross_lengths, default=0)) for cache in self.cross_caches
         ]
         chosen._rows_of(self, rows)
         return chosen
@@ -278,15 +280,30 @@ class KeyValueState:
                 self.spare = cache.reorder(rows, self.filled_cells, self.spare)
         else:
             _move(self.self_caches, rows, moved, self.filled_cells)
-        moved = [place for place in moved if self.sources[place] != self.sources[order[place]]]
-        _move(self.cross_caches, rows, moved, max(self.cross_lengths, default=0))
+        cross = self._cross_rows(rows)
+        if len(cross) > len(self.cross_lengths):  # neighbours have parted: to each its own
+            self.cross_caches = [
+                cache.pick(cross, max(self.cross_lengths, default=0)) for cache in self.cross_caches
+            ]
+        else:
+            moved = [place for place, row in enumerate(cross.tolist()) if place != row]
+            _move(self.cross_caches, cross, moved, max(self.cross_lengths, default=0))
         self._rows_of(self, rows)
 
+    def _cross_rows(self, rows: Tensor) -> Tensor:
+        """The rows of the cross caches for chosen rows: one for all neighbours that look at the same, if they are equally many."""
+        wanted = [self.sources[row] for row in rows.tolist()]
+        distinct = [row for row, before in zip(wanted, [-1, *wanted]) if row != before]
+        share = len(wanted) // max(1, len(distinct))
+        if [row for row in distinct for _ in range(share)] == wanted:
+            wanted = distinct
+        return torch.tensor(wanted, dtype=torch.long, device=rows.device)
+
     def _rows_of(self, other: KeyValueState, rows: Tensor) -> None:
-        order = rows.tolist()
+        order, cross = rows.tolist(), other._cross_rows(rows).tolist()
         self.lengths = tuple(other.lengths[row] for row in order)
-        self.sources = tuple(other.sources[row] for row in order)
-        self.cross_lengths = tuple(other.cross_lengths[row] for row in order) if other.cross_lengths else ()
+        self.cross_lengths = tuple(other.cross_lengths[row] for row in cross) if other.cross_lengths else ()
+        self.sources = tuple(place * len(cross) // len(order) for place in range(len(order)))
         self.window = None if other.window is None else other.window.select(rows)
 
     def crop(self, lengths: Sequence[int]) -> None:

@@ -267,7 +267,11 @@ def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = F
     """The rule compiled for new tokens on top of rows of `past` lengths; `fixed` keys do not grow (cross-attention)."""
     if batch.prefix is not None:
         raise ValueError("a prefix is read at once, before anything else: its first tokens see its last")
-    padding = Padding(batch.layout.lengths, batch.device)
+    lengths = batch.layout.lengths
+    if fixed and len(past) < len(lengths):  # neighbours look at the same keys: their queries are one row
+        share = len(lengths) // len(past)
+        lengths = tuple(sum(lengths[first : first + share]) for first in range(0, len(lengths), share))
+    padding = Padding(lengths, batch.device)
     totals = past if fixed else tuple(old + new for old, new in zip(past, padding.lengths, strict=True))
     reach = max(totals, default=0)
     plain = rule.plain(reach)

@@ -296,6 +296,19 @@ def reversal(attention: str, steps: int) -> tuple[Model, list[float]]:
     return model, shares
 
 
+def test_first_values_are_the_published_ones_but_for_pocket_sizes() -> None:
+    narrow = {"vocabulary": 300, "word_dim": 64, "dim": 64, "readout_dim": 64}
+    for size, words, readout in (
+        ("bahdanau", 0.01, 0.01),
+        ("pocket", 0.2, (2 / (64 + 64 + 256 + 64)) ** 0.5),
+    ):
+        body = etymon.build("rnn", size, heads=("vocabulary",), shape=narrow).body
+        assert body.words.weight.std().item() == pytest.approx(words, rel=0.05)
+        assert body.decoder.readout.linear.weight.std().item() == pytest.approx(readout, rel=0.05)
+    family = get_family("rnn")
+    assert family.recipe_for("bahdanau") == family.recipe and family.recipe_for("tiny") != family.recipe
+
+
 def test_a_fixed_vector_falls_with_length_and_attention_does_not() -> None:
     _, (short_fixed, long_fixed) = reversal("none", 200)
     model, (short, long) = reversal("bahdanau", 200)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from etymon.families import REGISTRY, get_family
 from etymon.families.model import Model
+from etymon.generation.beam import _best
 from etymon.generation.decoding import start_token
 from etymon.generation.stepping import Stepper
 from etymon.nn.batch import Batch
@@ -145,6 +146,38 @@ def test_only_rows_that_change_places_are_copied(tiny: Callable[[str], Model]) -
     checked.select(0, 2)
     assert cache.keys.data_ptr() == memory and cache.keys.shape[0] == 2
     checked.step(4, 4)
+
+
+@torch.inference_mode()
+def test_beams_that_change_places_take_turns_with_two_arrays(tiny: Callable[[str], Model]) -> None:
+    checked = Checked(tiny("t5"))
+    checked.fork(2)
+    state = checked.stepper.state
+    own, cross = state.self_caches[0], state.cross_caches[0]
+    assert own.keys is not None and cross.keys is not None
+    first, fixed = own.keys.data_ptr(), cross.keys.data_ptr()
+    before = cross.keys.clone()
+    checked.select(1, 0, 3, 3, 5, 4)
+    checked.step(1, 2, 3, 4, 5, 6)
+    assert own.keys.data_ptr() != first
+    # All of them still look at the same source: nothing of it is copied.
+    assert cross.keys.data_ptr() == fixed and torch.equal(cross.keys, before)
+    branch = checked.stepper.branch(torch.tensor([5, 4, 3, 2, 1, 0]))
+    branch.select(torch.tensor([5, 4, 3, 2, 1, 0]))
+    checked.select(2, 3, 5, 4)  # a prompt leaves: the others' sources move
+    checked.step(7, 8, 9, 1)
+    branch.step(torch.tensor([1, 2, 3, 4, 5, 6]))
+    checked.step(6, 5, 4, 3)
+
+
+def test_the_best_are_found_block_by_block() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size, width in ((10, 4), (64, 8), (199, 8), (1000, 30), (4096, 3)):
+        scores = torch.randn(5, size, generator=generator)
+        scores[0, 3:] = float("-inf")
+        values, places = _best(scores, width)
+        assert torch.equal(values, scores.topk(width).values)
+        assert torch.equal(scores.gather(1, places), values)
 
 
 @torch.inference_mode()
