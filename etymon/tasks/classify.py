@@ -35,16 +35,21 @@ MARK = "|"
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
-class ClassifyOptions(HeadOptions):
+class TextOptions(HeadOptions):
     text: str = "text"
     """The column of the text."""
     second: str | None = None
-    """The column of a second text, where the label is about both."""
+    """The column of a second text, where what is right is about both."""
     label: str = "label"
-    multi_label: bool = False
-    """Rows have any number of labels: a list, or names with `|` between them."""
+    """The column of what is right."""
     symmetric: bool = False
     """Both orders of a pair are read, and what is read of them is added up (GPT-1)."""
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class ClassifyOptions(TextOptions):
+    multi_label: bool = False
+    """Rows have any number of labels: a list, or names with `|` between them."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of every target that all labels have in equal parts, in training."""
     class_weights: Literal["none", "balanced"] = "none"
@@ -153,13 +158,7 @@ class Classify(TextTask):
         named = self.named(table)
         if not self.known:
             return np.zeros((len(named), 0))
-        places = {label: number for number, label in enumerate(self.known)}
-        for number, names in enumerate(named):
-            for name in names:
-                if name not in places:
-                    raise EtymonError(
-                        f"{table.places[number]}: label {name!r} is none of those that were learnt; {did_you_mean(name, self.known)}"
-                    )
+        places = self.numbers(named, table)
         if not self.options.multi_label:
             return np.array([[places[names[0]]] for names in named], np.int64)
         marked = np.zeros((len(named), len(places)), np.float32)

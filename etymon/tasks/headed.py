@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
+from etymon.config import did_you_mean
 from etymon.data.examples import NONE, Examples, Ragged, bundles
 from etymon.data.tables import Table
 from etymon.errors import EtymonError
@@ -158,6 +159,17 @@ class HeadTask(Task):
     def problem_type(self) -> str | None:
         """As Transformers calls it, where it has a name for it."""
         return None
+
+    def numbers(self, rows: Sequence[Sequence[str]], table: Table, what: str = "label") -> dict[str, int]:
+        """The number of every label; refuses rows with one that was not learnt."""
+        places = {label: number for number, label in enumerate(self.known)}
+        for number, names in enumerate(rows):
+            for name in names:
+                if name not in places:
+                    raise EtymonError(
+                        f"{table.places[number]}: {what} {name!r} is none of those that were learnt; {did_you_mean(name, self.known)}"
+                    )
+        return places
 
     def loss_count(self, targets: np.ndarray) -> float:
         return float(len(targets))

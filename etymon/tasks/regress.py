@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
-from etymon.tasks.classify import TextTask
-from etymon.tasks.headed import HeadOptions, HeadPrepared
+from etymon.tasks.classify import TextOptions, TextTask
+from etymon.tasks.headed import HeadPrepared
 from etymon.tasks.label_scores import VALUE_METRICS, value_scores
 from etymon.tasks.scores import Score
 from etymon.tasks.task import Fit
@@ -28,18 +26,6 @@ NO_NUMBER = -1.0
 """What is taken for an answer that is no number, as in T5's own evaluation."""
 
 
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class RegressOptions(HeadOptions):
-    text: str = "text"
-    """The column of the text."""
-    second: str | None = None
-    """The column of a second text, where the number is about both."""
-    label: str = "label"
-    """The column of the number."""
-    symmetric: bool = False
-    """Both orders of a pair are read, and what is read of them is added up (GPT-1)."""
-
-
 @dataclass(frozen=True)
 class Valued:
     value: float
@@ -48,9 +34,9 @@ class Valued:
 class Regress(TextTask):
     name = "regress"
     head = "classification"
-    Options = RegressOptions
+    Options = TextOptions
     metrics = tuple(VALUE_METRICS)
-    options: RegressOptions
+    options: TextOptions
 
     def fit(self, family: Family) -> Fit:
         if self.options.r_drop:

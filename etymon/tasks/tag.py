@@ -17,7 +17,6 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from etymon.config import did_you_mean
 from etymon.data.examples import Examples, Ragged
 from etymon.data.pieces import Span, WordReader, windows
 from etymon.data.tables import Table
@@ -170,13 +169,7 @@ class Tag(HeadTask):
         rows = self.tagged(table, self.words(table))
         if not self.known:
             return np.zeros(0, np.int64)
-        places = {label: number for number, label in enumerate(self.known)}
-        for number, tags in enumerate(rows):
-            for tag in tags:
-                if tag not in places:
-                    raise EtymonError(
-                        f"{table.places[number]}: tag {tag!r} is none of those that were learnt; {did_you_mean(tag, self.known)}"
-                    )
+        places = self.numbers(rows, table, "tag")
         return np.array([places[tag] for tags in rows for tag in tags], np.int64)
 
     # --- read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,21 +22,12 @@ from etymon.tasks.text2text import PairPrepared, Text2Text, Text2TextOptions
 SOURCE, TARGET = "source", "target"
 
 
-class Writable(Protocol):
-    """What a task has to say of itself so that its answers can be written."""
-
-    def asked_texts(self, table: Table) -> list[str]:
-        """What the model reads of every row."""
-
-    def wanted_texts(self, table: Table) -> list[str]:
-        """What it is to write."""
-
-    def understood(self, texts: Sequence[str]) -> list[Any]:
-        """What it wrote, as answers; what makes no sense is a wrong one."""
-
-
 class Written(Task):
-    """A task by way of text2text. Its options, columns, labels and scores are the task's own."""
+    """A task by way of text2text. Its options, columns, labels and scores are the task's own.
+
+    The task says what the model reads of every row (`asked_texts`), what it is to write (`wanted_texts`), and what it wrote as
+    answers (`understood`), where what makes no sense is a wrong one.
+    """
 
     heads = frozenset({"vocabulary"})
 

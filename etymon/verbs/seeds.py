@@ -10,6 +10,7 @@ from typing import Any
 
 from etymon.checkpoints.documents import write_json
 from etymon.errors import EtymonError
+from etymon.tasks.task import falling
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.finetuning import Finetuning
 from etymon.verbs.task_file import TaskFile
@@ -44,10 +45,8 @@ def finetune_seeds(
         seed: {name: done.metrics[name] for name in metrics if name in done.metrics}
         for seed, done in runs.items()
     }
-    falls = first == "loss" or any(
-        score.falls for done in runs.values() for name, score in done.scores.items() if name == first
-    )
-    best = min(known, key=lambda seed: known[seed].get(first, 0.0) * (1 if falls else -1))
+    judged = falling(first)
+    best = min(runs, key=lambda seed: judged(runs[seed].metrics) or 0.0)
     write_json(
         folder / SUMMARY, {"seeds": {str(seed): known[seed] for seed in known}, **spread(known), "best": best}
     )

@@ -29,12 +29,6 @@ from tests import tiny
 Maker = Callable[..., Trainer]
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("stores")
-    return {family: tiny.store(family, folder / family) for family in tiny.SHAPES}
-
-
 @pytest.fixture
 def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
     def make(
