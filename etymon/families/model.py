@@ -19,6 +19,7 @@ from etymon.nn import features as feature_heads
 from etymon.nn import pointer
 from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch, Letters
+from etymon.nn.blocks import Stack
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.features import FeatureSettings
 from etymon.nn.initialise import initialise
@@ -171,11 +172,13 @@ class Model(nn.Module):
             raise EtymonError(
                 f"the head {head!r} reads features of every layer, and not the last states alone"
             )
-        known = self.family.heads[head]
         at = self.places(head, batch) if at is None else at
-        x_nD = hidden_ND if at is None else hidden_ND.index_select(0, at)
-        if known.after is not None:
-            x_nD = self.heads[known.after](x_nD)
+        return self.read_from(head, hidden_ND if at is None else hidden_ND.index_select(0, at))
+
+    def read_from(self, head: str, x_nD: Tensor) -> Tensor:
+        """The same of states that are those of the head's positions already."""
+        if (before := self.family.heads[head].after) is not None:
+            x_nD = self.heads[before](x_nD)
         return self.heads[head](x_nD)
 
     def places(self, head: str, batch: Batch) -> Tensor | None:
@@ -188,7 +191,7 @@ class Model(nn.Module):
         """What a task head says of texts: rows of its outputs, one for every text or, if it looks at all of them, for every token."""
         if head in self.family.reading_features:
             return self.answer_from(head, self.layers(batch), batch, at)
-        return self.read(head, self.states(batch), batch, at)
+        return self.read_from(head, self.states(batch, self.places(head, batch) if at is None else at))
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a decoder, the encoder's."""
@@ -213,16 +216,21 @@ class Model(nn.Module):
         output: Tensor = self.heads[head](layers_ND, batch, at)
         return output
 
-    def states(self, batch: Batch) -> Tensor:
-        """The hidden states `[N, D]` that task heads look at. A decoder over an encoder reads the same text behind its start."""
-        if not self.encoder_decoder:
-            return self.hidden(batch)[0]
-        memory = self.encode(batch)
-        if self.body.decoder is None:
-            return memory.hidden_MD
-        ids_N = batch.ids.roll(1)
-        ids_N[batch.layout.first] = self.decoder_start
-        return self.decode(replace(batch, ids=ids_N, segments=None, views={}), memory)[0]
+    def states(self, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """The hidden states `[N, D]` that task heads look at, or those at some flat positions. A decoder over an encoder reads
+        the same text behind its start."""
+        last, memory = self.body, None
+        if self.encoder_decoder and last.decoder is None:
+            last = last.encoder
+        elif self.encoder_decoder:
+            last, memory = last.decoder, self.encode(batch)
+            ids_N = batch.ids.roll(1)
+            ids_N[batch.layout.first] = self.decoder_start
+            batch = replace(batch, ids=ids_N, segments=None, views={})
+        if at is not None and isinstance(getattr(last, "stack", None), Stack):
+            return last.at(at, batch, memory)
+        whole_ND: Tensor = self.hidden(batch)[0] if last is self.body else last(batch, memory)
+        return whole_ND if at is None else whole_ND.index_select(0, at)
 
     # --- what it is
 

@@ -27,8 +27,19 @@ class Memory:
     batch: Batch
 
 
+@dataclass(kw_only=True)
+class Wanted:
+    """Part of what a layer is told: the places whose output somebody wants, in the order of its view's queries."""
+
+    at: Tensor | None = None
+    """None: all."""
+
+    def wanted(self, x_ND: Tensor) -> Tensor:
+        return x_ND if self.at is None else x_ND.index_select(0, self.at)
+
+
 @dataclass
-class Sight:
+class Sight(Wanted):
     """What one layer looks at: itself, perhaps an encoder's memory, perhaps a past."""
 
     view: FlatView | CachedView
@@ -74,12 +85,17 @@ class Attention(nn.Module):
     def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
         """Self-attention."""
         if self.joined is None:
-            q_NHK, k_NHK, v_NHK = self._heads(self.query(x_ND)), *self.project(x_ND)
+            q_NHK, k_NHK, v_NHK = self._heads(self.query(sight.wanted(x_ND))), *self.project(x_ND)
         else:
             q_NHK, k_NHK, v_NHK = map(self._heads, self.joined(x_ND).chunk(3, -1))
+            q_NHK = sight.wanted(q_NHK)
         if self.rotary is not None:
             turn = self.rotary(sight.view.positions)
-            q_NHK, k_NHK = turn(q_NHK), turn(k_NHK)
+            turn_keys = turn
+            if sight.at is not None:
+                assert isinstance(sight.view, FlatView)
+                turn_keys = self.rotary(sight.view.key.positions)
+            q_NHK, k_NHK = turn(q_NHK), turn_keys(k_NHK)
         if sight.cache is not None:
             assert sight.places is not None
             sight.cache.append(k_NHK, v_NHK, sight.places)

@@ -15,6 +15,7 @@ from etymon.nn.attention import Attention, Memory, Sight
 from etymon.nn.batch import Batch
 from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Linear
+from etymon.nn.ragged import Layout
 from etymon.nn.state import KeyValueState, Places
 from etymon.nn.visibility import Bias, CachedView, Everything, FlatView, Rule, cached_view, flat_view
 
@@ -96,12 +97,14 @@ class Block(nn.Module):
 
     def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
         if self.norm_first:
-            x_ND = self._sum(x_ND, self.dropout(self.attention(self.attention_norm(x_ND), sight)))
+            added_ND = self.attention(self.attention_norm(x_ND), sight)
+            x_ND = self._sum(sight.wanted(x_ND), self.dropout(added_ND))
             if self.cross is not None and self.cross_norm is not None:
                 x_ND = self._sum(x_ND, self.dropout(self.cross.across(self.cross_norm(x_ND), sight)))
             added_ND = self.feed_forward(self.feed_forward_norm(x_ND))
             return self._sum(x_ND, self.feed_forward_dropout(added_ND))
-        x_ND = self.attention_norm(self._sum(x_ND, self.dropout(self.attention(x_ND, sight))))
+        added_ND = self.attention(x_ND, sight)
+        x_ND = self.attention_norm(self._sum(sight.wanted(x_ND), self.dropout(added_ND)))
         if self.cross is not None and self.cross_norm is not None:
             x_ND = self.cross_norm(self._sum(x_ND, self.dropout(self.cross.across(x_ND, sight))))
         added_ND = self.feed_forward(x_ND)
@@ -134,8 +137,9 @@ class ParallelBlock(nn.Module):
 
     def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
         n_ND = self.attention_norm(x_ND)
-        added_ND = self.dropout(self.attention(n_ND, sight)) + self.dropout(self.feed_forward(n_ND))
-        return torch.add(x_ND, added_ND, alpha=self.residual_scale)
+        added_ND = self.dropout(self.attention(n_ND, sight))
+        added_ND = added_ND + self.dropout(self.feed_forward(sight.wanted(n_ND)))
+        return torch.add(sight.wanted(x_ND), added_ND, alpha=self.residual_scale)
 
 
 class Stack(nn.Module):
@@ -166,8 +170,15 @@ class Stack(nn.Module):
         """Set by `etymon.trace`: the input and every layer's output are then kept."""
 
     def forward(
-        self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: KeyValueState | None = None
+        self,
+        x_ND: Tensor,
+        batch: Batch,
+        memory: Memory | None = None,
+        state: KeyValueState | None = None,
+        at: Tensor | None = None,
     ) -> Tensor:
+        """Hidden states `[N, D]`, or those of the flat places `at` alone, which the last layer is then spared the others."""
+        narrow = None if at is None or state is not None else self._narrow(batch, at)
         if state is not None and memory is not None and not state.cross_lengths:
             state.cross_lengths = memory.batch.layout.lengths
         views: dict[Rule, FlatView | CachedView] = {}
@@ -186,6 +197,8 @@ class Stack(nn.Module):
                 cross_view=cross_view,
                 cross_cache=None if state is None or memory is None else state.cross_caches[number],
             )
+            if narrow is not None and number == len(self.schedule) - 1:
+                sight = self._narrow_sight(narrow, batch, memory, at)
             x_ND = self.layers[physical](x_ND, sight)
             if self.seen is not None:
                 self.seen.append(x_ND)
@@ -195,7 +208,24 @@ class Stack(nn.Module):
                 self.seen[-1] = x_ND  # the last state is the normed one, as everybody reports it
         if state is not None:
             state.advance(batch.layout)
-        return x_ND
+        return x_ND if at is None or narrow is not None else x_ND.index_select(0, at)
+
+    def _narrow(self, batch: Batch, at: Tensor) -> Batch | None:
+        """The places asked as a batch of their own, one a row, if each of them sees all of its row in the last layer."""
+        plain = self.rules[-1].plain(batch.layout.longest) if batch.prefix is None else None
+        sees_all = at is batch.layout.last or (plain == "full" and at is batch.layout.first)
+        if plain is None or not sees_all or self.seen is not None:
+            return None
+        return Batch(
+            batch.ids[at], Layout([1] * batch.layout.rows, batch.device), batch.positions[at], counted=False
+        )
+
+    def _narrow_sight(self, narrow: Batch, batch: Batch, memory: Memory | None, at: Tensor | None) -> Sight:
+        view: FlatView = flat_view(Everything(), narrow, batch)
+        if self.position_bias is not None:
+            view = view.with_bias(self.position_bias)
+        cross_view = None if memory is None else flat_view(Everything(), narrow, memory.batch)
+        return Sight(view=view, memory=memory, cross_view=cross_view, at=at)
 
     @staticmethod
     def _view(

@@ -198,7 +198,14 @@ class RecurrentStack(Stack):
         self.sinusoids, self.memory, self.same_length = sinusoids, memory, same_length
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None) -> Tensor:
+    def forward(
+        self,
+        x_ND: Tensor,
+        batch: Batch,
+        memory: Memory | None = None,
+        state: Any = None,
+        at: Tensor | None = None,
+    ) -> Tensor:
         padding = Padding(batch.layout.lengths, batch.device)
         sights = _Decoded(self, padding, x_ND, state) if isinstance(state, Recall) else None
         view = None if sights is not None else self.relative_view(x_ND, batch, padding, state)
@@ -217,7 +224,7 @@ class RecurrentStack(Stack):
             state.advance(batch.layout)
         elif state is not None:
             state.extend([padding.lift(part) for part in inputs[:-1]], padding.lengths)
-        return self.dropout(inputs[-1])
+        return self.dropout(inputs[-1] if at is None else inputs[-1].index_select(0, at))
 
     def relative_view(
         self, x_ND: Tensor, batch: Batch, padding: Padding, state: SegmentMemory | None

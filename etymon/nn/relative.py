@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from etymon.nn.attention import Attention
+from etymon.nn.attention import Attention, Wanted
 from etymon.nn.dropout import Dropout, dropout, keep_mask
 from etymon.nn.linear import Linear
 from etymon.nn.ragged import Padding
@@ -85,7 +85,7 @@ class RelativeView:
 
 
 @dataclass
-class RelativeSight:
+class RelativeSight(Wanted):
     """What one layer looks at: a view, and the inputs that it remembers of the tokens before, `[R, M, D]`.
 
     A decode has a cache instead, of which cell `first` is the first key, and what stands for distances ready made.

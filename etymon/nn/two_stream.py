@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from etymon.nn.attention import Memory
+from etymon.nn.attention import Memory, Wanted
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import Stack
 from etymon.nn.bodies import Body
@@ -38,7 +38,7 @@ class Asked:
 
 
 @dataclass
-class StreamSight:
+class StreamSight(Wanted):
     """What one stream looks at in one layer: the keys, values and distances that both have in common."""
 
     view: RelativeView
@@ -95,8 +95,16 @@ class TwoStreamStack(Stack):
         """Unless a batch tells, the second half of its rows are texts that were turned round."""
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None) -> Tensor:
-        return self.streams(x_ND, batch, state)
+    def forward(
+        self,
+        x_ND: Tensor,
+        batch: Batch,
+        memory: Memory | None = None,
+        state: Any = None,
+        at: Tensor | None = None,
+    ) -> Tensor:
+        hidden_ND = self.streams(x_ND, batch, state)
+        return hidden_ND if at is None else hidden_ND.index_select(0, at)
 
     def streams(
         self,

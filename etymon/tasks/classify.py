@@ -94,13 +94,10 @@ class TextTask(HeadTask):
     def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         if not (self.options.symmetric and self.options.second is not None):
             return super().combined(model, states_ND, prepared)
-        states_ND = model.states(prepared.batch) if states_ND is None else states_ND
         at = model.places(self.head, prepared.batch)
         assert at is not None
-        both_ED = states_ND.index_select(0, at).unflatten(0, (-1, 2)).sum(1)
-        return model.read(
-            self.head, both_ED, prepared.batch, torch.arange(len(both_ED), device=both_ED.device)
-        )
+        read = model.states(prepared.batch, at) if states_ND is None else states_ND.index_select(0, at)
+        return model.read_from(self.head, read.unflatten(0, (-1, 2)).sum(1))
 
     @property
     def needs_states(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import etymon
 from etymon.families import get_family
@@ -103,6 +104,25 @@ def test_the_order_and_company_of_rows_do_not_matter(family: str) -> None:
             moved = hidden(model, Batch.of([rows[i] for i in order]), Batch.of([targets[i] for i in order]))
             expected = together.split([len(row) for row in places])
             torch.testing.assert_close(moved, torch.cat([expected[i] for i in order]), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["first", "last", "mixed"])
+@pytest.mark.parametrize("family", MODELS)
+def test_states_of_some_places_are_those_of_all(family: str, where: str) -> None:
+    model = MODELS[family]
+    model.carried["decoder_start_token_id"] = 0
+    batch = Batch.of(rows_of([6, 2, 8, 3, 2]))
+    at = torch.tensor([0, 5, 7, 11]) if where == "mixed" else getattr(batch.layout, where)
+    with FlopCounterMode(display=False) as whole_cost:
+        whole = model.states(batch).index_select(0, at)
+    with FlopCounterMode(display=False) as cost:
+        some = model.states(batch, at)
+    torch.testing.assert_close(some, whole, atol=1e-5, rtol=1e-4)
+    for one, other in zip(gradients(model, some), gradients(model, whole), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    causal = model.encoder_decoder or family.startswith("gpt")
+    spared = (where == "last" and family != "gpt3") or (where == "first" and not causal)
+    assert (cost.get_total_flops() < whole_cost.get_total_flops()) == spared
 
 
 @pytest.mark.parametrize("family", MODELS)
