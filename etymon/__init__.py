@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
-    from etymon.families.loading import build, load, save
+    from etymon.families.loading import build, load
+    from etymon.families.saving import save
     from etymon.nn.trace import trace
     from etymon.verbs.attention import attention
     from etymon.verbs.context import context
@@ -77,7 +78,7 @@ VERBS = tuple(__all__[: __all__.index("build")])
 _HOMES = {
     "build": "etymon.families.loading",
     "load": "etymon.families.loading",
-    "save": "etymon.families.loading",
+    "save": "etymon.families.saving",
     "trace": "etymon.nn.trace",
     **{verb: f"etymon.verbs.{verb}" for verb in VERBS},
 }

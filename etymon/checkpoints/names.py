@@ -161,12 +161,15 @@ class NameMap:
         result.unexpected = [places[name] for name in places if name not in used]
         return result
 
+    def ours_of(self, theirs: str) -> list[str]:
+        """The patterns of ours that this name may stand for."""
+        return [row.ours[0] for row in self.rows if _matcher(row.theirs).fullmatch(theirs)]
+
     def head_of(self, theirs: str) -> str | None:
         """Which head's parameter this is, if the map knows one."""
-        for row in self.rows:
-            match = _matcher(row.theirs).fullmatch(theirs)
-            if match and row.ours[0].startswith("heads."):
-                return row.ours[0].split(".")[1]
+        for ours in self.ours_of(theirs):
+            if ours.startswith("heads."):
+                return ours.split(".")[1]
         source = {**self.ties, **self.copies}.get(theirs)
         return None if source is None else self.head_of(source)
 

@@ -17,16 +17,8 @@ from etymon.checkpoints.peft import MERGE_THERE, Adapter, exported, ours, plain,
 from etymon.config import strict
 from etymon.errors import EtymonError
 from etymon.families.family import Architecture, Family
-from etymon.families.loading import (
-    HISTORY,
-    _head_of,
-    _name_map,
-    _note,
-    _tokenizer,
-    load,
-    model_folder,
-    read_shape,
-)
+from etymon.families.filling import head_of, name_map
+from etymon.families.loading import HISTORY, _note, _tokenizer, load, model_folder, read_shape
 from etymon.families.model import Model
 from etymon.nn.features import FeatureSettings
 from etymon.nn.linear import Linear
@@ -126,7 +118,7 @@ def load_adapted(
     merge(model)  # where the base has adapters itself
     family = model.family
     stored = model.asked if stored is None else stored
-    names = _name_map(family, model.shape, stored)
+    names = name_map(family, model.shape, stored)
     # Parameters that the folder may speak of: other heads may have been asked for.
     known = tuple(f"heads.{head}." for head in family.with_required(stored))
     kept = {name: tensor for name, tensor in model.kept().items() if name.startswith(("body.", *known))}
@@ -168,7 +160,7 @@ def _heads(
     for head, task in TASK_TYPES.items():
         if config.get("task_type") == task and head in family.heads:
             return frozenset({head})
-    present = frozenset(known for name in found if (known := _head_of(names, name)) is not None)
+    present = frozenset(known for name in found if (known := head_of(names, name)) is not None)
     return present - {family.heads[head].after for head in present} or None
 
 
@@ -196,7 +188,7 @@ def _fill_heads(
     wanted = {name: tensor.shape for name, tensor in kept.items() if name.startswith("heads.")}
     with torch.no_grad():
         result = names.read(found, wanted, fill)
-    strangers = [name for name in result.unexpected if _head_of(names, name) is None]
+    strangers = [name for name in result.unexpected if head_of(names, name) is None]
     # The base's words once more, under the name of a head that is tied to them, are fine; other words are not.
     for name, tensor in found.items():
         source = names.ties.get(names.canonical(name, set(names.ties)), "")

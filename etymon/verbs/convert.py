@@ -55,7 +55,8 @@ def convert(
 
     from etymon.checkpoints.folder import ensure_replaceable
     from etymon.errors import EtymonError
-    from etymon.families.loading import load, save, write_published
+    from etymon.families.loading import load
+    from etymon.families.saving import save, write_published
     from etymon.nn.lora import merge
 
     ensure_replaceable(target)

@@ -14,8 +14,9 @@ from etymon.data.tables import Table, read_table
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Recipe
-from etymon.families.loading import load, read_shape, save, shape_of
+from etymon.families.loading import load, read_shape, shape_of
 from etymon.families.model import Model
+from etymon.families.saving import save
 from etymon.nn.lora import adapt, merge
 from etymon.report.page import Curve, Section
 from etymon.tasks import get_task, task_class, task_for

@@ -15,7 +15,8 @@ from etymon.data.store import TokenStore, ensure_store
 from etymon.data.tables import Table, read_table
 from etymon.data.text import Document
 from etymon.errors import EtymonError
-from etymon.families.loading import read_shape, save, shape_of
+from etymon.families.loading import read_shape, shape_of
+from etymon.families.saving import save
 from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.objective import Objective, check_fit
 from etymon.report.page import Curve, Section

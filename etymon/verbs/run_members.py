@@ -11,8 +11,9 @@ from torch import nn
 from etymon.errors import EtymonError
 from etymon.families.companions import begin_as, generator_for, share_embeddings, spread
 from etymon.families.family import Family
-from etymon.families.loading import load, model_folder, save
+from etymon.families.loading import load, model_folder
 from etymon.families.model import Model
+from etymon.families.saving import save
 from etymon.nn.initialise import initialise, normal
 from etymon.objectives.objective import Objective, check_fit
 from etymon.training.unit import TrainingUnit

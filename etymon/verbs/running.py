@@ -17,8 +17,9 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Family, Recipe
-from etymon.families.loading import build, load, save, shape_of
+from etymon.families.loading import build, load, shape_of
 from etymon.families.model import Model
+from etymon.families.saving import save
 from etymon.training.budgets import pace_of, parse_budget
 from etymon.training.distributed import World, joined_world
 from etymon.training.feeding import Course, Phase

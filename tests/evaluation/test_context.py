@@ -19,7 +19,7 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.evaluation import context as module
 from etymon.evaluation.context import choose, context_lengths, effective_length, measure
-from etymon.families.loading import save
+from etymon.families.saving import save
 from etymon.nn.batch import Batch
 from tests import tiny
 from tests.carrying import carrying

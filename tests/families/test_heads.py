@@ -186,3 +186,9 @@ def test_ids_beyond_the_positions_are_refused_with_the_fix() -> None:
     model = tiny("gpt2", {"vocabulary"})
     with pytest.raises(EtymonError, match="13 tokens, but the model has 12 positions"):
         model.hidden(Batch.of([[1] * 13]))
+
+
+def test_heads_of_an_encoder_leave_the_decoder_out(saved: Callable[..., Path]) -> None:
+    model = etymon.load(saved("t5"), heads={"tagging"})
+    assert model.body.decoder is None and model.new_heads == ("tagging",)
+    assert_same(model, tiny("t5", PRETRAINED["t5"]), only="body.")

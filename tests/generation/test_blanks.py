@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from etymon.errors import EtymonError
-from etymon.families.loading import save
+from etymon.families.saving import save
 from etymon.generation import blanks, decode
 from etymon.generation.blanks import fill_texts, spans_of
 from etymon.generation.sequences import Sequence

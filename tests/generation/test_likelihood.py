@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from etymon.errors import EtymonError
-from etymon.families.loading import save
+from etymon.families.saving import save
 from etymon.generation import likelihood
 from etymon.generation.likelihood import score_texts, windows
 from etymon.nn.batch import Batch

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import etymon
-from etymon.families.loading import save
 from etymon.families.model import Model
+from etymon.families.saving import save
 from etymon.generation.blanks import fill_texts
 from etymon.generation.likelihood import score_texts
 

@@ -14,7 +14,7 @@ import torch
 import etymon
 from etymon.data import cutting
 from etymon.errors import EtymonError
-from etymon.families.loading import save
+from etymon.families.saving import save
 from etymon.generation.likelihood import score_texts
 from etymon.nn.batch import Batch
 from tests.carrying import carrying

@@ -21,7 +21,7 @@ from etymon.data.tables import Table, read_table
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.families.loading import save
+from etymon.families.saving import save
 from etymon.nn.ragged import Layout, Padding
 from etymon.objectives.objective import weighted_loss
 from etymon.tasks import get_task, task_of

@@ -13,7 +13,7 @@ import pytest
 import etymon
 from etymon import cli
 from etymon.errors import EtymonError
-from etymon.families.loading import save
+from etymon.families.saving import save
 from tests.tasks.heads import TABLE, begun
 from tests.verbs.small_runs import with_test_sizes
 

@@ -11,7 +11,7 @@ import torch
 
 import etymon
 from etymon.data.tables import Table
-from etymon.families.loading import save
+from etymon.families.saving import save
 from tests import tiny
 from tests.oracle.runner import gradients
 from tests.tasks.heads import (

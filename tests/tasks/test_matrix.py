@@ -14,7 +14,8 @@ from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY as FAMILIES
 from etymon.families import get_family
-from etymon.families.loading import load, save
+from etymon.families.loading import load
+from etymon.families.saving import save
 from etymon.objectives.objective import weighted_loss
 from etymon.tasks import REGISTRY, get_task, task_for
 from etymon.training.unit import TrainingUnit

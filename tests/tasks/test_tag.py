@@ -16,7 +16,7 @@ from etymon.data.plans import key
 from etymon.data.tables import Table, read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.families.loading import save
+from etymon.families.saving import save
 from etymon.objectives.objective import weighted_loss
 from etymon.tasks import get_task, task_of
 from etymon.tasks.entities import entities_of, read_entities, scheme_tags, tags_of, words_of

@@ -11,7 +11,8 @@ import pytest
 from etymon.data.tables import Table, read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.families.loading import load, save
+from etymon.families.loading import load
+from etymon.families.saving import save
 from etymon.tasks import get_task, task_for, task_of
 from etymon.tasks.written import Written
 from tests import tiny

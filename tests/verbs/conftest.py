@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from etymon import cli
-from etymon.families.loading import save
+from etymon.families.saving import save
 from tests.generation.conftest import tiny_model
 
 

@@ -19,8 +19,9 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.data.tokenizer_growing import extends, spellings
 from etymon.errors import EtymonError
 from etymon.families.growing import grow
-from etymon.families.loading import load, save
+from etymon.families.loading import load
 from etymon.families.model import Model
+from etymon.families.saving import save
 from etymon.nn.batch import Batch
 from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.run_file import RunFile

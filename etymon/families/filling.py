@@ -1,0 +1,133 @@
+"""Weights from a checkpoint into a model: which heads it holds, whose names they go by, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etymon.checkpoints.names import NameMap, rows
+from etymon.config import did_you_mean
+from etymon.errors import EtymonError
+from etymon.families.family import Family
+from etymon.families.model import Model
+from etymon.nn.int8 import shrink
+
+OWN_PARTS = {
+    "heads.vocabulary.pointer.*": "etymon_heads.vocabulary.pointer.*",
+    "body.embeddings.words.tables.{}.*": "etymon_words.tables.{}.*",
+    "body.embeddings.words.maps.{}.*": "etymon_words.maps.{}.*",
+}
+"""Parts that any decoder may have and few published ones have."""
+
+
+def fill(
+    model: Model,
+    weights: Mapping[str, torch.Tensor],
+    names: NameMap,
+    stored: frozenset[str],
+    folder: Path,
+    chosen: bool,
+    partial: bool,
+    seed: int,
+) -> None:
+    """Copies the weights in, and refuses whatever does not fit."""
+    family, parameters = model.family, model.kept()
+    # Other heads than the checkpoint's were asked for: those it lacks start anew, those it has beyond are left out.
+    absent = set(model.heads) - family.with_required(stored)
+    new = {name for name in absent if any(ours.startswith(f"heads.{name}.") for ours in parameters)}
+    fresh = tuple(f"heads.{name}." for name in new)
+    wanted = {name: parameter.shape for name, parameter in parameters.items() if not name.startswith(fresh)}
+    with torch.no_grad():
+        result = names.read(weights, wanted, lambda name, tensor: parameters[name].copy_(tensor))
+    groups = names.groups(wanted)
+    # Buffers have a first value: old files do without them.
+    result.missing = [name for name in result.missing if parameters[groups[name][1][0]].requires_grad]
+    # A head that only serves others (BERT's pooler) is often stored with classes that have no use for it.
+    serving = {head.after for head in family.heads.values() if head.after is not None}
+    spare = serving - set(model.heads) if not chosen else set(family.heads)
+    result.unexpected = [name for name in result.unexpected if head_of(names, name) not in spare]
+    if chosen and model.encoder_decoder and model.body.decoder is None:  # heads of the encoder do without it
+        result.unexpected = [
+            name
+            for name in result.unexpected
+            if not any(ours.startswith("body.decoder.") for ours in names.ours_of(name))
+        ]
+    if partial:
+        new |= {
+            groups[name][1][0].split(".")[1]
+            for name in result.missing
+            if groups[name][1][0].startswith("heads.")
+        }
+        missing_body = [name for name in result.missing if not groups[name][1][0].startswith("heads.")]
+        result.missing, result.unexpected = missing_body, []
+    if problems := result.problems():
+        hint = "" if result.misshapen or result.conflicting else " (partial=True tolerates unexpected names)"
+        raise EtymonError(f"the weights in {folder} do not fit {model.family.title}: {problems}{hint}")
+    model.initialise(seed, only=sorted(new))
+    model.new_heads = tuple(sorted(new))
+
+
+def fill_int8(model: Model, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Weights of eight bits lie under our own names."""
+    try:
+        shrink(model, model.shape.vocabulary, lambda name: weights[name])
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+    except KeyError as error:
+        raise EtymonError(
+            f"the eight-bit weights in {folder} have no {error.args[0]}: ask for the heads that it was stored with"
+        ) from error
+
+
+def head_of(names: NameMap, stored: str) -> str | None:
+    """The head that a stored name belongs to, whatever prefix it has or lacks."""
+    for prefix in names.other_prefixes:
+        stored = stored.removeprefix(prefix)
+    return names.head_of(stored) or names.head_of(names.prefix + stored)
+
+
+def name_map(family: Family, shape: Any, heads: frozenset[str]) -> NameMap:
+    """The family's map; heads beyond the best published class get rows of our own."""
+    names = family.names(shape)
+    extra = heads - best_architecture(family, heads).heads
+    own = {f"heads.{name}.*": f"etymon_heads.{name}.*" for name in sorted(extra)}
+    pointer, *others = rows(OWN_PARTS)
+    return replace(names, rows=[pointer, *rows(own), *names.rows, *others])
+
+
+def best_architecture(family: Family, heads: frozenset[str]) -> Any:
+    """The published class with the most of these heads and no other."""
+    fitting = [known for known in family.architectures if known.heads <= heads]
+    return max(fitting, key=lambda known: len(known.heads))
+
+
+def stored_heads(
+    family: Family,
+    config: Mapping[str, Any],
+    history: Mapping[str, Any],
+    shape: Any,
+    weights: Mapping[str, torch.Tensor],
+    where: str,
+) -> frozenset[str]:
+    """Which heads a folder holds: as our own note says, as its class says, or as its names say."""
+    if "heads" in history:
+        return frozenset(history["heads"])
+    names = family.names(shape)
+    present = frozenset(head for name in weights if (head := head_of(names, name)) is not None)
+    classes = config.get("architectures") or []
+    if not classes:
+        return present - {family.heads[name].after for name in present}
+    candidates = [known for known in family.architectures if known.name == classes[0]]
+    if not candidates:
+        known = [architecture.name for architecture in family.architectures]
+        raise EtymonError(f"{where} names the class {classes[0]!r}: {did_you_mean(classes[0], known)}")
+    fitting = [known for known in candidates if known.heads <= present or len(candidates) == 1]
+    found = (fitting or candidates)[0].heads
+    # A file may hold more than its class: BERT's published ones name the masked model and have both its heads.
+    fuller = [known.heads for known in family.architectures if found < known.heads <= present]
+    return max(fuller, key=len, default=found)

@@ -1,0 +1,116 @@
+"""Saving models as Hugging Face folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import etymon
+from etymon.checkpoints import bilm
+from etymon.checkpoints.documents import write_json
+from etymon.checkpoints.folder import write_model_folder
+from etymon.errors import EtymonError
+from etymon.families.cards import card
+from etymon.families.filling import best_architecture, name_map
+from etymon.families.loading import FORCED_KEYS, HISTORY, OWN_TYPE, SOURCE
+from etymon.families.model import FEATURES_KEY, TOKEN_KEYS, Model
+from etymon.nn.int8 import stored as stored_int8
+
+BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
+"""The last maps of a layer's parts, into which a residual scale can be multiplied."""
+
+
+def save(
+    model: Model,
+    folder: str | Path,
+    *,
+    history: Sequence[Mapping[str, Any]] | None = None,
+    fold: bool = True,
+) -> None:
+    """Writes the model as a Hugging Face folder. Heads that Transformers has no class for are kept under
+    `etymon_heads`, which Transformers leaves aside and `load` reads back.
+
+    A residual scale is folded into the weights, which gives an ordinary model that computes the same up to rounding.
+    To train on exactly, `fold=False` keeps it; only etymon opens such a folder, or that of a shape that Transformers
+    has no class for.
+
+    Of a model with adapters only those and its heads are written, as PEFT keeps them: they need their base.
+    """
+    family, shape = model.family, model.shape_fields()
+    architecture = best_architecture(family, model.asked)
+    names = name_map(family, model.shape, model.asked)
+    named = {name: tensor.detach() for name, tensor in model.kept().items()}
+    scale = shape.get("residual_scale", 1.0)
+    own = any(shape[row.ours] != row.unless for row in family.settings.unpublished(shape))
+    foreign = family.expressible(model.shape) and not own and (fold or scale == 1.0)
+    foreign = foreign and not model.int8
+    if foreign and scale != 1.0:
+        ends = (name for name in named if any(end in name for end in BRANCH_ENDS))
+        named |= {name: named[name] * scale for name in ends}
+        shape["residual_scale"] = 1.0
+    tokens = _token_ids(model)
+    forced = {key: model.carried[key] for key in FORCED_KEYS if model.carried.get(key) is not None}
+    config = {
+        "architectures": [architecture.name] if foreign else [],
+        "model_type": family.model_type if foreign else OWN_TYPE + family.model_type,
+        **model.carried,
+        **tokens,
+        **family.settings.write(shape),  # last: the shape knows best what its weights mean
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    if model.asked & {"classification", "tagging"}:
+        config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
+        config["label2id"] = {label: number for number, label in enumerate(model.labels)}
+    if model.features is not None and model.asked & family.reading_features:
+        config[FEATURES_KEY] = asdict(model.features)
+    past = [_finite(entry) for entry in (model.history if history is None else history)]
+    extra: dict[str, Callable[[Path], None]] = {HISTORY: lambda path: write_json(path, note)}
+    if model.source_tokenizer is not None:
+        extra[SOURCE] = model.source_tokenizer.save
+    note = {"etymon": etymon.__version__, "heads": sorted(model.asked), "history": past}
+    adapted, writes = model.lora is not None, "vocabulary" in model.asked and "state" in family.capabilities
+    base = ""
+    if adapted:
+        from etymon.families.adapters import adapter_files
+
+        config, weights, told = adapter_files(model, names, architecture)
+        note, base = {**note, **told}, config["base_model_name_or_path"]
+    else:
+        weights = stored_int8(model) if model.int8 else names.export(named, architecture.prefix)
+    write_model_folder(
+        folder,
+        config=config,
+        weights=weights,
+        generation_config={**tokens, **forced} if writes and not adapted else None,
+        card=card(model, shape, architecture.name if foreign else None, past, base),
+        tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
+        extra=extra,
+        adapters=adapted,
+    )
+
+
+def write_published(model: Model, folder: str | Path) -> None:
+    """Writes an ELMo as bilm-tf and AllenNLP read it, without its heads."""
+    if model.family.model_type != "elmo" or model.int8:
+        raise EtymonError(f"only an ELMo of whole weights has bilm-tf's files, not this {model.family.title}")
+    weights = {name: tensor.detach() for name, tensor in model.kept().items() if name.startswith("body.")}
+    bilm.write(folder, model.shape_fields(), model.family.names(model.shape).export(weights))
+
+
+def _finite(value: Any) -> Any:
+    """The same value with None for what JSON has no number for: a run may well have seen an infinite loss."""
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _token_ids(model: Model) -> dict[str, int]:
+    ids = {key: model.token(role) for role, key in TOKEN_KEYS.items() if role != "decoder_start"}
+    if model.family.decoder_start is not None:
+        ids["decoder_start_token_id"] = model.token(model.family.decoder_start)
+    return {key: value for key, value in ids.items() if value is not None}
