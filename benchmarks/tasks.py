@@ -77,7 +77,9 @@ def asked(task: str) -> dict[str, Any]:
         "OpenBookQA": {
             "task": "choose", "text": "Question Stem", "choices": ["Choices"], "label": "Answer Key", "metric": "accuracy",
         },
-        "CLUENER": {"task": "tag", "text": "text", "entities": "label", "metric": "f1"},
+        "CLUENER": {
+            "task": "tag", "text": "text", "entities": "label", "metric": "f1", "set": ["options.overlapping=longest"],
+        },
         "ChnSentiCorp": {"task": "classify", "text": "text_a", "metric": "accuracy"},
     }  # fmt: skip
     return {"train": [train], "validation": [validation], **told[task]}

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 import numpy as np
 import torch
@@ -69,10 +70,11 @@ def fill_texts(
         raise EtymonError(
             f"this {title} has no vocabulary head and cannot fill blanks: load a language model"
         )
-    spans = model.encoder_decoder and bool(tokenizer.sentinels)
-    if not spans and not ("bidirectional" in model.capabilities and tokenizer.id("mask") is not None):
+    reads_both = model.encoder_decoder or "bidirectional" in model.capabilities
+    marks = tokenizer.id("mask") is not None or (model.encoder_decoder and tokenizer.sentinels)
+    if not (reads_both and marks):
         raise EtymonError(
-            f"{title} cannot fill blanks: use an encoder with a mask token, or T5 with its sentinels"
+            f"{title} cannot fill blanks: use an encoder or BART with a mask token, or T5 with its sentinels"
         )
     own = re.escape(tokenizer.roles.get("mask", "<mask>"))
     marker = re.compile(f"{own}|{MARKERS}")
@@ -85,9 +87,10 @@ def fill_texts(
     filled: list[Filling] = []
     for first in range(0, len(blanked), batch_size):
         part = blanked[first : first + batch_size]
-        filled += (
-            _fill_spans(model, part, top_k, max_new_tokens) if spans else _fill_masks(model, part, top_k)
-        )
+        if model.encoder_decoder:
+            filled += _fill_spans(model, part, top_k, max_new_tokens)
+        else:
+            filled += _fill_masks(model, part, top_k)
     return filled
 
 
@@ -207,33 +210,36 @@ def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
     return text, tokenizer.kind in ("wordpiece", "unigram", "byte-bpe") and not tokenizer.word_starts[id_]
 
 
-# --- encoder-decoders with sentinels
+# --- encoder-decoders: T5 writes what stands behind its sentinels, BART the whole text
 
 
 def _fill_spans(
     model: Model, blanked: list[Blanked], top_k: int, max_new_tokens: int | None
 ) -> list[Filling]:
     tokenizer = tokenizer_of(model)
-    most = max(len(one.spans) for one in blanked)
-    if most > len(tokenizer.sentinels):
+    most, sentinels = max(len(one.spans) for one in blanked), tokenizer.sentinels
+    if sentinels and most > len(sentinels):
         raise EtymonError(
-            f"there are {most} blanks, but the tokenizer has {len(tokenizer.sentinels)} sentinels: split the text"
+            f"there are {most} blanks, but the tokenizer has {len(sentinels)} sentinels: split the text"
         )
-    sources = [
-        one.marked([tokenizer.tokens[sentinel] for sentinel in tokenizer.sentinels[: len(one.spans)]])
-        for one in blanked
-    ]
+    marks = [tokenizer.tokens[id_] for id_ in sentinels[:most]] or [tokenizer.roles["mask"]] * most
+    sources = encode_prompts(model, [one.marked(marks[: len(one.spans)]) for one in blanked])
+    room = (SPAN_TOKENS + 1) * most + 1 + (0 if sentinels else max(map(len, sources)))
     settings = DecodingSettings(
-        max_new_tokens=(SPAN_TOKENS + 1) * most + 1 if max_new_tokens is None else max_new_tokens,
+        max_new_tokens=room if max_new_tokens is None else max_new_tokens,
         beams=max(top_k, 4),
         returns=top_k,
     )
     fillings = []
-    for one, found in zip(blanked, decode(model, encode_prompts(model, sources), settings), strict=True):
+    for one, source, found in zip(blanked, sources, decode(model, sources, settings), strict=True):
         blanks: list[list[Candidate]] = [[] for _ in one.spans]
         for sequence in found:
-            words = spans_of(tokenizer, sequence.ids, len(one.spans))
-            sentence = one.with_words([(word, False) for word in words])
+            if sentinels:
+                words = spans_of(tokenizer, sequence.ids, len(one.spans))
+                sentence = one.with_words([(word, False) for word in words])
+            else:
+                words = spans_between(tokenizer, source, sequence.ids)
+                sentence = tokenizer.decode(sequence.ids).strip()
             for blank, word in zip(blanks, words, strict=True):
                 blank.append(Candidate(word, math.exp(sequence.log_prob), sentence))
         fillings.append(Filling(one.text, blanks, blanks[0][0].sentence))
@@ -252,3 +258,16 @@ def spans_of(tokenizer: Tokenizer, ids: Sequence[int], count: int) -> list[str]:
         else:
             current.append(number)
     return [tokenizer.decode(spans.get(number, [])).strip() for number in range(count)]
+
+
+def spans_between(tokenizer: Tokenizer, source: Sequence[int], written: Sequence[int]) -> list[str]:
+    """What a text that was written anew has in the place of every mask of its source: what stands between the nearest tokens on
+    both sides that the two texts have in common."""
+    source, written = ([int(id_) for id_ in ids if id_ != tokenizer.id("end")] for ids in (source, written))
+    common = SequenceMatcher(None, source, written, autojunk=False).get_matching_blocks()
+    spans = []
+    for place in (number for number, id_ in enumerate(source) if id_ == tokenizer.id("mask")):
+        start = max((block.b + block.size for block in common if block.a < place), default=0)
+        stop = min(block.b for block in common if block.a > place)  # the last one is empty, at the end
+        spans.append(tokenizer.decode(written[start:stop]).strip())
+    return spans

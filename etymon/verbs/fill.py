@@ -19,14 +19,17 @@ def fill(
     ],
     *,
     top_k: Annotated[int, "how many fillings of a blank to show"] = 5,
-    max_new_tokens: Annotated[int | None, "T5: at most so many tokens in all spans together"] = None,
+    max_new_tokens: Annotated[
+        int | None, "T5, BART: at most so many tokens, of all spans or of the text"
+    ] = None,
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     quantize: Quantize = None,
 ) -> list[Filling]:
     """Fill the blanks of a text.
 
-    An encoder (BERT and its relatives) gives every blank its likeliest tokens; T5 writes a span into each by beam search.
+    An encoder (BERT and its relatives) gives every blank its likeliest tokens; T5 writes a span into each by beam search, and
+    BART the whole text.
     The last line is the text with all blanks filled.
     """
     from etymon.generation.blanks import fill_texts

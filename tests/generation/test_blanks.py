@@ -1,4 +1,4 @@
-"""Filling blanks: an encoder's softmax at the mask, and T5's spans."""
+"""Filling blanks: an encoder's softmax at the mask, T5's spans, and BART's texts."""
 
 from __future__ import annotations
 
@@ -114,6 +114,41 @@ def test_spans_by_beams(tiny):
     assert [one.text for one in found.blanks[0]] == [
         spans_of(model.tokenizer, one.ids, 1)[0] for one in searched
     ]
+
+
+def test_a_text_that_is_written_anew_tells_its_spans(tiny, monkeypatch):
+    model = tiny("bart")
+    tokenizer = model.tokenizer
+    heard = []
+
+    def written(text, log_prob):
+        ids = tokenizer.framing.frame(tokenizer.encode(text)).ids.tolist()
+        return Sequence(ids, log_prob, log_prob, True)
+
+    def scripted(_, prompts, settings):
+        heard.extend(prompts)
+        texts = ("Paris is the capital of France.", "Paris is the of old France.", "Rome is the city of")
+        return [[written(text, -0.5 * number) for number, text in enumerate(texts, 1)]]
+
+    monkeypatch.setattr(blanks, "decode", scripted)
+    found = fill_texts(model, ["Paris is the ___ of [MASK]."], top_k=3)[0]
+    assert heard[0].count(tokenizer.id("mask")) == 2
+    assert found.filled == "Paris is the capital of France."
+    assert [one.text for one in found.blanks[0]] == ["capital", "", "city"]
+    assert [one.text for one in found.blanks[1]] == ["France", "old France", ""]
+    assert found.blanks[0][1].probability == pytest.approx(np.exp(-1.0))
+    assert found.blanks[0][2].sentence == "Rome is the city of"
+
+
+def test_a_text_is_written_anew_by_beams(tiny):
+    text = "Paris is the <mask> of France."
+    found = fill_texts(tiny("bart"), [text], top_k=2)[0]
+    ids = blanks.encode_prompts(tiny("bart"), [text])
+    settings = blanks.DecodingSettings(max_new_tokens=len(ids[0]) + 12, beams=4, returns=2)
+    searched = decode(tiny("bart"), ids, settings)[0]
+    assert [one.probability for one in found.blanks[0]] == pytest.approx(
+        [np.exp(one.log_prob) for one in searched]
+    )
 
 
 def test_refusals(tiny):
