@@ -66,7 +66,8 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.01
-    undecayed: Sequence[str] = ("*bias", "*norm.weight")
+    undecayed: Sequence[str] = ("*bias", "*bias_?h_l*", "*norm.weight", "*.gamma", "*.scalars.*")
+    """Biases (of recurrent layers, too), norms, and what mixes layers."""
     clip: float | None = 1.0
     schedule: str = "linear"
     warmup: float = 0.1

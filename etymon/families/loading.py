@@ -29,6 +29,8 @@ OWN_TYPE = "etymon-"
 """Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
 MEMBERS = ("model", "discriminator")
 """Where a run keeps the model that it trained."""
+LABELLING = frozenset({"classification", "tagging"})
+"""The heads with an output for every label."""
 SOURCE = "source"
 """Where the tokenizer of the source lies, if it has one of its own."""
 GENERATION = "generation_config.json"
@@ -77,7 +79,7 @@ def load(
     """A model from a folder or a hub id, in evaluation mode, with its tokenizer where the folder has one.
 
     Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are initialised
-    and listed in `model.new_heads`. With other `features` than its own, task heads start anew and read those. With `partial`,
+    and listed in `model.new_heads`, and so are those for other `labels` than it was trained for. With other `features` than its own, task heads start anew and read those. With `partial`,
     missing and unexpected weights are tolerated as well. `quantize` rounds the weights to eight bits, for inference on a processor.
     """
     folder = model_folder(name, revision=revision)
@@ -98,13 +100,13 @@ def load(
     told = carried.pop(FEATURES_KEY, None)
     held = family if told is None else family.featured(strict(FeatureSettings, told, where))
     chosen = heads is not None or features is not None
-    if labels is None:
-        names = carried.get(
-            "id2label", {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))}
-        )
-        labels = [str(names[key]) for key in sorted(names, key=int)]
+    learnt, known = _labels(config), stored
+    if labels is None or set(labels) == set(learnt):
+        labels = learnt  # in the order of the outputs
+    elif len(labels) != len(learnt) or learnt != _unnamed(len(learnt)):
+        known, chosen = family.with_required(stored) - LABELLING, True  # these know other labels
     model = Model(held, shape, stored if heads is None else heads, labels, features)
-    known = stored if model.features == held.features else stored - model.family.reading_features
+    known = known if model.features == held.features else known - model.family.reading_features
     model.shape = family.settled(shape)
     model.carried = carried
     model.history = read_history(folder)
@@ -117,6 +119,16 @@ def load(
         model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)
     model.source_tokenizer = _tokenizer(family, folder / SOURCE, model.source_vocabulary)
     return _placed(model, quantize, device)
+
+
+def _labels(config: Mapping[str, Any]) -> list[str]:
+    """The names of a checkpoint's outputs, in their order."""
+    names = config.get("id2label") or {}
+    return [str(names[key]) for key in sorted(names, key=int)] or _unnamed(int(config.get("num_labels", 2)))
+
+
+def _unnamed(count: int) -> list[str]:
+    return [f"LABEL_{number}" for number in range(count)]
 
 
 def _placed(model: Model, quantize: str | None, device: str | torch.device) -> Model:

@@ -78,10 +78,9 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
     """The task that a model is asked to do: the named one, the one that it was fine-tuned for, or what its heads are for."""
     if (known := task_of(model, options, name)) is not None:
         return known
-    several: dict[str, Any] = next(
-        (entry["tasks"] for entry in reversed(model.history) if entry.get("tasks")), {}
-    )
-    if name is None and several:
+    entries = [each for each in model.history if each.get("task") or each.get("tasks")]
+    several: dict[str, Any] = entries[-1].get("tasks", {}) if entries else {}
+    if several and name in (None, *(each["name"] for each in several.values())):
         raise EtymonError(
             f"this {model.family.title} has learnt several tasks: say which one (--task {' or '.join(several)})"
         )

@@ -94,7 +94,9 @@ def _linear(train_texts: list[str], train_labels: Sequence[Any], texts: list[str
         warnings.simplefilter("ignore")  # of iterations that ran out, and labels that no row has
         model.fit(features.fit_transform(train_texts), targets)
         answers = model.predict(features.transform(texts))
-    return list(answers.tolist()) if names is None else names.inverse_transform(answers)
+    if names is None:
+        return list(answers.tolist())
+    return names.inverse_transform(answers.reshape(len(texts), -1))  # of a single label it is flat
 
 
 def _joined(texts: Sequence[Text]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -58,7 +59,8 @@ class ClassifyOptions(TextOptions):
 
 @dataclass(frozen=True)
 class Labelled:
-    """An answer: the likeliest label, or of several all above one half; None if what was written is no label."""
+    """An answer: the likeliest label, or of several all above one half. What was written and is no label is None, among several
+    what was written."""
 
     label: str | tuple[str, ...] | None
     probabilities: dict[str, float]
@@ -122,7 +124,7 @@ class Classify(TextTask):
     metrics = tuple(dict.fromkeys([*LABEL_METRICS, *MULTI_LABEL_METRICS]))
     options: ClassifyOptions
     weights: Sequence[float] | None = None
-    """Of the labels, whose mean over the training rows is 1."""
+    """Of the labels: of one a row, as multiples of the commonest one's; of several, with a mean of 1 over the training rows."""
 
     def fit(self, family: Family) -> Fit:
         if self.options.multi_label and self.options.r_drop:
@@ -171,9 +173,10 @@ class Classify(TextTask):
             targets: Any = examples.columns["target"]
             several = self.options.multi_label
             counts = targets.sum(0) if several else np.bincount(targets[:, 0], minlength=len(self.known))
-            self.weights = (
-                (len(targets) / np.maximum(counts, 1) / len(self.known)).astype(np.float32).tolist()
-            )
+            weights = len(targets) / np.maximum(counts, 1) / len(self.known)
+            # Losses are divided by what their rows weigh, but by 1 at least: no row is to weigh less.
+            weights = weights if several else weights / weights.min()
+            self.weights = weights.astype(np.float32).tolist()
         return examples
 
     def loss_count(self, targets: np.ndarray) -> float:
@@ -214,8 +217,12 @@ class Classify(TextTask):
     def understood(self, texts: Sequence[str]) -> list[Labelled]:
         """Labels, where what was written is one; anything else is wrong."""
         if self.options.multi_label:
-            split = ([self.spelled.get(part.strip()) for part in text.split(MARK)] for text in texts)
-            return [Labelled(tuple(label for label in found if label is not None), {}) for found in split]
+            split = ([part.strip() for part in text.split(MARK)] for text in texts)
+            # What is no label stays: without it, the rest could be right.
+            return [
+                Labelled(tuple(dict.fromkeys(self.spelled.get(part, part) for part in found if part)), {})
+                for found in split
+            ]
         return [Labelled(self.spelled.get(text.strip()), {}) for text in texts]
 
     # --- judged and shown
@@ -261,11 +268,14 @@ class Classify(TextTask):
 def _names(value: Any, place: str, options: ClassifyOptions) -> tuple[str, ...]:
     column = options.label
     if options.multi_label:
-        parts = value if isinstance(value, list | tuple) else str("" if value is None else value).split(MARK)
-        return tuple(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
+        parts = (
+            value if isinstance(value, list | tuple) else str("" if _missing(value) else value).split(MARK)
+        )
+        named = (str(part).strip() for part in parts if not _missing(part))
+        return tuple(dict.fromkeys(name for name in named if name))
     if isinstance(value, list | tuple):
         raise EtymonError(f"{place}: column {column!r} holds several labels: say --multi-label")
-    if value is None or not str(value).strip():
+    if _missing(value) or not str(value).strip():
         raise EtymonError(f"{place}: column {column!r} has no label; fill it in, or leave the row out")
     if isinstance(value, float) and not value.is_integer():
         raise EtymonError(
@@ -274,13 +284,19 @@ def _names(value: Any, place: str, options: ClassifyOptions) -> tuple[str, ...]:
     return (str(int(value)) if isinstance(value, float) else str(value).strip(),)
 
 
+def _missing(value: Any) -> bool:
+    """Nothing, or what stands for it in tables of numbers."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def _require_one_kind(table: Table, options: ClassifyOptions) -> None:
     """Refuses a column of which some labels are numbers and some are texts: `1` and `"1"` would become one."""
     kinds: dict[bool, int] = {}
     for number, value in enumerate(table.values(options.label)):
         parts = value if isinstance(value, list | tuple) else [value]
         for part in parts:
-            kinds.setdefault(isinstance(part, str), number)
+            if not _missing(part):
+                kinds.setdefault(isinstance(part, str), number)
     if len(kinds) > 1:
         first, second = sorted(kinds.values())
         raise EtymonError(

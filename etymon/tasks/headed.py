@@ -198,6 +198,8 @@ class HeadTask(Task):
         self.reader = TextReader(model, length or self.limits.get("length"))
         self.limits["length"] = self.reader.length
         self.known = model.labels if self.outputs is None else self.known
+        # Nobody asks here for what a second stream begins with, or, of features, for a decoder behind them.
+        self.partial = "two-stream" in model.capabilities or model.features is not None
 
     def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
         self.bind(model, length)

@@ -178,6 +178,8 @@ def _value(name: str, rows: _Rows) -> float:
         return float(f1_score(actual_NK, predicted_NK, average="micro", zero_division=0))
     found = np.flatnonzero((actual_NK | predicted_NK)[:, :-1].any(0))
     chosen = np.array([1]) if name == "f1" and actual_NK.shape[1] == 3 else found
+    if not len(chosen):  # no row has a label, and none was predicted
+        return 0.0
     return float(f1_score(actual_NK, predicted_NK, labels=chosen, average="macro", zero_division=0))
 
 

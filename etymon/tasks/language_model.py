@@ -105,6 +105,7 @@ class LanguageModel(Task):
         own = {name: value for name, value in usual.items() if name in known}
         self.objective = get_objective(kind.name, tokenizer, self.limits["length"], **own)
         self.tokenizer, self.heads = tokenizer, self.objective.heads
+        self.partial = self.objective.partial or "two-stream" in model.capabilities
         self.likelihood, self.perplexities = self.objective.likelihood, self.objective.perplexities
 
     def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:

@@ -76,7 +76,7 @@ class TaskMixture(Objective):
         self.parts, self.lengths, self.rates = dict(parts), dict(lengths), dict(rates)
         self.batch_tokens, self.slices = batch_tokens, slices
         self.heads: frozenset[str] = frozenset().union(*(part.heads for part in parts.values()))
-        self.partial = any(part.heads != self.heads for part in parts.values())
+        self.partial = any(part.partial or part.heads != self.heads for part in parts.values())
         for part in parts.values():
             if isinstance(part, Task):
                 part.batch_tokens, part.batch_rows = batch_tokens, None

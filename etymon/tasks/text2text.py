@@ -246,7 +246,7 @@ class Text2Text(Task):
 def _cut(rows: Sequence[np.ndarray], rooms: Sequence[int], tail: int = 1) -> tuple[list[np.ndarray], int]:
     """Rows of at most so many tokens, and how many were longer. Their last `tail` tokens stay: they say that the text is over."""
     cut = [
-        row if len(row) <= room else np.concatenate([row[: room - tail], row[len(row) - tail :]])
+        row if len(row) <= room else np.concatenate([row[: max(0, room - tail)], row[len(row) - tail :]])
         for row, room in zip(rows, rooms, strict=True)
     ]
     return cut, sum(len(row) > room for row, room in zip(rows, rooms))

@@ -20,6 +20,8 @@ from etymon.tasks.task import Fit, Task
 from etymon.tasks.text2text import PairPrepared, Text2Text, Text2TextOptions
 
 SOURCE, TARGET = "source", "target"
+HEADS_ALONE = {"r_drop": 0.0, "smoothing": 0.0, "class_weights": "none"}
+"""Options that nothing would come of, and what they usually are."""
 
 
 class Written(Task):
@@ -40,6 +42,11 @@ class Written(Task):
 
     def fit(self, family: Family) -> Fit:
         self.writing.fit(family)
+        for name, usual in HEADS_ALONE.items():
+            if getattr(self.options, name, usual) != usual:
+                raise EtymonError(
+                    f"{name} is for a head, and {family.title} writes its answers: leave it out, or say --way head"
+                )
         return Fit("text-to-text", self.heads)
 
     @property

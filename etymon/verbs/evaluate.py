@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from etymon.verbs import options
 
 if TYPE_CHECKING:
+    from etymon.data.tables import Table
     from etymon.families.model import Model
     from etymon.tasks.scores import Score
+    from etymon.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def evaluate(
     from etymon.errors import EtymonError
     from etymon.generation.settings import DecodingSettings
     from etymon.tasks import task_for
+    from etymon.tasks.language_model import LanguageModel
     from etymon.verbs.opening import opened
 
     if data is None:
@@ -74,8 +77,24 @@ def evaluate(
     table = read_table(data, () if columns is None else columns.split(","))
     known.texts(table)  # refuses rows that cannot be used, before any work
     predictions = known.predict(chosen, table, DecodingSettings(beams=beams))
-    scores = known.score(predictions, table, metrics, resamples)
+    # How likely texts are is a loss that can be scored; of other tasks it is the objective's.
+    scored = [name for name in metrics if name != "loss" or isinstance(known, LanguageModel)]
+    found = known.score(predictions, table, scored, resamples)
+    scores = {name: found[name] if name in found else _loss(chosen, known, table) for name in metrics}
     return Evaluated(scores, [known.record(each) for each in predictions], len(table))
+
+
+def _loss(model: Model, task: Task, table: Table) -> Score:
+    """Bits per target, as validations tell them."""
+    from etymon.tasks.scores import Score
+    from etymon.tasks.task import falling
+    from etymon.training.feeding import validation_slices
+    from etymon.training.figures import evaluate as measured
+    from etymon.training.unit import TrainingUnit
+
+    examples: Any = task.encode(table)
+    figures = measured(TrainingUnit(model, task).eval(), list(validation_slices(task, examples, 0, rows=1)))
+    return Score(falling("loss")(figures) or 0.0, falls=True)
 
 
 def present(

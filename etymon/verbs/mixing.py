@@ -32,7 +32,7 @@ from etymon.training.progress import Kind
 from etymon.training.runs import JUDGED
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.finetune import Finetuned
-from etymon.verbs.finetuning import judged_apart, require_same_rows
+from etymon.verbs.finetuning import judged_apart, require_same_rows, told
 from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_text import RunTokenizer
@@ -111,6 +111,11 @@ class Mixing(TrainingRun):
         self.positions: int | None = getattr(shape, "positions", None)
         if file.separate:
             raise EtymonError("a mixture has one tokenizer: leave that of the source out")
+        for name in ("lora", "features", "teacher", "batch"):
+            if getattr(file, name) is not None:
+                raise EtymonError(
+                    f"a mixture trains all of a model, in steps of so many tokens: leave {name} out"
+                )
         self.heads: frozenset[str] = frozenset()
         self.scores: dict[str, Score] = {}
         self.members = {each.name: self._member(each) for each in self.mixture.chosen}
@@ -234,9 +239,13 @@ class Mixing(TrainingRun):
         self.put_back_best(trained)
         if trained.result.stopped:
             return trained.result.metrics
-        return self.judge(trained.unit, trained.phases, world, lambda step, text: None).validate(
-            -1, 0, last=True
-        )
+        metrics: dict[str, float] = {}
+        with world.first_alone() as mine:
+            if mine:
+                alone = World(device=world.device)
+                judge = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
+                metrics, self.scores = judge.whole(self.file.beams)
+        return metrics
 
     def keep(self, trained: Trained, world: World) -> None:
         with world.first_alone() as mine:
@@ -253,9 +262,11 @@ class Mixing(TrainingRun):
                 ]
                 if points:
                     more.append(Curve({"validation": points}, y_label="bits per target", title=name))
+            figures = {f"validation {name}": told(score) for name, score in self.scores.items()}
             write_run_report(
-                trained.report, trained.model, None, trained.run, self.samples, yardstick=False, more=more
-            )
+                trained.report, trained.model, None, trained.run, self.samples, yardstick=False, figures=figures,
+                more=more,
+            )  # fmt: skip
 
     def outcome(self, trained: Trained, **common: Any) -> Finetuned:
         return Finetuned(**common, best_step=trained.result.state.best_step, scores=self.scores)

@@ -248,9 +248,8 @@ class TrainingRun(ABC):
         )
         self.past = model.history
         if model.new_heads:
-            self.progress.note(
-                f"{self.file.start} has no {' and no '.join(model.new_heads)} head: starting anew there"
-            )
+            kinds = " and no ".join(model.new_heads) + " head" + (" for these labels" if labels else "")
+            self.progress.note(f"{self.file.start} has no {kinds}: starting anew there")
         return model, start_tokenizer(self.file, model, self.progress.note)
 
     def completed(

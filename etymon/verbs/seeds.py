@@ -47,9 +47,9 @@ def finetune_seeds(
     }
     judged = falling(first)
     best = min(runs, key=lambda seed: judged(runs[seed].metrics) or 0.0)
-    write_json(
-        folder / SUMMARY, {"seeds": {str(seed): known[seed] for seed in known}, **spread(known), "best": best}
-    )
+    if not runs[best].quiet:  # of several processes, the first alone knows the scores
+        summary = {"seeds": {str(seed): known[seed] for seed in known}, **spread(known), "best": best}
+        write_json(folder / SUMMARY, summary)
     return replace(runs[best], seeds=known)
 
 

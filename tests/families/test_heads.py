@@ -52,8 +52,31 @@ def test_heads_can_be_left_out(saved: Callable[..., Path], family: str) -> None:
 
 def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
     etymon.save(tiny("bert", {"classification"}, labels=("a", "b", "c")), tmp_path / "bert")
-    line = refusal(tmp_path / "bert", labels=["a", "b"])
-    assert "classifier.weight is (3, 16), not (2, 16)" in line
+    rewrite(tmp_path / "bert", lambda weights: {**weights, "classifier.weight": torch.zeros(2, 16)})
+    assert "classifier.weight is (2, 16), not (3, 16)" in refusal(tmp_path / "bert")
+
+
+@pytest.mark.parametrize(
+    ("stored", "told", "new"),
+    [
+        (("a", "b", "c"), ["a", "b"], True),
+        (("a", "b"), ["x", "y"], True),
+        (("b", "a"), ["a", "b"], False),
+        (("LABEL_0", "LABEL_1"), ["x", "y"], False),
+        (("LABEL_0", "LABEL_1"), ["x", "y", "z"], True),
+    ],
+)
+def test_a_head_for_other_labels_starts_anew(
+    tmp_path: Path, stored: tuple[str, ...], told: list[str], new: bool
+) -> None:
+    model = tiny("bert", {"classification"}, labels=stored)
+    etymon.save(model, tmp_path / "bert")
+    loaded = etymon.load(tmp_path / "bert", labels=told)
+    assert loaded.new_heads == (("classification",) if new else ())
+    assert loaded.labels == (stored if set(stored) == set(told) else tuple(told))
+    assert_same(loaded, model, only="body.")
+    if not new:
+        assert_same(loaded, model)
 
 
 def test_a_new_head_does_not_take_another_s_weights(tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ import pytest
 
 import etymon
 from etymon import cli
+from etymon.data.tables import read_table
 from etymon.errors import EtymonError
+from etymon.families import get_family
 from etymon.families.saving import save
+from etymon.tasks import get_task
 from tests.tasks.heads import TABLE, begun
 from tests.verbs.small_runs import with_test_sizes
 
@@ -137,6 +140,16 @@ def test_the_line_of_a_csv_is_named(tmp_path: Path, run: Run) -> None:
     assert_refused(
         *run(*command("bert", "classify", tmp_path / "run", "--train", path)), "FILE, line 3", path
     )
+
+
+def test_rows_without_a_label_say_so_in_many_ways() -> None:
+    values = [None, float("nan"), "", "|", [], [None], "long|old"]
+    table = read_table([{"text": "A letter.", "label": value} for value in values])
+    task: Any = get_task("classify", {"multi_label": True}, get_family("bert"))
+    assert task.labels(table) == ("long", "old")
+    assert task.named(table) == [()] * 6 + [("long", "old")]
+    with pytest.raises(EtymonError, match="row 2: column 'label' has no label"):
+        get_task("classify", {}, get_family("bert")).labels(table.at([1]))
 
 
 @pytest.mark.parametrize("way", ["head", "text"])

@@ -48,6 +48,9 @@ def test_numbers_and_several_labels():
     found = baselines(GOOD + BAD, several, ["a lovely little film", "such an awful waste", ""])
     assert found["majority"] == [("film", "praise")] * 3
     assert found[LINEAR][:2] == [("film", "praise"), ("blame",)]
+    alone = [("film",)] * len(GOOD) + [()] * len(BAD)
+    found = baselines(GOOD + BAD, alone, ["a lovely little film", "such an awful waste"])
+    assert found[LINEAR] == [("film",), ()], "of a single label, too"
 
 
 def test_what_is_missing_is_told(monkeypatch):

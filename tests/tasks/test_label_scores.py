@@ -309,3 +309,10 @@ def test_missing_libraries_are_one_line(monkeypatch):
         tag_scores([["O"]], [["O"]], ["O", "B-X"], ["f1"])
     assert label_scores(["a"], ["a"], ["a", "b"], ["accuracy"], 10)["accuracy"].value == 100
     assert tag_scores([["O"]], [["O"]], ["O", "B-X"], ["accuracy"])["accuracy"].value == 100
+
+
+def test_nothing_right_and_nothing_predicted_has_scores():
+    scores = multi_label_scores([(), ()], [(), ()], LABELS, MULTI_LABEL_METRICS, 20)
+    assert {name: score.value for name, score in scores.items()} == {
+        "micro_f1": 0.0, "macro_f1": 0.0, "accuracy": 100.0,
+    }  # fmt: skip

@@ -17,7 +17,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.tasks import get_task, task_of
 from etymon.tasks.scores import bootstrap, need_libraries, text_scores
-from etymon.tasks.text2text import Text2Text
+from etymon.tasks.text2text import Text2Text, _cut
 from etymon.training.feeding import Feed, Position
 from etymon.training.unit import TrainingUnit
 from tests import tiny
@@ -203,3 +203,8 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EtymonError, match=r"pip install 'etymon\[evaluate\]'"):
         need_libraries(["bleu"])
     need_libraries(["exact", "loss"])
+
+
+def test_a_separator_that_fills_a_row_leaves_nothing_of_the_source() -> None:
+    (row,), cut = _cut([np.arange(20)], [4], tail=6)
+    assert (row.tolist(), cut) == ([14, 15, 16, 17, 18, 19], 1)

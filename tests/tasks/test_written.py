@@ -71,13 +71,22 @@ def test_a_label_is_known_as_the_tokenizer_writes_it(monkeypatch: pytest.MonkeyP
         written("classify", alike, "gpt1", way="text")
 
 
+@pytest.mark.parametrize("own", [{"smoothing": 0.1}, {"class_weights": "balanced"}, {"r_drop": 1.0}])
+def test_what_only_a_head_can_do_is_refused(own: dict[str, Any]) -> None:
+    with pytest.raises(EtymonError, match=f"{next(iter(own))} is for a head, and T5 writes its answers"):
+        written("classify", TABLE, **own)
+
+
 def test_several_labels_in_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     task, model = written("classify", SEVERAL, multi_label=True)
     assert task.texts(SEVERAL)["target"] == ["long | old", "|", "long"]
     assert len(task.encode(SEVERAL)) == 3, "a row without a label has something to write as well"
     answers = answered(task, model, SEVERAL, ["old | long", "|", "long | nonsense"], monkeypatch)
-    assert [one.label for one in answers] == [("old", "long"), (), ("long",)]
-    assert task.score(answers, SEVERAL, ["micro_f1", "accuracy"])["accuracy"].value == 100
+    assert [one.label for one in answers] == [("old", "long"), (), ("long", "nonsense")]
+    scores = task.score(answers, SEVERAL, ["micro_f1", "accuracy"])
+    assert scores["accuracy"].value == pytest.approx(200 / 3), "what is no label is wrong"
+    assert scores["micro_f1"].value == pytest.approx(100 * 6 / 7)
+    assert task.shown(SEVERAL, 2, answers[2]).endswith("-> long, nonsense\n(long)")
     assert task.record(answers[0]) == {"prediction": ["old", "long"]}
 
 

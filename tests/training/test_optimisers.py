@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from etymon.config import strict
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
+from etymon.families.loading import shape_of
+from etymon.families.model import Model
+from etymon.nn.features import FeatureSettings
 from etymon.training.optimisers import (
     OPTIMISERS,
     OptimiserChoice,
@@ -24,6 +27,7 @@ from etymon.training.optimisers import (
     set_rate,
 )
 from etymon.training.optimisers.adafactor import factored_axes
+from etymon.training.optimisers.groups import parameter_groups
 from etymon.training.optimisers.muon import orthogonal
 from tests import tiny
 
@@ -254,6 +258,16 @@ def test_muon_takes_the_matrices_inside_layers_only() -> None:
             for name, parameter in zip(group["names"], group["params"], strict=True):
                 inside = ".layers." in name and parameter.dim() == 2 and not name.endswith("bias")
                 assert group["matrices"] == inside and group["rate_share"] == (2.5 if inside else 1.0), name
+
+
+@pytest.mark.parametrize("family", REGISTRY)
+def test_fine_tuning_decays_neither_recurrent_biases_nor_mixes(family: str) -> None:
+    known = get_family(family).featured(FeatureSettings(words=8, gate=True))
+    model = Model(known, shape_of(known, None, **tiny.shape(family)), {"tagging"}, ["a", "b"])
+    groups = parameter_groups(model, weight_decay=0.1, undecayed=known.tuning.undecayed, layer_decay=None)
+    decayed = {name for group in groups if group["weight_decay"] for name in group["names"]}
+    wide = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
+    assert decayed == {name for name in wide if not name.endswith("bias")}
 
 
 @pytest.mark.parametrize("family, objective", tiny.CASES)

@@ -59,7 +59,7 @@ class OptimiserChoice:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.01
-    undecayed: tuple[str, ...] = ("*bias", "*norm.weight")
+    undecayed: tuple[str, ...] = ("*bias", "*bias_?h_l*", "*norm.weight", "*.gamma", "*.scalars.*")
     layer_decay: float | None = None
     """Every section trains at this share of the rate of the one above it."""
     frozen: tuple[str, ...] = ()

@@ -9,7 +9,9 @@ import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -21,7 +23,9 @@ import etymon
 from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.training.runs import Run
+from etymon.verbs import seeds
 from etymon.verbs.finetune import Finetuned
+from etymon.verbs.task_file import TaskFile
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
 
@@ -172,6 +176,17 @@ def test_several_seeds_have_a_mean_and_a_deviation_and_go_on(tmp_path: Path, run
     assert code == 2 and "holds a run already" in error
 
 
+def test_a_process_that_knows_no_scores_writes_no_summary(
+    learnt: Finetuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(learnt, metrics={}, quiet=True)
+    monkeypatch.setattr(
+        seeds, "Finetuning", lambda *_, **__: SimpleNamespace(go=lambda: other, metrics=["accuracy"])
+    )
+    seeds.finetune_seeds(tmp_path, TaskFile(family="bert"), [0, 1], resume=False)
+    assert not (tmp_path / "seeds.json").exists()
+
+
 def test_adapters_alone_or_merged_answer_the_same(start: Callable[[str], Path], tmp_path: Path) -> None:
     own = {"lora": 4, "steps": 6, "validate_every": 6}
     alone = finetune(start("bert"), tmp_path / "alone", **own)
@@ -240,6 +255,19 @@ def test_adversarial_and_partly_frozen_training(start: Callable[[str], Path], tm
     assert not same_weights(late.model, plain.model) and late.metrics.keys() == plain.metrics.keys()
     told = [(done.folder / "run.yaml").read_text(encoding="utf-8") for done in (moved, frozen, late)]
     assert "name: fgm" in told[0] and "body.embeddings.*" in told[1] and "unfreeze: 0.5" in told[2]
+
+
+def test_a_head_that_knows_the_labels_keeps_their_order(learnt: Finetuned, tmp_path: Path) -> None:
+    model = etymon.load(learnt.folder)
+    with torch.no_grad():
+        for parameter in model.heads["classification"].parameters():
+            parameter.copy_(parameter.flip(0))
+    model.labels = model.labels[::-1]
+    etymon.save(model, tmp_path / "turned")
+    done = finetune(tmp_path / "turned", tmp_path / "run", steps=1, learning_rate=1e-7)
+    assert done.model.labels == ("good", "bad")
+    assert done.metrics["accuracy"] == learnt.metrics["accuracy"]
+    assert done.metrics["loss"] == pytest.approx(learnt.metrics["loss"], rel=1e-3)
 
 
 # ------------------------------------------------------------ stopped and resumed
@@ -331,6 +359,13 @@ def test_answers_on_the_command_line(learnt: Finetuned, run: Command) -> None:
     assert code == 0 and set(json.loads(shown)) == {"text", "prediction", "probabilities"}
     code, _, error = run("predict", learnt.folder, "a good river", "--data", "rows.csv")
     assert code == 2 and "give texts or --data, not both" in error
+
+
+def test_a_loss_is_told_like_any_score(learnt: Finetuned) -> None:
+    found = etymon.evaluate(learnt.folder, data=TEST, metric=["loss", "accuracy"]).scores
+    assert list(found) == ["loss", "accuracy"] and found["loss"].falls
+    assert found["loss"].value == pytest.approx(learnt.metrics["bits_per_target"])
+    assert found["accuracy"].value == learnt.metrics["accuracy"]
 
 
 def test_the_report_holds_confusions_baselines_and_typos(learnt: Finetuned) -> None:

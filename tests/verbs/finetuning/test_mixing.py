@@ -90,6 +90,9 @@ def test_a_decoder_mixes_its_own_objective_with_a_task(mixture: Path, tmp_path: 
     mixture.write_text(yaml.safe_dump(tree), encoding="utf-8")
     done = mix("gpt2", mixture, tmp_path / "run", steps=2, metric="pairs/exact")
     assert {"text/bits_per_byte", "pairs/exact"} <= set(done.metrics)
+    score = done.scores["pairs/exact"]
+    assert score.low is not None, "in the end all held-out rows are answered, with an interval"
+    assert done.metrics["pairs/exact"] == score.value
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,8 @@ def test_a_decoder_mixes_its_own_objective_with_a_task(mixture: Path, tmp_path: 
         ("mixture.members=[{name: a, data: [x]}]", "needs a task or an objective, and data"),
         ("mixture.setting=both", "setting is"),
         ("mixture.temperature=0", "its temperature above 0"),
+        ("teacher=x", "leave teacher out"),
+        ("features.source=mix", "leave features out"),
         ("metrics=[text/bleu]", "those of a task such as NAME/bleu, not 'text/bleu'"),
     ],
 )
@@ -135,8 +140,9 @@ def test_tasks_with_labels_have_outputs_of_their_own(family: str, tmp_path: Path
     (tmp_path / "mixture.yaml").write_text(yaml.safe_dump({"members": members}), encoding="utf-8")
     done = mix(family, tmp_path / "mixture.yaml", tmp_path / "run", slices=1, metric="mood/accuracy")
     assert {"mood/accuracy", "kind/bits", "letters/bits", "text/bits"} <= set(done.metrics)
-    with pytest.raises(EtymonError, match="several tasks"):
-        etymon.predict(done.folder, "The river.")
+    for asked in (None, "classify"):  # of which there are two
+        with pytest.raises(EtymonError, match="several tasks"):
+            etymon.predict(done.folder, "The river.", task=asked)
     (one,) = etymon.predict(done.folder, "The river crossed the bridge.", task="mood")
     if family == "bert":
         assert set(one.answer["probabilities"]) == {"long", "short"}
