@@ -181,11 +181,11 @@ class Family:
         return self.size_recipes.get(size, self.recipe)
 
     def tuning_for(self, size: str | None) -> Recipe:
-        """How a pretrained model is fine-tuned: one of a pocket size, as it was trained, at a third of the rate."""
+        """How a pretrained model is fine-tuned: one of a pocket size, as it was trained, at half of the rate (docs/lab-notes.md)."""
         if size not in self.size_recipes or size not in ("pocket", "tiny"):
             return self.tuning
         own = self.size_recipes[size]
-        return replace(own, learning_rate=round(own.learning_rate / 3, 6))
+        return replace(own, learning_rate=own.learning_rate / 2)
 
     def task_options(self, task: str, known: Container[str]) -> dict[str, Any]:
         """The published options of a task that has those of the `known` names."""
