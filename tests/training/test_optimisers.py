@@ -28,7 +28,7 @@ from etymon.training.optimisers import (
 )
 from etymon.training.optimisers.adafactor import factored_axes
 from etymon.training.optimisers.groups import parameter_groups
-from etymon.training.optimisers.muon import orthogonal
+from etymon.training.optimisers.muon import COEFFICIENTS, orthogonal
 from tests import tiny
 
 Update = Callable[[Tensor, Tensor, dict[str, Any], int, float], Tensor]
@@ -247,6 +247,20 @@ def test_newton_schulz_evens_singular_values_out(shape: tuple[int, int]) -> None
     alignment = (left * (made @ right.T)).sum(0)  # the singular vectors stay
     assert bool((alignment[values > 0.05 * values[0]] > 0.6).all())
     assert bool((orthogonal(torch.zeros(shape)) == 0).all())
+
+
+@pytest.mark.parametrize("spread", [0.0, 6.0])
+def test_wide_matrices_turn_as_the_iteration_says(spread: float) -> None:
+    """By their squares, and with rows of very different lengths, too."""
+    scales = torch.logspace(0, -spread, 16, dtype=torch.float64)[:, None]
+    wide = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * scales
+    a, b, c = COEFFICIENTS
+    expected = wide / wide.norm(dim=(1, 2), keepdim=True)
+    for _ in range(5):
+        square = expected @ expected.mT
+        expected = a * expected + (b * square + c * square @ square) @ expected
+    torch.testing.assert_close(orthogonal(wide), expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(orthogonal(wide.mT.float()), expected.mT.float(), atol=2e-3, rtol=1e-3)
 
 
 def test_muon_takes_the_matrices_inside_layers_only() -> None:

@@ -84,7 +84,25 @@ def orthogonal(matrices: Tensor) -> Tensor:
     x = (stack.mT if tall else stack).to(dtype)  # the smaller side makes the smaller products
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = COEFFICIENTS
-    for _ in range(ITERATIONS):
-        square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    if x.shape[2] >= 2 * x.shape[1] and dtype != torch.bfloat16:
+        x = _turned(x)
+    else:
+        for _ in range(ITERATIONS):
+            square = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype).reshape(matrices.shape)
+
+
+def _turned(x: Tensor) -> Tensor:
+    """The same iterations of wide matrices by their small squares: x' = p x and x' x'T = p (x xT) p, where p is a polynomial of
+    x xT. Nearly twice as fast for feed-forward parts; eight bits of mantissa would not do."""
+    a, b, c = COEFFICIENTS
+    square, turn = x @ x.mT, None
+    for number in range(ITERATIONS):
+        step = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        step.diagonal(dim1=1, dim2=2).add_(a)
+        turn = step if turn is None else step @ turn
+        if number < ITERATIONS - 1:
+            square = step @ (square @ step)
+    assert turn is not None
+    return turn @ x
