@@ -7,6 +7,7 @@ whose layers are judged by tags of UD-EWT: the learned mix against the last one.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -69,14 +70,16 @@ def train(arm: str, seed: int) -> Path:
 
 
 def bits(arm: str, run: Path) -> float:
-    """Bits per byte of the test text: with as long a memory as in training, or in windows of as many tokens that overlap."""
+    """Bits per byte of the test text: with as long a memory as in training, or in windows as long as its segments that
+    overlap by half; kept with the run."""
+    if (kept := run / "bits.json").is_file():
+        return float(json.loads(kept.read_text(encoding="utf-8")))
     test = data() / "wikitext-2" / "test.txt"
-    asked: dict[str, Any] = {"memory": 0 if arm == "xl-forgetful" else 128, "segment": LENGTH}
-    if arm == "gpt2":
-        asked = {}
+    asked: dict[str, Any] = {"memory": 128, "segment": LENGTH} if arm == "xl" else {"window": LENGTH}
     (score,) = etymon.score(run, file=test, **asked)
     assert score.bits_per_byte is not None
-    return float(score.bits_per_byte)
+    kept.write_text(json.dumps(score.bits_per_byte), encoding="utf-8")
+    return score.bits_per_byte
 
 
 def judge() -> None:

@@ -277,6 +277,14 @@ class Model(nn.Module):
         return limit
 
     @property
+    def window(self) -> int | None:
+        """How much of a long text it reads at once: its positions, or as many of them as it learnt, where its history tells."""
+        learnt = [entry["length"] for entry in self.history if "length" in entry]
+        if self.positions is None or not learnt or "started_from" in self.history[0]:
+            return self.positions
+        return min(self.positions, max(learnt))
+
+    @property
     def source_vocabulary(self) -> int:
         """How many words an encoder, or the only stack, knows."""
         return int(getattr(self.shape, "source_vocabulary", None) or self.shape.vocabulary)

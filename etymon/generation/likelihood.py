@@ -63,15 +63,16 @@ def score_texts(
     texts: Sequence[str],
     targets: Sequence[str] | None = None,
     *,
+    window: int | None = None,
     overlap: int | None = None,
     memory: int | None = None,
     segment: int | None = None,
 ) -> list[Score]:
     """The score of every text, or of its target given the text (T5 and decoders).
 
-    A decoder predicts the first token from its end-of-text token. Texts beyond its positions are read in windows
-    that overlap by `overlap` tokens (half the positions unless told); each token is scored once, with at least that
-    many tokens before it. With a `memory`, for families that have one, a text of any length is read once, in segments of
+    A decoder predicts the first token from its end-of-text token. Long texts are read in windows of `window` tokens (the
+    positions that it learnt, `Model.window`, unless told) that overlap by `overlap` tokens (half of that unless told); each token
+    is scored once, with at least that many tokens before it. With a `memory`, for families that have one, a text of any length is read once, in segments of
     `segment` tokens that remember `memory` tokens. An encoder masks every token in turn.
     """
     tokenizer, title = tokenizer_of(model), model.family.title
@@ -97,7 +98,7 @@ def score_texts(
     elif model.encoder_decoder:
         rows = _conditional_rows(model, encoded, wanted)
     elif "causal" in model.capabilities:
-        rows = _causal_rows(model, encoded, None if targets is None else wanted, overlap)
+        rows = _causal_rows(model, encoded, None if targets is None else wanted, window, overlap)
     elif "bidirectional" in model.capabilities and tokenizer.id("mask") is not None:
         if targets is not None:
             raise EtymonError(
@@ -238,18 +239,27 @@ def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int,
 
 
 def _causal_rows(
-    model: Model, encoded: list[np.ndarray], targets: list[np.ndarray] | None, overlap: int | None
+    model: Model,
+    encoded: list[np.ndarray],
+    targets: list[np.ndarray] | None,
+    window: int | None,
+    overlap: int | None,
 ) -> Iterator[Row]:
     first = np.array([first_token(model)], np.int32)
+    room = model.positions
+    if window is not None and (window < 1 or (room is not None and window > room)):
+        raise EtymonError(
+            f"window is {window}: it must be 1 or more{'' if room is None else f', and the model has {room} positions'}"
+        )
     for text, ids in enumerate(encoded):
         whole = np.concatenate((first, ids) if targets is None else (first, ids, targets[text]))
         given = 0 if targets is None else len(ids)
         inputs, following = whole[:-1], whole[1:]
-        context = model.positions or len(inputs)
+        context = window or model.window or len(inputs)
         shared = context // 2 if overlap is None else overlap
         if not 0 <= shared < context:
             raise EtymonError(
-                f"overlap is {shared}: it must be 0 or more and below the model's {context} positions"
+                f"overlap is {shared}: it must be 0 or more and below the window of {context} tokens"
             )
         for begin, end, new in windows(len(inputs), context, shared):
             new = max(new, given)

@@ -160,6 +160,7 @@ class Pretraining(TrainingRun):
         return {
             "objective": ", then ".join(dict.fromkeys(map(self._objective_name, self.phase_files))),
             "data": self.file.text if self.source is None else self.source.description,
+            "length": max(map(self._length, self.phase_files)),
         }
 
     def _objective_name(self, phase: PhaseFile) -> str:

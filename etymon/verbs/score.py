@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs.options import Quantize
 
@@ -23,7 +23,10 @@ def score(
     file: Annotated[Path | None, "a file to score, as one text"] = None,
     lines: Annotated[bool, "every line of the file is a text of its own"] = False,
     target: Annotated[Sequence[str] | str, "score this given the text; one for all texts, or one each"] = (),
-    overlap: Annotated[int | None, "tokens that windows over a long text share (half the positions)"] = None,
+    window: Annotated[
+        int | None, "tokens of a long text that a decoder reads at once (as many as it learnt to)"
+    ] = None,
+    overlap: Annotated[int | None, "tokens that windows over a long text share (half of one)"] = None,
     memory: Annotated[
         int | None,
         "read a text of any length once, in segments that remember this many tokens (Transformer-XL)",
@@ -55,7 +58,8 @@ def score(
         raise EtymonError(f"there are {count} texts and {len(targets)} targets: give a target for each")
     chosen = opened(model, device, quantize)
     own = targets[: len(asked)] or None
-    scores = score_texts(chosen, asked, own, overlap=overlap, memory=memory, segment=segment) if asked else []
+    reading: dict[str, Any] = {"window": window, "overlap": overlap, "memory": memory, "segment": segment}
+    scores = score_texts(chosen, asked, own, **reading) if asked else []
     if streamed is not None and memory is not None:
         last = targets[-1] if targets else None
         scores.append(_score_file(chosen, Path(streamed), last, memory, segment, overlap, on_progress))

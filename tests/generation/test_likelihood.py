@@ -48,6 +48,28 @@ def test_windows_score_every_position_once(length, context, overlap):
         assert begin == 0 or new - begin >= overlap
 
 
+def test_windows_are_as_long_as_what_was_learnt(tiny):
+    model, text = tiny("gpt2"), " ".join(TEXTS * 6)
+    assert len(model.tokenizer.encode(text)) > model.positions
+    whole, short = (score_texts(model, [text], window=window)[0].log_likelihood for window in (None, 12))
+    assert whole != short
+    try:
+        for history, expected in (
+            ([{"length": 12}, {"length": 8, "started_from": "it"}], short),
+            ([{"length": 12, "started_from": "another's"}], whole),
+            ([{}], whole),
+            ([{"length": 1000}], whole),
+        ):
+            model.history = history
+            assert score_texts(model, [text])[0].log_likelihood == expected
+    finally:
+        model.history = []
+    with pytest.raises(
+        EtymonError, match="window is 49: it must be 1 or more, and the model has 48 positions"
+    ):
+        score_texts(model, [text], window=49)
+
+
 @pytest.mark.parametrize("overlap", [None, 0, 40])
 def test_long_texts_in_windows(tiny, overlap, monkeypatch):
     """Each token's probability is that of its window, computed here window by window."""
@@ -133,5 +155,5 @@ def test_refusals(tiny):
         score_texts(tiny("gpt2"), [""])
     with pytest.raises(EtymonError, match=r"model reads 48.*--lines"):
         score_texts(tiny("bert"), ["The cat " * 40])
-    with pytest.raises(EtymonError, match="below the model's 48 positions"):
+    with pytest.raises(EtymonError, match="below the window of 48 tokens"):
         score_texts(tiny("gpt2"), ["The cat"], overlap=48)
