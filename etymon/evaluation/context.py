@@ -43,7 +43,7 @@ class ModelContext:
     name: str
     family: str
     lengths: list[int]
-    """In tokens; a model without so many positions is measured up to those."""
+    """In tokens; a model that learnt fewer positions is measured up to those."""
     bits_per_byte: list[float]
     margins: list[float]
     """Half of a 95% interval."""
@@ -96,11 +96,11 @@ def measure(
     """Every model's loss by context length, on the same targets, which are evenly spread over the text."""
     for model in models:
         check(model, memory)
-    own = [[length for length in lengths if length <= (model.positions or length)] for model in models]
+    own = [[length for length in lengths if length <= (model.window or length)] for model in models]
     for model, each in zip(models, own, strict=True):
         if not each:
             raise EtymonError(
-                f"{model.family.title} reads {model.positions} tokens, fewer than any context here"
+                f"{model.family.title} reads {model.window} tokens, fewer than any context here"
             )
     tokenizers = [tokenizer_of(model) for model in models]
     same = len({tokenizer.fingerprint for tokenizer in tokenizers}) == 1

@@ -34,8 +34,8 @@ class Told:
     capabilities, encoder_decoder, training = frozenset({"causal"}), False, False
     device, family = torch.device("cpu"), SimpleNamespace(title="Told", name="told")
 
-    def __init__(self, tokenizer: Any, losses: Callable[[int], float], positions: int | None = None) -> None:
-        self.tokenizer, self.losses, self.positions = tokenizer, losses, positions
+    def __init__(self, tokenizer: Any, losses: Callable[[int], float], window: int | None = None) -> None:
+        self.tokenizer, self.losses, self.window = tokenizer, losses, window
         self.shape = SimpleNamespace(vocabulary=tokenizer.size)
         self.heads = {"vocabulary": self}
         self.rows: list[list[int]] = []
@@ -120,8 +120,8 @@ def test_characters_of_several_tokens_stay_together() -> None:
     assert [stop - first for _, first, stop in chosen.spans[0]] == chosen.sizes
 
 
-def test_a_model_with_fewer_positions_is_measured_up_to_them(characters: Any) -> None:
-    models = [Told(characters, lambda c: 8.0 / c), Told(characters, lambda c: 4.0 / c, positions=2)]
+def test_a_model_with_a_shorter_window_is_measured_up_to_it(characters: Any) -> None:
+    models = [Told(characters, lambda c: 8.0 / c), Told(characters, lambda c: 4.0 / c, window=2)]
     found = told(models, [1, 2, 4, 8], targets=10)
     assert found.models[1].lengths == [1, 2] and len(found.models[0].bits_per_byte) == 4
     assert found.models[1].effective[1.0] == 2 and not found.models[1].gaining[1.0]
