@@ -90,12 +90,16 @@ def judge() -> None:
         print(
             f"{arm:<14} {statistics.mean(found):.3f} bits per byte ({', '.join(f'{one:.3f}' for one in found)})"
         )
-    contexts = etymon.context(
-        [RUNS / f"{arm}-0" for arm in LANGUAGE_MODELS], data=[data() / "wikitext-2" / "test.txt"], longest=512,
-        out=RUNS / "context",
-    )  # fmt: skip
-    record["context"] = (RUNS / "context" / "results.json").read_text(encoding="utf-8")
-    print(contexts)
+    contexts = RUNS / "context" / "results.json"
+    if not contexts.is_file():
+        test = data() / "wikitext-2" / "test.txt"
+        etymon.context(
+            [RUNS / f"{arm}-0" for arm in LANGUAGE_MODELS], data=[test], longest=512, out=contexts.parent
+        )
+    measured = json.loads(contexts.read_text(encoding="utf-8"))
+    record["context"] = {Path(one["name"]).name: one["bits_per_byte"] for one in measured["models"]}
+    for name, each in record["context"].items():
+        print(f"{name:<14} by context: {', '.join(f'{bits:.3f}' for bits in each)}")
     tasks = [data() / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
     for arm in ("xlnet", "xlnet-masked"):
         each = [

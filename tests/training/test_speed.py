@@ -1,0 +1,32 @@
+"""Operations are counted, of what streams remember as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from etymon.objectives import get_objective
+from etymon.training.feeding import Course, Feed, Phase, Position
+from etymon.training.speed import operations_a_token, step_operations
+from etymon.training.unit import TrainingUnit
+from tests import tiny
+
+
+def unit_of(**options: Any) -> TrainingUnit:
+    objective = get_objective("recurrent", tiny.tokenizer("transformer-xl"), 12, **options)
+    return TrainingUnit(tiny.model("transformer-xl", objective), objective)
+
+
+def test_what_is_remembered_is_counted_among_the_operations(tmp_path: Path) -> None:
+    """As much as it costs once the memory is full, and not in the first segment, which has nothing to remember."""
+    store, unit = tiny.store("transformer-xl", tmp_path), unit_of()
+    feed = Feed(unit.objective, store.train, 0, slices=1, rows=4)
+    costs = []
+    for step in Course([Phase(0, feed)]).steps(0, Position(), 6):
+        prepared = step.slices[0]
+        costs.append(step_operations(unit, prepared) / prepared.tokens)
+    assert costs[0] < costs[1] and costs[-2] == costs[-1]
+    assert operations_a_token(unit, feed) == costs[-1]
+    forgetful = unit_of(memory=0)
+    feed = Feed(forgetful.objective, store.train, 0, slices=1, rows=4)
+    assert operations_a_token(forgetful, feed) == costs[0]
