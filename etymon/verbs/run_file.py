@@ -216,6 +216,10 @@ def differing(asked: CommonFile, begun: CommonFile) -> tuple[str, Any, Any] | No
     usual = type(begun)(family=begun.family)
     for name in (part.name for part in fields(usual) if part.name not in ("family", "phases")):
         now, then = getattr(asked, name), getattr(begun, name)
+        if isinstance(now, dict) and isinstance(
+            then, dict
+        ):  # which tells more: what was left open is filled in
+            then = {key: then.get(key) for key in now}
         if now not in (getattr(usual, name), then):
             return name, now, then
     if not isinstance(asked, RunFile) or not isinstance(begun, RunFile):

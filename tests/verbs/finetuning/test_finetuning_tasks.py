@@ -300,14 +300,9 @@ def test_a_stopped_run_goes_on_exactly(
     monkeypatch.setattr(Run, "log", log)
     stopped = finetune(model, tmp_path / "stopped", **own)
     assert (stopped.stopped, stopped.steps) == (True, 5) and not stopped.scores
-    resumed = etymon.finetune(
-        model,
-        from_scratch=isinstance(model, str),
-        out=tmp_path / "stopped",
-        resume=True,
-        progress="silent",
-        task="classify",
-    )
+    with pytest.raises(EtymonError, match="began with budget 8steps, not 9steps"):
+        finetune(model, tmp_path / "stopped", **{**own, "steps": 9}, resume=True)
+    resumed = finetune(model, tmp_path / "stopped", **own, resume=True)  # the same command goes on
     assert not resumed.stopped and metrics(tmp_path / "stopped") == metrics(tmp_path / "straight")
     assert same_weights(straight.model, resumed.model) and resumed.scores == straight.scores
     assert same_weights(etymon.load(straight.folder), etymon.load(resumed.folder))
