@@ -199,13 +199,8 @@ class RecurrentStack(Stack):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self,
-        x_ND: Tensor,
-        batch: Batch,
-        memory: Memory | None = None,
-        state: Any = None,
-        at: Tensor | None = None,
-    ) -> Tensor:
+        self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None, at: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         padding = Padding(batch.layout.lengths, batch.device)
         sights = _Decoded(self, padding, x_ND, state) if isinstance(state, Recall) else None
         view = None if sights is not None else self.relative_view(x_ND, batch, padding, state)

@@ -96,13 +96,8 @@ class TwoStreamStack(Stack):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self,
-        x_ND: Tensor,
-        batch: Batch,
-        memory: Memory | None = None,
-        state: Any = None,
-        at: Tensor | None = None,
-    ) -> Tensor:
+        self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None, at: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         hidden_ND = self.streams(x_ND, batch, state)
         return hidden_ND if at is None else hidden_ND.index_select(0, at)
 
