@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -224,7 +225,9 @@ def _fill_spans(
         )
     marks = [tokenizer.tokens[id_] for id_ in sentinels[:most]] or [tokenizer.roles["mask"]] * most
     sources = encode_prompts(model, [one.marked(marks[: len(one.spans)]) for one in blanked])
-    room = (SPAN_TOKENS + 1) * most + 1 + (0 if sentinels else max(map(len, sources)))
+    room = (SPAN_TOKENS + 1) * most + 1
+    if not sentinels:  # the text itself, too, as far as there are positions for it
+        room = min(room + max(map(len, sources)), model.positions or sys.maxsize)
     settings = DecodingSettings(
         max_new_tokens=room if max_new_tokens is None else max_new_tokens,
         beams=max(top_k, 4),

@@ -177,7 +177,7 @@ class Stack(nn.Module):
         state: KeyValueState | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states `[N, D]`, or those of the flat places `at` alone, which the last layer is then spared the others."""
+        """Hidden states `[N, D]`, or those of the flat places `at` alone: the last layer is then spared the others."""
         narrow = None if at is None or state is not None else self._narrow(batch, at)
         if state is not None and memory is not None and not state.cross_lengths:
             state.cross_lengths = memory.batch.layout.lengths

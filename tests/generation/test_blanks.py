@@ -151,6 +151,13 @@ def test_a_text_is_written_anew_by_beams(tiny):
     )
 
 
+def test_a_long_text_is_written_anew_as_far_as_there_are_positions(tiny):
+    model, words = tiny("bart"), "the cat sat on the mat " * 20
+    kept = model.tokenizer.decode(model.tokenizer.encode(words)[: model.positions - 4])
+    found = fill_texts(model, [f"{kept} <mask>"], top_k=1)[0]
+    assert len(found.blanks[0]) == 1 and 0 < found.blanks[0][0].probability < 1
+
+
 def test_refusals(tiny):
     with pytest.raises(EtymonError, match="GPT-2 cannot fill blanks"):
         fill_texts(tiny("gpt2"), ["The ___"])
