@@ -177,12 +177,13 @@ class Family:
         """The role of the token that a decoder's input begins with, for encoder-decoders."""
         return self.framing.start
 
-    def recipe_for(self, size: str) -> Recipe:
-        return self.size_recipes.get(size, self.recipe)
+    def recipe_for(self, size: str | None) -> Recipe:
+        """What has no known size is trained by the published recipe, not by that of a pocket size."""
+        return self.recipe if size is None else self.size_recipes.get(size, self.recipe)
 
     def tuning_for(self, size: str | None) -> Recipe:
         """How a pretrained model is fine-tuned: one of a pocket size, as it was trained, at half of the rate (docs/lab-notes.md)."""
-        if size not in self.size_recipes or size not in ("pocket", "tiny"):
+        if size not in ("pocket", "tiny") or size not in self.size_recipes:
             return self.tuning
         own = self.size_recipes[size]
         return replace(own, learning_rate=own.learning_rate / 2)

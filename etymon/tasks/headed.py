@@ -30,6 +30,7 @@ from etymon.families.model import Model
 from etymon.generation.decoding import evaluating
 from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
+from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.objective import Prepared, Term, Unit, flat_starts
 from etymon.tasks.feature_cache import FeatureCache
 from etymon.tasks.reading import TextReader
@@ -203,6 +204,10 @@ class HeadTask(Task):
 
     def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
         self.bind(model, length)
+        if self.options.language_model and type(model.heads["vocabulary"]) is not DenseVocabulary:
+            raise EtymonError(
+                "language_model needs an ordinary softmax, and this model has another: set language_model to 0"
+            )
         if self.problem_type is not None:
             model.carried = {**model.carried, "problem_type": self.problem_type}
         self.penalised = model.features is not None and bool(model.features.penalty)
@@ -349,7 +354,8 @@ class HeadTask(Task):
 
     def scored(self, model: Model, prepared: HeadPrepared) -> tuple[Tensor | None, Tensor]:
         """The states that were looked at, where somebody else wants them too, and what the head says of every example."""
-        states = model.states(prepared.batch) if prepared.words is not None else None
+        wanted = prepared.words is not None and model.training
+        states = model.states(prepared.batch) if wanted else None
         return states, self.said(model, states, prepared)
 
     def divergence(self, one: Tensor, two: Tensor, prepared: HeadPrepared) -> Tensor:

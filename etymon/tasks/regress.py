@@ -14,6 +14,7 @@ from torch import Tensor
 from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
+from etymon.families.model import Model
 from etymon.tasks.classify import TextOptions, TextTask
 from etymon.tasks.headed import HeadPrepared
 from etymon.tasks.label_scores import VALUE_METRICS, value_scores
@@ -42,6 +43,13 @@ class Regress(TextTask):
         if self.options.r_drop:
             raise EtymonError("R-Drop compares probabilities, and a number has none: set r_drop to 0")
         return super().fit(family)
+
+    def bind(self, model: Model, length: int | None = None) -> None:
+        super().bind(model, length)
+        if self.outputs is None and len(model.labels) > 1:
+            raise EtymonError(
+                f"this model tells {len(model.labels)} labels apart and says no number: use it with --task classify"
+            )
 
     def labels(self, table: Table) -> tuple[str, ...]:
         return (self.options.label,)

@@ -75,8 +75,8 @@ class Finetuning(TrainingRun):
         if file.start is not None:
             if not self.resuming:
                 shape = read_shape(file.start)[1]
-                self.file = file = replace(file, size=self.like(shape)[0] or file.size)
-            self.recipe = self.family.tuning_for(file.size if file.size in self.family.sizes else None)
+                self.file = file = replace(file, size=self.like(shape)[0])
+            self.recipe = self.family.tuning_for(file.size)
             if self.frozen:
                 self.recipe = FEATURE_RECIPE
             if file.lora is not None:

@@ -105,8 +105,8 @@ class Mixing(TrainingRun):
         shape: Any = shape_of(self.family, file.size, **file.shape)
         if file.start is not None and not self.resuming:
             shape = read_shape(file.start)[1]
-            self.file = replace(file, size=self.like(shape)[0] or file.size)
-            self.recipe = self.like(shape)[1]
+            size, self.recipe = self.like(shape)
+            self.file = file = replace(file, size=size)
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         self.positions: int | None = getattr(shape, "positions", None)
         if file.separate:

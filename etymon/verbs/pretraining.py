@@ -194,5 +194,5 @@ class Pretraining(TrainingRun):
         if family is not self.family:
             raise EtymonError(f"{start} is {family.title}, not {self.family.title}")
         size, self.recipe = self.like(shape)
-        self.file = replace(self.file, size=size or self.file.size)
+        self.file = replace(self.file, size=size)
         return shape

@@ -45,7 +45,8 @@ class CommonFile:
     run is exact."""
 
     family: str
-    size: str = "pocket"
+    size: str | None = "pocket"
+    """None: that of the model to go on from, if it is none of the family's own."""
     shape: dict[str, Any] = field(default_factory=dict)
     """Fields of the family's shape that differ from the size's."""
     start: str | None = None

@@ -348,9 +348,8 @@ class TrainingRun(ABC):
         """The size that a shape is of, if it has one, and how it is trained."""
         family = self.family
         found = (size for size in family.sizes if _same_but_vocabulary(shape_of(family, size), shape))
-        # What has no known size is trained by the published recipe, not by that of a pocket size.
         size = next(found, None)
-        return size, family.recipe if size is None else family.recipe_for(size)
+        return size, family.recipe_for(size)
 
     def _tell_of_milestones(self, phases: list[PhasePlan], settings: TrainingSettings) -> None:
         pace = pace_of([(phase.share, phase.feed) for phase in phases])

@@ -11,6 +11,7 @@ import torch
 
 import etymon
 from etymon.data.tables import Table
+from etymon.errors import EtymonError
 from etymon.families.saving import save
 from tests import tiny
 from tests.oracle.runner import gradients
@@ -154,6 +155,10 @@ def test_a_published_regressor_and_one_of_several_labels(tmp_path: Path) -> None
     for one, row in zip(answers, expected, strict=True):
         assert one.prediction == [f"LABEL_{n}" for n in range(3) if row[n] > 0.5]
         assert list(one.answer["probabilities"].values()) == pytest.approx(row.tolist(), abs=1e-5)
+    with pytest.raises(
+        EtymonError, match="tells 3 labels apart and says no number: use it with --task classify"
+    ):
+        etymon.evaluate(tmp_path / "several", task="regress", data=NUMBERS.rows)
 
 
 @pytest.mark.parametrize(

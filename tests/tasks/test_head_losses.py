@@ -253,6 +253,11 @@ def test_of_several_labels_each_is_followed_by_itself() -> None:
     close(loss_of(task, model, slices(task, SEVERAL)), expected)
 
 
+def test_language_modelling_beside_a_task_needs_an_ordinary_softmax() -> None:
+    with pytest.raises(EtymonError, match=r"needs an ordinary softmax, .*: set language_model to 0"):
+        begun("transformer-xl", language_model=0.5)
+
+
 def test_only_a_teacher_of_the_same_labels_can_be_followed() -> None:
     task, _ = begun("bert")
     other_task, other = begun("bert", table=TWO)

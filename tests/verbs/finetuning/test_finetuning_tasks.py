@@ -18,10 +18,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+import yaml
 
 import etymon
+from etymon.data.sources import Texts
 from etymon.data.tables import read_table
 from etymon.errors import EtymonError
+from etymon.families.loading import build
+from etymon.families.saving import save
 from etymon.training.runs import Run
 from etymon.verbs import seeds
 from etymon.verbs.finetune import Finetuned
@@ -422,3 +426,35 @@ def test_the_matrix_of_families_and_tasks(run: Command) -> None:
     assert refused["task"] == "text2text" and refused["reason"]
     code, _, error = run("tasks", "--family", "brt")
     assert code == 2 and "bert" in error
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "tuned", "gone_on"),
+    [({}, "pocket", "muon", "muon"), ({"layers": 2, "inner_dim": 64}, None, "adamw", "adam-bert")],
+)
+def test_only_a_pocket_model_is_trained_by_a_pocket_recipe(
+    shape: dict[str, int], size: str | None, tuned: str, gone_on: str, tmp_path: Path
+) -> None:
+    model = build("bert", "pocket", shape={"vocabulary": tiny.tokenizer("bert").size, **shape})
+    model.tokenizer = tiny.tokenizer("bert")
+    save(model, tmp_path / "model")
+    common: dict[str, Any] = {"steps": 1, "progress": "silent", "length": 32}
+    etymon.finetune(
+        tmp_path / "model",
+        task="classify",
+        train=TRAIN[:20],
+        out=tmp_path / "tuned",
+        baselines=False,
+        **common,
+    )
+    etymon.pretrain(
+        "bert",
+        from_=tmp_path / "model",
+        data=Texts(tiny.texts()),
+        out=tmp_path / "gone_on",
+        batch=2,
+        **common,
+    )
+    for folder, optimiser in (("tuned", tuned), ("gone_on", gone_on)):
+        kept = yaml.safe_load((tmp_path / folder / "run.yaml").read_text(encoding="utf-8"))
+        assert (kept["size"], kept["training"]["optimiser"]["name"]) == (size, optimiser)
