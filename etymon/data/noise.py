@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -287,38 +286,6 @@ def raw_length_for(input_length: int, density: float = 0.15, mean_span: float = 
     while span_lengths(raw + 1, density, mean_span)[0] <= input_length:
         raw += 1
     return raw, span_lengths(raw, density, mean_span)[1]
-
-
-# ---------------------------------------------------------------- the way back
-
-
-def reconstruct_spans(
-    shown: np.ndarray, target: np.ndarray, sentinels: Sequence[int] | np.ndarray
-) -> np.ndarray:
-    """The original ids from an input and a target with sentinels."""
-    marks = [*np.flatnonzero(np.isin(target, sentinels)), len(target)]
-    spans = {int(target[mark]): target[mark + 1 : stop] for mark, stop in pairwise(marks)}
-    parts: list[np.ndarray] = []
-    position = 0
-    for place in np.flatnonzero(np.isin(shown, sentinels)).tolist():
-        parts += [shown[position:place], spans.get(int(shown[place]), target[:0])]
-        position = place + 1
-    return np.concatenate([*parts, shown[position:]])
-
-
-def reconstruct_at(shown: np.ndarray, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """The original ids from a masked input and the tokens asked for."""
-    original = shown.copy()
-    original[places] = tokens
-    return original
-
-
-def reconstruct_dropped(kept: np.ndarray, dropped: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The original ids from what was kept, what was dropped, and where."""
-    original = np.empty(len(mask), kept.dtype)
-    original[mask] = dropped
-    original[~mask] = kept
-    return original
 
 
 def _span_firsts(mask: np.ndarray, sentinels: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -161,10 +161,8 @@ class Family:
         )
 
     def suggested(self, tokenizer: Tokenizer, size: str | None, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of a shape that nobody has told and that the text decides: where an adaptive softmax is cut."""
-        published = any(row.ours == "cutoffs" for row in self.settings.fields)
-        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only asked for.
-        if not published or "causal" not in self.capabilities or "cutoffs" in told:
+        """Fields of a shape that nobody has told and that the text decides: where a published adaptive softmax is cut."""
+        if "cutoffs" in told or not any(row.theirs == "cutoffs" for row in self.settings.fields):
             return {}
         usual: dict[str, Any] = {one.name: one.default for one in fields(self.shape)}
         usual |= {**self.sizes[size or next(iter(self.sizes))], **told}

@@ -62,8 +62,8 @@ class Shape:
     def __post_init__(self) -> None:
         if self.embedding_dim is None:
             object.__setattr__(self, "embedding_dim", self.dim)
-        if self.tied_maps is None:
-            object.__setattr__(self, "tied_maps", (False, *(True for _ in self.cutoffs)))
+        maps = (False, *(True for _ in self.cutoffs)) if self.tied_maps is None else self.tied_maps
+        object.__setattr__(self, "tied_maps", maps[: len(self.cutoffs) + 1])
         check_cutoffs(self)
 
 

@@ -263,7 +263,8 @@ class TrainingRun(ABC):
         """The model with its tokenizer, and with room for its words; a new one if there is none yet."""
         if model is None:
             own = {"vocabulary": words or tokenizer.size, **build_options.pop("shape", {})}
-            shape = {**self.file.shape, **self.family.fitted(tokenizer), **own}
+            suggested = self.family.suggested(tokenizer, self.file.size, self.file.shape)
+            shape = {**suggested, **self.file.shape, **self.family.fitted(tokenizer), **own}
             model = build(
                 self.family, self.file.size, heads=heads, seed=self.file.seed, shape=shape, **build_options
             )

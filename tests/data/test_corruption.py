@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from etymon.data import noise
 from etymon.data.corruption import NOISES, Amounts, Text
+from tests import reconstruct
 
 MASK, SENTINELS = 500, list(range(999, 899, -1))
 seeds = st.integers(0, 2**32)
@@ -47,7 +48,7 @@ def test_input_and_target_hold_the_text(name: str, text: Text, seed: int) -> Non
     if known.asks == "everything":
         assert target.tolist() == text.ids.tolist()
     elif known.asks == "sentinels":
-        assert noise.reconstruct_spans(shown, target, SENTINELS).tolist() == text.ids.tolist()
+        assert reconstruct.from_spans(shown, target, SENTINELS).tolist() == text.ids.tolist()
     else:  # what is shown and what is asked for are the text, each in its order
         assert sorted([*shown, *target]) == text.ids.tolist()
         assert (np.diff(shown) > 0).all() and (np.diff(target) > 0).all()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from etymon.data import noise
 from etymon.errors import EtymonError
+from tests import reconstruct
 
 SENTINELS = list(range(999, 899, -1))
 seeds = st.integers(0, 2**32)
@@ -70,7 +71,7 @@ def test_sentinels_can_be_undone(mask: np.ndarray, seed: int) -> None:
     assert shown.dtype == target.dtype == ids.dtype
     assert len(shown) == (~mask).sum() + spans(mask)
     assert len(target) == mask.sum() + spans(mask)
-    assert np.array_equal(noise.reconstruct_spans(shown, target, SENTINELS), ids)
+    assert np.array_equal(reconstruct.from_spans(shown, target, SENTINELS), ids)
 
 
 def test_the_paper_example() -> None:
@@ -99,8 +100,8 @@ def test_masking_and_dropping_can_be_undone(mask: np.ndarray, seed: int) -> None
     places, asked = noise.at(ids, mask)
     shown = noise.mask_eighty_ten_ten(ids, places, 103, (0, 800), rng)
     assert np.array_equal(shown[~mask], ids[~mask])
-    assert np.array_equal(noise.reconstruct_at(shown, places, asked), ids)
-    assert np.array_equal(noise.reconstruct_dropped(noise.drop(ids, mask), asked, mask), ids)
+    assert np.array_equal(reconstruct.from_at(shown, places, asked), ids)
+    assert np.array_equal(reconstruct.from_dropped(noise.drop(ids, mask), asked, mask), ids)
 
 
 def test_eighty_ten_ten() -> None:

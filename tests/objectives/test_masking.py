@@ -20,7 +20,7 @@ from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.objectives.masked import Masked
 from etymon.objectives.masking import SCHEMES, Masking
-from tests import tiny
+from tests import reconstruct, tiny
 
 LENGTH = 48
 DRAWS = 600
@@ -78,7 +78,7 @@ def test_what_is_not_asked_for_is_shown_and_what_is_comes_in_order(
     drawn = Drawn(name, tokenizer, split)
     for places, shown in zip(drawn.places, drawn.shown, strict=True):
         assert (np.diff(places) >= (0 if name == "electra" else 1)).all()
-        assert np.array_equal(noise.reconstruct_at(shown, places, drawn.ids[places]), drawn.ids)
+        assert np.array_equal(reconstruct.from_at(shown, places, drawn.ids[places]), drawn.ids)
     assert drawn.chosen[drawn.special].any() == (name == "roberta"), "only RoBERTa asks for special tokens"
 
 
@@ -241,7 +241,7 @@ def test_sentences_are_framed_whole(name: str, tokenizer: Tokenizer, split: Spli
     text, borders = [], 0
     for row in objective.plan(split, 0, 0, shuffle=False):
         example = objective.prepare(split, row, key(0, int(row[0])))
-        original = noise.reconstruct_at(example.ids, example.places, example.targets)
+        original = reconstruct.from_at(example.ids, example.places, example.targets)
         assert len(original) <= 32 and (original[0], original[-1]) == (first, separator)
         inner = original[1:-1]
         borders += int((inner == separator).sum())
@@ -258,7 +258,7 @@ def test_segments_are_framed_as_pairs(tokenizer: Tokenizer, split: Split) -> Non
     assert np.array_equal(plan, packing.segments(split, 32, tokenizer.framing, 0, 0))
     for row in plan:
         example = objective.prepare(split, row, key(0, int(row[0])))
-        original = noise.reconstruct_at(example.ids, example.places, example.targets)
+        original = reconstruct.from_at(example.ids, example.places, example.targets)
         a, b = split.tokens[row[0] : row[1]].tolist(), split.tokens[row[2] : row[3]].tolist()
         assert original.tolist() == [tokenizer.id("class"), *a, separator, *([*b, separator] if b else [])]
         assert example.segments.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1 if b else 0)

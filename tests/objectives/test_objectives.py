@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data import noise
 from etymon.data.plans import key
 from etymon.data.store import Split
 from etymon.errors import EtymonError
@@ -21,7 +20,7 @@ from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.denoising import SpanCorruption
 from etymon.objectives.objective import Term, check_fit, weighted_loss
 from etymon.training.unit import TrainingUnit
-from tests import tiny
+from tests import reconstruct, tiny
 
 
 @dataclass
@@ -123,7 +122,7 @@ def test_masking_rates(splits: dict[str, Split], name: str) -> None:
             assert len(set(example.places.tolist())) == len(example.places)
             assert len(example.places) == max(1, round(0.15 * len(example.ids)))
             assert not frame & set(example.targets.tolist()), "a frame token was masked"
-            original = noise.reconstruct_at(example.ids, example.places, example.targets)
+            original = reconstruct.from_at(example.ids, example.places, example.targets)
             assert original[0] == tokenizer.id("class") and original[-1] == tokenizer.id("separator")
     assert asked > 2000
     assert asked / read == pytest.approx(0.15, abs=0.01)
@@ -137,7 +136,7 @@ def test_masked_inverts_to_the_text(splits: dict[str, Split]) -> None:
     separator = tiny.tokenizer("bert").id("separator")
     plan = case.objective.plan(case.split, 0, 0)
     for row, example in zip(plan[:20], case.examples(20), strict=True):
-        original = noise.reconstruct_at(example.ids, example.places, example.targets)
+        original = reconstruct.from_at(example.ids, example.places, example.targets)
         assert original[1:-1].tolist() == case.split.stream(*row.tolist(), separator).tolist()
 
 
@@ -148,7 +147,7 @@ def test_pairs_invert_to_their_two_texts(splits: dict[str, Split]) -> None:
     labels = set()
     for row, example in zip(case.objective.plan(case.split, 0, 0)[:40], case.examples(40), strict=True):
         a, b = tokens[row[0] : row[1]].tolist(), tokens[row[2] : row[3]].tolist()
-        original = noise.reconstruct_at(example.ids, example.places, example.targets)
+        original = reconstruct.from_at(example.ids, example.places, example.targets)
         assert original.tolist() == [first, *a, separator, *b, separator]
         assert example.segments.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
         assert example.label == row[4]
@@ -169,7 +168,7 @@ def test_spans_invert_to_the_text(splits: dict[str, Split]) -> None:
     end = tiny.tokenizer("t5").id("end")
     for row, example in zip(case.objective.plan(case.split, 0, 0)[:20], case.examples(20), strict=True):
         assert example.ids[-1] == example.targets[-1] == end
-        original = noise.reconstruct_spans(
+        original = reconstruct.from_spans(
             example.ids[:-1], example.targets[:-1], tiny.tokenizer("t5").sentinels
         )
         assert original.tolist() == case.split.tokens[slice(*row)].tolist()
@@ -185,7 +184,7 @@ def test_rolled_spans_lie_anywhere_and_still_fit(splits: dict[str, Split]) -> No
         for seed in range(200):
             example = objective.prepare(split, row, key(seed))
             assert len(example.ids) <= 12 and len(example.targets) <= objective.target_length
-            original = noise.reconstruct_spans(example.ids[:-1], example.targets[:-1], tokenizer.sentinels)
+            original = reconstruct.from_spans(example.ids[:-1], example.targets[:-1], tokenizer.sentinels)
             assert original.tolist() == split.tokens[slice(*row)].tolist()
             ends[roll].add(int(example.ids[-2]) in tokenizer.sentinels)
     assert ends == {False: {True}, True: {True, False}}

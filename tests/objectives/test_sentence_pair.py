@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from etymon.data import framing, noise
+from etymon.data import framing
 from etymon.data.plans import key
 from etymon.data.store import Split
 from etymon.errors import EtymonError
@@ -18,7 +18,7 @@ from etymon.families import get_family
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import check_fit, weighted_loss
 from etymon.training.unit import TrainingUnit
-from tests import tiny
+from tests import reconstruct, tiny
 
 PAIRS = ["masked-next-sentence", "masked-sentence-order"]
 
@@ -41,7 +41,7 @@ def test_order_is_asked_about_consecutive_texts(family: str, split: Split) -> No
     for epoch in range(6):
         for number, row in enumerate(objective.plan(split, 0, epoch)):
             example = objective.prepare(split, row, key(0, epoch, number))
-            original = noise.reconstruct_at(example.ids, example.places, example.targets)
+            original = reconstruct.from_at(example.ids, example.places, example.targets)
             a, b = (split.tokens[start:stop].tolist() for start, stop in (row[:2], row[2:4]))
             assert original.tolist() == [first, *a, *middle, *b, separator] and len(original) <= 32
             assert bool(example.segments.any()) == (family == "albert"), "RoBERTa has no second segment"

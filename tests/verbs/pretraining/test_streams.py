@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from etymon.data.sources import Texts
 from etymon.errors import EtymonError
+from etymon.families import transformer_xl
+from etymon.nn import adaptive
 from tests.carrying import carrying
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import crash, metrics, pretrain, resume
@@ -91,3 +95,22 @@ def test_another_number_of_streams_is_refused_on_resume(tmp_path: Path) -> None:
     for changes in ({"batch": 8}, {"slices": 4}):
         with pytest.raises(EtymonError, match=r"began with (batch 4, not 8|slices 2, not 4)"):
             resume("gpt2", tmp_path / "run", **changes)
+
+
+def test_words_that_were_counted_are_cut_by_how_frequent_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive, "SMALL", 50)
+    monkeypatch.setattr(adaptive, "BIN_COST", 0)
+    words = [f"word{number} " * (400 // (number + 1)) for number in range(220)]
+    own: dict[str, Any] = {"data": Texts(words), "tokenizer": "word", "vocabulary": 130, "steps": 1}
+    assert pretrain("transformer-xl", tmp_path / "xl", **own).model.shape.cutoffs == (100,)
+    told = pretrain("transformer-xl", tmp_path / "told", set=["shape.cutoffs=[50]"], **own)
+    assert told.model.shape.cutoffs == (50,)
+    assert pretrain("gpt2", tmp_path / "gpt2", **own).model.shape.cutoffs == (), "only where it is published"
+    # Uncounted tokens are cut where the size says, as far as there are so many.
+    monkeypatch.setitem(transformer_xl.SIZES["test"], "cutoffs", (90, 250, 400))
+    uncounted = pretrain(
+        "transformer-xl", tmp_path / "uncounted", **{**own, "tokenizer": "byte-bpe", "vocabulary": 300}
+    )
+    assert uncounted.model.shape.cutoffs == (90, 250)
