@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +17,12 @@ from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from etymon.data.examples import NONE, Examples, Ragged, bundles
+from etymon.data.examples import Examples, Ragged
 from etymon.data.tables import Table
 from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.generation.decoding import evaluating
 from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout, Padding
@@ -30,7 +30,7 @@ from etymon.nn.spans import ConditionalSpan
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores
 from etymon.tasks.answer_windows import Tokens, Window, windows
 from etymon.tasks.answers_given import given_answers, told_apart
-from etymon.tasks.headed import PREDICTED_TOKENS, HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.scores import Score
 from etymon.tasks.spans import Found, best_spans, followed_spans, row_log_softmax
 from etymon.tasks.task import Fit
@@ -279,24 +279,30 @@ class Answer(HeadTask):
 
     def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Answered]:
         parts, tokens = self.windows(table)
-        examples = self.examples(parts)
+        looked = self.asked(model, self.examples(parts), partial(self.looked, model))
+        return self._together(table, parts, tokens, looked)
+
+    def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
+        if self.head == CONDITIONAL:  # whose loss is that of the end behind the right beginning
+            return None
+        return super().judged(model, examples, table)
+
+    def looked(self, model: Model, prepared: HeadPrepared) -> list[Any]:
+        return self.followed(model, prepared) if self.head == CONDITIONAL else super().looked(model, prepared)
+
+    def meant(self, table: Table, answers: list[Any]) -> list[Answered]:
+        return self._together(table, *self.windows(table), answers)
+
+    def _together(
+        self, table: Table, parts: Sequence[Window], tokens: Sequence[Tokens], looked: Sequence[Spans]
+    ) -> list[Answered]:
+        """The answers of contexts by those of their windows."""
         found: list[list[Found]] = [[] for _ in tokens]
         nothing = [float("inf")] * len(tokens)
-        with torch.inference_mode(), evaluating(model):
-            for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
-                numbers = row[row != NONE].tolist()  # in order of size, as they are collated
-                prepared = self.collate([[examples.example(number)] for number in numbers]).to(model.device)
-                looked = (
-                    self.followed(model, prepared)
-                    if self.head == CONDITIONAL
-                    else self.answers(self.combined(model, None, prepared), prepared)
-                )
-                for window, (spans, none) in zip((parts[number] for number in numbers), looked, strict=True):
-                    shift = window.first - window.at
-                    found[window.number] += [
-                        (score, first + shift, last + shift) for score, first, last in spans
-                    ]
-                    nothing[window.number] = min(none, nothing[window.number])
+        for window, (spans, none) in zip(parts, looked, strict=True):
+            shift = window.first - window.at
+            found[window.number] += [(score, first + shift, last + shift) for score, first, last in spans]
+            nothing[window.number] = min(none, nothing[window.number])
         rows = zip(self.contexts(table), tokens, found, nothing, strict=True)
         return [self.answered(*row) for row in rows]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -31,8 +30,9 @@ from etymon.generation.decoding import evaluating
 from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
-from etymon.objectives.objective import Prepared, Term, Unit, flat_starts
+from etymon.objectives.objective import Term, Unit
 from etymon.tasks.feature_cache import FeatureCache
+from etymon.tasks.head_batches import HeadPrepared, ask_for_words, parts_of
 from etymon.tasks.reading import TextReader
 from etymon.tasks.task import Fit, Task
 
@@ -57,23 +57,6 @@ class HeadOptions:
     """At which a teacher's answers are followed."""
     teaching: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The weight of following the teacher, if there is one; the labels have the rest."""
-
-
-@dataclass
-class HeadPrepared(Prepared):
-    """Rows of a batch. `at` are the places that the head is asked at, if the family does not know them itself; `counts_E`
-    the rows of every example."""
-
-    batch: Batch
-    targets: Tensor
-    at: Tensor | None
-    rows: tuple[int, ...]
-    keys: tuple[tuple[int, int, int], ...]
-    """By which the rows are known in another epoch."""
-    words_at: Tensor | None = None
-    words: Tensor | None = None
-    words_weights: Tensor | None = None
-    taught: Tensor | None = None
 
 
 class HeadTask(Task):
@@ -228,10 +211,11 @@ class HeadTask(Task):
             )
         order = [task.known.index(label) for label in self.known]
 
-        def said(scores: Tensor, prepared: HeadPrepared) -> list[np.ndarray]:
+        def look(prepared: HeadPrepared) -> list[np.ndarray]:
+            scores = task.said(model, None, prepared)
             return task.apart(scores[:, order].float().cpu().numpy(), prepared)
 
-        self.teacher = lambda table: task.together(task.asked(model, table, said))
+        self.teacher = lambda table: task.together(task.asked(model, task.read(table), look))
 
     def texts(self, table: Table) -> dict[str, list[str]]:
         self.targets(table)
@@ -284,7 +268,7 @@ class HeadTask(Task):
     def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> HeadPrepared:
         chosen = sorted((one for bundle in examples for one in bundle), key=lambda one: len(one["ids"]))
         ids, segments = (
-            [part for one in chosen for part in _parts(one[name], one["lengths"])]
+            [part for one in chosen for part in parts_of(one[name], one["lengths"])]
             for name in ("ids", "segments")
         )
         batch = Batch.of(ids, segments=segments if any(map(np.any, segments)) else None)
@@ -317,7 +301,7 @@ class HeadTask(Task):
             prepared.taught = torch.from_numpy(self.together([one[TAUGHT] for one in chosen]))
             prepared.counts[TAUGHT] = float(self.log_shares(prepared.taught)[..., 0].numel())
         if self.options.language_model:
-            _ask_for_words(prepared, ids)
+            ask_for_words(prepared, ids)
         return prepared
 
     def places(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor | None:
@@ -367,38 +351,42 @@ class HeadTask(Task):
     # --- use
 
     def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
-        return self.asked(model, table, self.answers)
+        return self.meant(table, self.asked(model, self.read(table), partial(self.looked, model)))
+
+    def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
+        total = count = 0.0
+
+        def look(prepared: HeadPrepared) -> list[Any]:
+            nonlocal total, count
+            scores = self.said(model, None, prepared)
+            total += float(self.criterion(scores, prepared))
+            count += prepared.counts["loss"]
+            return self.answers(scores, prepared)
+
+        answers = self.meant(table, self.asked(model, examples, look))
+        return answers, total / max(count, 1.0)
+
+    def looked(self, model: Model, prepared: HeadPrepared) -> list[Any]:
+        """The answers to a batch."""
+        return self.answers(self.said(model, None, prepared), prepared)
 
     def asked(
-        self, model: Model, table: Table, mean: Callable[[Tensor, HeadPrepared], Sequence[Any]]
+        self, model: Model, examples: Examples, look: Callable[[HeadPrepared], Sequence[Any]]
     ) -> list[Any]:
-        """What `mean` makes of the scores of every example, in the order of the table."""
-        examples = self.read(table)
+        """What `look` says of every example, in their order."""
         found: dict[int, Any] = {}
+        rng = np.random.default_rng(0)  # which nothing that is only read asks for
         with torch.inference_mode(), evaluating(model):
             for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
-                numbers = sorted(row[row != NONE].tolist(), key=lambda number: int(examples.sizes[number]))
-                prepared = self.collate([[examples.example(number)] for number in numbers]).to(model.device)
-                answers = mean(self.said(model, None, prepared), prepared)
-                found |= dict(zip(numbers, answers, strict=True))
+                chosen = np.array(sorted(row[row != NONE], key=lambda number: int(examples.sizes[number])))
+                prepared = self.collate([self.prepare(examples, chosen, rng)]).to(model.device)
+                found |= dict(zip(chosen.tolist(), look(prepared), strict=True))
         return [found[number] for number in range(len(examples))]
+
+    def meant(self, table: Table, answers: list[Any]) -> list[Any]:
+        """The answer to every row of the table, by those to its examples."""
+        return answers
 
     def described(self) -> dict[str, Any]:
         own = {} if self.outputs is None else {"outputs": list(self.outputs)}
         return {**super().described(), "labels": list(self.known), **own}
-
-
-def _parts(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    return [flat[start:stop] for start, stop in pairwise([0, *np.cumsum(lengths).tolist()])]
-
-
-def _ask_for_words(prepared: HeadPrepared, rows: Sequence[np.ndarray]) -> None:
-    """Every row's next words; each row counts once, whatever its length."""
-    lengths = np.array([len(row) - 1 for row in rows])
-    starts = flat_starts(rows)
-    prepared.words_at = torch.from_numpy(
-        np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths)])
-    )
-    prepared.words = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
-    prepared.words_weights = torch.from_numpy(np.repeat(1 / np.maximum(lengths, 1), lengths)).float()
-    prepared.counts["language_model"] = float(len(rows))

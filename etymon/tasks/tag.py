@@ -23,7 +23,6 @@ from etymon.data.tables import Table
 from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.tasks.entities import (
     Entity,
@@ -250,9 +249,8 @@ class Tag(HeadTask):
         best = scores.float().softmax(-1).max(-1)
         return self.apart(torch.stack([best.values, best.indices.float()], 1).cpu().numpy(), prepared)
 
-    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Tagged]:
-        rows = self.words(table)
-        said = self.together(self.asked(model, table, self.answers))
+    def meant(self, table: Table, answers: list[Any]) -> list[Tagged]:
+        rows, said = self.words(table), self.together(answers)
         each = np.split(said, np.cumsum([len(words.spans) for words in rows])[:-1])
         return [self._answer(words, one) for words, one in zip(rows, each, strict=True)]
 

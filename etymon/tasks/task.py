@@ -107,6 +107,10 @@ class Task(Objective, ABC):
     def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
         """The model's answer to every row, in their order."""
 
+    def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
+        """`predict` of a table with its mean loss, `examples` being its encoding; None where that takes more than one look."""
+        return None
+
     @abstractmethod
     def score(
         self, predictions: Sequence[Any], table: Table, metrics: Sequence[str], resamples: int = 0

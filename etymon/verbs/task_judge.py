@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,10 @@ from etymon.data.examples import Examples
 from etymon.data.tables import Table
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
-from etymon.objectives.objective import Prepared
 from etymon.tasks.task import Task
 from etymon.training.distributed import World
 from etymon.training.feeding import validation_slices
-from etymon.training.figures import evaluate
+from etymon.training.figures import averages, evaluate
 from etymon.training.progress import Progress
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_judge import PhasePlan
@@ -61,7 +60,6 @@ class TaskJudge:
     progress: Progress
     world: World
     on_sample: Callable[[int, str], None]
-    _slices: Sequence[Prepared] = field(default_factory=list)
     _told: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +68,7 @@ class TaskJudge:
             self.few = table.at(
                 np.linspace(0, len(table) - 1, min(JUDGED_ROWS, len(table))).astype(int).tolist()
             )
-            self._slices = self._read(self.task.encode(self.few))
+            self._examples = self.task.encode(self.few)
 
     def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:
         if self.data.table is None:
@@ -79,12 +77,10 @@ class TaskJudge:
                     "no rows are held out: only the training loss will tell how good the model is"
                 )
             return {}
-        self.unit.objective = self.task
-        figures = evaluate(self.unit, self._slices, self.world)
         scored = [name for name in self.metrics if name != "loss"]
         found = dict.fromkeys(scored, 0.0)
+        figures, answers = self._asked(self._examples, self.few, self.world)
         if scored and self.world.first:
-            answers = self.task.predict(self._model, self.few)
             found = {name: score.value for name, score in self.task.score(answers, self.few, scored).items()}
             for place in range(min(SHOWN, len(self.few))):
                 self.on_sample(step, self.task.shown(self.few, place, answers[place]))
@@ -103,18 +99,22 @@ class TaskJudge:
         table, scored = self.data.table, [name for name in self.metrics if name != "loss"]
         if table is None or self.data.validation is None:
             return {}, Judged()
-        self.unit.objective = self.task
-        figures = evaluate(self.unit, self._read(self.data.validation))
+        figures, answers = self._asked(self.data.validation, table, World(), DecodingSettings(beams=beams))
         if not scored:
             return figures, Judged()
-        answers = self.task.predict(self._model, table, DecodingSettings(beams=beams))
         scores = self.task.score(answers, table, scored, RESAMPLES)
         return figures | {name: score.value for name, score in scores.items()}, Judged(answers, scores)
 
-    @property
-    def _model(self) -> Model:
+    def _asked(
+        self, examples: Any, table: Table, world: World, decoding: DecodingSettings | None = None
+    ) -> tuple[dict[str, float], list[Any]]:
+        """The loss of rows, and, where they are to be scored, the answers to them: the first process's."""
         model: Model = self.unit.model  # type: ignore[assignment]
-        return model
-
-    def _read(self, examples: Any) -> Sequence[Prepared]:
-        return list(validation_slices(self.task, examples, self.seed, rows=1))
+        self.unit.objective = self.task
+        scored = any(name != "loss" for name in self.metrics)
+        if scored and world.size == 1 and (both := self.task.judged(model, examples, table)) is not None:
+            answers, loss = both
+            return averages({"loss": loss}, {"loss": 1.0}, None), answers
+        slices = list(validation_slices(self.task, examples, self.seed, rows=1))
+        figures = evaluate(self.unit, slices, world)
+        return figures, self.task.predict(model, table, decoding) if scored and world.first else []

@@ -134,4 +134,6 @@ def padded(task: Any, table: Table, pad: int, *, left: bool = False) -> dict[str
 
 def scores_of(task: Any, model: Model, table: Table) -> Tensor:
     """What the head says of every row, in the order of the table."""
-    return torch.stack(task.asked(model, table, lambda scores, prepared: list(scores.clone())))
+    return torch.stack(
+        task.asked(model, task.read(table), lambda prepared: list(task.said(model, None, prepared).clone()))
+    )

@@ -18,6 +18,8 @@ from etymon.families.loading import load
 from etymon.families.saving import save
 from etymon.objectives.objective import weighted_loss
 from etymon.tasks import REGISTRY, get_task, task_for
+from etymon.training.feeding import validation_slices
+from etymon.training.figures import evaluate
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.tasks import cell
 from tests import tiny
@@ -102,6 +104,15 @@ def test_a_step_a_folder_and_the_same_answers(family: str, name: str, tmp_path: 
     assert len(answers) == len(table)
     records = [[one.record(answer) for answer in each] for one, each in ((opened, answers), (task, expected))]
     assert str(records[0]) == str(records[1])
+    examples = task.encode(table)
+    once = task.judged(model, examples, table)
+    assert (once is None) == (
+        found.way == "text-to-text" or "vocabulary" in task.heads or (family, name) == ("xlnet", "answer")
+    )
+    if once is not None:
+        assert str([task.record(answer) for answer in once[0]]) == str(records[1])
+        figures = evaluate(unit, list(validation_slices(task, examples, 0, rows=1)))
+        assert once[1] == pytest.approx(figures["loss"], rel=1e-5)
     scores = opened.score(answers, table, opened.usual_metrics)
     assert all(math.isfinite(score.value) for score in scores.values())
     assert opened.shown(table, 0, answers[0])
