@@ -14,6 +14,9 @@ from etymon.training.unit import TrainingUnit
 
 Unit = Literal["seconds", "steps", "tokens", "epochs", "words", "flops"]
 
+COUNTED = 4
+"""Slices in which operations are counted, since their rows may be of any length."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -69,7 +72,7 @@ def pace_of(shares: list[tuple[float, Feed]], unit: TrainingUnit | None = None) 
     for share, feed in shares:
         read = share * feed.slices * feed.rows * feed.mean_tokens
         tokens += read
-        flops += 0.0 if unit is None else read * operations_a_token(unit, feed)
+        flops += 0.0 if unit is None else read * operations_a_token(unit, feed, COUNTED)
         epochs += share * feed.epochs_a_step
         words += share * feed.words_a_step
     return Pace(tokens, epochs, words, None if unit is None else flops)

@@ -39,19 +39,25 @@ def matmul_peak(device: torch.device = CPU, seconds: float = 0.3) -> float:
     return 2 * size**3 / best
 
 
-def operations_a_token(unit: TrainingUnit, feed: Feed) -> float:
-    """Floating-point operations a token, counted in a slice; only a unit that is not wrapped can be asked."""
+def operations_a_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float:
+    """Floating-point operations a token, counted in so many slices; only a unit that is not wrapped can be asked."""
     unit.train()
     unit.objective = feed.objective
-    position, most, device = Position(), 0.0, next(unit.parameters()).device
+    position, device = Position(), next(unit.parameters()).device
+    operations: list[float] = []
+    tokens: list[int] = []
     with unit.apart():
         while True:
-            slices, position = feed.addresses(position)
-            prepared = feed.slice(slices[0])
-            counted = step_operations(unit, prepared.to(device)) / prepared.tokens
-            if counted <= most or not unit.memory_tensors():
-                return max(counted, most)
-            most = counted  # what streams remember is read, too: the next slice costs more until the memory is full
+            addresses, position = feed.addresses(position)
+            prepared = feed.slice(addresses[0])
+            operations.append(step_operations(unit, prepared.to(device)))
+            tokens.append(prepared.tokens)
+            if not unit.memory_tensors():
+                if len(tokens) == slices:
+                    return sum(operations) / sum(tokens)
+            elif len(tokens) > 1 and operations[-1] / tokens[-1] <= operations[-2] / tokens[-2]:
+                return operations[-1] / tokens[-1]
+            # What streams remember is read, too: the next slice costs more until the memory is full.
 
 
 def step_operations(unit: torch.nn.Module, prepared: Any) -> float:

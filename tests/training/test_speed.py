@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from etymon.data.tables import read_table
+from etymon.families import get_family
 from etymon.objectives import get_objective
+from etymon.tasks import get_task
 from etymon.training.feeding import Course, Feed, Phase, Position
 from etymon.training.speed import operations_a_token, step_operations
 from etymon.training.unit import TrainingUnit
@@ -30,3 +33,22 @@ def test_what_is_remembered_is_counted_among_the_operations(tmp_path: Path) -> N
     forgetful = unit_of(memory=0)
     feed = Feed(forgetful.objective, store.train, 0, slices=1, rows=4)
     assert operations_a_token(forgetful, feed) == costs[0]
+
+
+def test_operations_are_those_of_several_slices(tmp_path: Path) -> None:
+    """Rows of a table are of any length, and a head that reads one place of each costs more a token where they are short."""
+    task: Any = get_task("classify", {}, get_family("bert"))
+    texts = [{"text": " ".join(["river"] * (3 * number + 1)), "label": number % 2} for number in range(12)]
+    table = read_table(texts)
+    model = tiny.model("bert", task.fit(get_family("bert")).heads, labels=task.labels(table))
+    task.tie(model, 48, frozen=False)
+    task.batch_rows = 2
+    feed, unit = Feed(task, task.encode(table, learn=True), 0, slices=1, rows=1), TrainingUnit(model, task)
+    position, counted = Position(), []
+    for _ in range(4):
+        addresses, position = feed.addresses(position)
+        prepared = feed.slice(addresses[0])
+        counted.append((step_operations(unit, prepared), prepared.tokens))
+    assert len({tokens for _, tokens in counted}) > 1
+    operations, tokens = (sum(each) for each in zip(*counted, strict=True))
+    assert operations_a_token(unit, feed, 4) == operations / tokens != counted[0][0] / counted[0][1]
