@@ -63,6 +63,7 @@ class HeadTask(Task):
     """What is left to say: the texts of an example, its target, what scores mean, and the loss."""
 
     head: ClassVar[str]
+    writes = False
     usual_rows = 32
     written_by: ClassVar[frozenset[str]] = frozenset({"t5"})
     """Families that were published as writing their answers."""

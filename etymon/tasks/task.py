@@ -45,6 +45,8 @@ class Task(Objective, ABC):
     """The scores it knows beside `loss`; the first is the usual one."""
     libraries: ClassVar[Mapping[str, str]] = {}
     """Metrics that another library counts."""
+    writes: ClassVar[bool] = True
+    """Whether an answer is a text, written token by token."""
     usual_rows: ClassVar[int | None] = None
     """Rows a step where nobody says how many; None where tokens are counted."""
     requires: frozenset[str] = frozenset()

@@ -152,7 +152,8 @@ def finetune(
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
     seeds: Annotated[
-        int | Sequence[int] | None, "train so many models, or of these seeds, for a mean and its deviation"
+        Sequence[int] | int | None,
+        "train so many models (3), or those of these seeds (3 5 8), for a mean and its deviation",
     ] = None,
     config: Annotated[Path | None, "a YAML file with any of these settings; options beat it"] = None,
     set: Annotated[
@@ -226,8 +227,9 @@ def finetune(
             raise EtymonError("give --seed, --dry-run or --seeds, not several of them")
         from etymon.verbs.seeds import finetune_seeds
 
+        wanted = [seeds] if isinstance(seeds, int) else list(seeds)
         return finetune_seeds(
-            folder, file, [*range(seeds)] if isinstance(seeds, int) else list(seeds), resume=resume,
+            folder, file, [*range(wanted[0])] if len(wanted) == 1 else wanted, resume=resume,
             progress=progress, device=device, workers=workers, train=_rows(train), validation=_rows(validation),
         )  # fmt: skip
     if resume and dry_run:

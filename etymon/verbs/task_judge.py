@@ -21,8 +21,9 @@ from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.task_report import Judged
 
-JUDGED_ROWS = 200
-"""Of the validations on the way; when the run is over, all are answered."""
+FEW, MANY, FEW_TOKENS = 200, 1000, 32_768
+"""Rows of the validations on the way: a few, or, where a head answers, up to many with not too many tokens. When the run is over,
+all are answered."""
 RESAMPLES = 1000
 SHOWN = 3
 
@@ -36,6 +37,16 @@ class TaskData:
     table: Table | None
     """The validation rows themselves."""
 
+    def on_the_way(self, task: Task) -> int:
+        """How many of them validations before the last answer."""
+        if self.table is None or self.validation is None:
+            return 0
+        wanted = FEW
+        if not task.writes:
+            cheap = FEW_TOKENS * len(self.table) // max(int(self.validation.sizes.sum()), 1)
+            wanted = max(FEW, min(MANY, cheap))
+        return min(wanted, len(self.table))
+
 
 @dataclass
 class TaskPlan(PhasePlan):
@@ -45,7 +56,7 @@ class TaskPlan(PhasePlan):
 
     def rest_of_validation(self, seed: int) -> float:
         rows = 0 if self.store.table is None else len(self.store.table)
-        return self.beams * rows / JUDGED_ROWS
+        return self.beams * rows / max(self.store.on_the_way(self.objective), 1)
 
 
 @dataclass
@@ -65,9 +76,8 @@ class TaskJudge:
     def __post_init__(self) -> None:
         table = self.data.table
         if table is not None:
-            self.few = table.at(
-                np.linspace(0, len(table) - 1, min(JUDGED_ROWS, len(table))).astype(int).tolist()
-            )
+            few = np.linspace(0, len(table) - 1, self.data.on_the_way(self.task))
+            self.few = table.at(few.astype(int).tolist())
             self._examples = self.task.encode(self.few)
 
     def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:

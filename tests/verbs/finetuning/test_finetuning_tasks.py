@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -21,6 +22,7 @@ import torch
 import yaml
 
 import etymon
+from etymon.data.examples import Examples
 from etymon.data.sources import Texts
 from etymon.data.tables import read_table
 from etymon.errors import EtymonError
@@ -30,6 +32,7 @@ from etymon.training.runs import Run
 from etymon.verbs import seeds
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.task_file import TaskFile
+from etymon.verbs.task_judge import TaskData
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
 
@@ -153,9 +156,9 @@ def test_several_seeds_have_a_mean_and_a_deviation_and_go_on(tmp_path: Path, run
     words = (
         "finetune", "bert", "--from-scratch", "--size", "test", "--vocabulary", 200, "--task", "classify", "--train", table,
         "--hold-out", 0.3, "--steps", 3, "--batch", 8, "--validate-every", 3, "--no-baselines", "--out", tmp_path / "run",
-        "--progress", "silent", "--seeds", 2,
+        "--progress", "silent",
     )  # fmt: skip
-    code, shown, error = run(*words)
+    code, shown, error = run(*words, "--seeds", 2)
     assert code == 0, error
     told = json.loads((tmp_path / "run" / "seeds.json").read_text(encoding="utf-8"))
     values = [told["seeds"][seed]["accuracy"] for seed in ("0", "1")]
@@ -171,12 +174,12 @@ def test_several_seeds_have_a_mean_and_a_deviation_and_go_on(tmp_path: Path, run
     # The second seed is lost with the summary, and comes back as it was; the first is not trained again.
     shutil.rmtree(tmp_path / "run" / "seed-1")
     (tmp_path / "run" / "seeds.json").unlink()
-    code, _, error = run(*words, "--resume")
+    code, _, error = run(*words, "--seeds", 0, 1, "--resume")
     assert code == 0, error
     assert json.loads((tmp_path / "run" / "seeds.json").read_text(encoding="utf-8")) == told
     for seed, before in weights.items():
         assert (tmp_path / "run" / f"seed-{seed}" / "model" / "model.safetensors").read_bytes() == before
-    code, _, error = run(*words)
+    code, _, error = run(*words, "--seeds", 2)
     assert code == 2 and "holds a run already" in error
 
 
@@ -458,3 +461,23 @@ def test_only_a_pocket_model_is_trained_by_a_pocket_recipe(
     for folder, optimiser in (("tuned", tuned), ("gone_on", gone_on)):
         kept = yaml.safe_load((tmp_path / folder / "run.yaml").read_text(encoding="utf-8"))
         assert (kept["size"], kept["training"]["optimiser"]["name"]) == (size, optimiser)
+
+
+@pytest.mark.parametrize(
+    ("writes", "rows", "tokens", "expected"),
+    [
+        (False, 872, 25, 872),
+        (False, 5000, 25, 1000),
+        (False, 5000, 100, 327),
+        (False, 5000, 400, 200),
+        (False, 90, 400, 90),
+        (True, 872, 25, 200),
+    ],
+)
+def test_validations_on_the_way_answer_as_many_rows_as_are_cheap(
+    writes: bool, rows: int, tokens: int, expected: int
+) -> None:
+    table = read_table([{"text": "a"}] * rows)
+    examples = Examples({}, np.full(rows, tokens), np.ones(rows))
+    task: Any = SimpleNamespace(writes=writes)
+    assert TaskData(examples, examples, table).on_the_way(task) == expected
