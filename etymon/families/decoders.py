@@ -49,7 +49,7 @@ class DecoderShape:
     """Word vectors are narrower by it from each cutoff to the next."""
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads:
+        if getattr(self, "head_dim", None) is None and self.dim % self.heads:
             raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
         if self.pointer and self.cutoffs:
             raise ValueError("a pointer stands beside a plain softmax: leave pointer or cutoffs out")

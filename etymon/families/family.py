@@ -162,7 +162,9 @@ class Family:
 
     def suggested(self, tokenizer: Tokenizer, size: str | None, told: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a shape that nobody has told and that the text decides: where a published adaptive softmax is cut."""
-        if "cutoffs" in told or not any(row.theirs == "cutoffs" for row in self.settings.fields):
+        published = any(row.theirs == "cutoffs" for row in self.settings.fields)
+        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only asked for.
+        if not published or "causal" not in self.capabilities or "cutoffs" in told:
             return {}
         usual: dict[str, Any] = {one.name: one.default for one in fields(self.shape)}
         usual |= {**self.sizes[size or next(iter(self.sizes))], **told}
@@ -181,7 +183,7 @@ class Family:
 
     def tuning_for(self, size: str | None) -> Recipe:
         """How a pretrained model is fine-tuned: one of a pocket size, as it was trained, at half of the rate (docs/lab-notes.md)."""
-        if size not in ("pocket", "tiny") or size not in self.size_recipes:
+        if size is None or size not in self.size_recipes or not size.startswith(("pocket", "tiny")):
             return self.tuning
         own = self.size_recipes[size]
         return replace(own, learning_rate=own.learning_rate / 2)

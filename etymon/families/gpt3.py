@@ -67,8 +67,7 @@ class Shape(DecoderShape):
     head_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.head_dim is None:
-            super().__post_init__()
+        super().__post_init__()
         words = self.pattern.split()
         if not words or set(words) - set(KINDS):
             raise ValueError(f"the pattern {self.pattern!r} must be words out of {', '.join(KINDS)}")

@@ -106,7 +106,7 @@ class Choose(HeadTask):
         counted, named = -1, [choice.strip() for choice in choices]
         if text.removeprefix("-").isdecimal():
             counted = int(text) - self.options.first
-        elif len(text) == 1 and "A" <= text.upper() <= "Z":
+        elif len(text) == 1 and text.isascii() and text.isalpha():
             counted = ord(text.upper()) - ord("A")
         found = {counted} & {*range(len(choices))}
         if text in named and (isinstance(value, str) or not found):
@@ -150,7 +150,7 @@ class Choose(HeadTask):
     def understood(self, texts: Sequence[str]) -> list[Chosen]:
         numbers = (text.strip().removeprefix("choice") for text in texts)
         return [
-            Chosen(int(number) - 1 if number.isdigit() and number != "0" else None, None)
+            Chosen(int(number) - 1 if number.isdecimal() and number != "0" else None, None)
             for number in numbers
         ]
 

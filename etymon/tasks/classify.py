@@ -131,6 +131,10 @@ class Classify(TextTask):
             raise EtymonError(
                 "R-Drop compares distributions over one label: leave --multi-label or --r-drop out"
             )
+        if self.options.multi_label and self.options.smoothing:
+            raise EtymonError(
+                "label smoothing is for one label a row: leave --multi-label or --smoothing out"
+            )
         return super().fit(family)
 
     @property

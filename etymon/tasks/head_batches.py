@@ -16,8 +16,8 @@ from etymon.objectives.objective import Prepared, flat_starts
 
 @dataclass
 class HeadPrepared(Prepared):
-    """Rows of a batch. `at` are the places that the head is asked at, if the family does not know them itself; `counts_E`
-    the rows of every example."""
+    """Rows of a batch. `at` are the places that the head is asked at, if the family does not know them itself; `rows`
+    how many each example has."""
 
     batch: Batch
     targets: Tensor

@@ -26,6 +26,7 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import Objective, Prepared, Term, Unit, check_fit
+from etymon.tasks.reading import require_one_tokenizer
 from etymon.tasks.scores import Score, interval
 from etymon.tasks.task import Fit, Task
 
@@ -97,6 +98,7 @@ class LanguageModel(Task):
 
     def bind(self, model: Model, length: int | None = None) -> None:
         kind, self.likely = self._kind(model.family), "causal" in model.capabilities
+        require_one_tokenizer(model)
         tokenizer, room = tokenizer_of(model), model.positions
         asked = length or self.limits.get("length") or USUAL_LENGTH
         self.limits["length"] = asked if room is None else min(asked, room)

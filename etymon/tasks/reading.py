@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from etymon.data.framing import Framed
+from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
 
@@ -14,11 +15,21 @@ USUAL_LENGTH = 512
 """Tokens of a row at most, where neither the user nor the model has a limit."""
 
 
+def require_one_tokenizer(model: Model) -> None:
+    """Refuses a model whose source has words of its own: here encoder and decoder read the same text."""
+    if model.source_tokenizer is not None:
+        raise EtymonError(
+            "this model has a tokenizer for the source and another for the target, and can only turn one text into another "
+            "(text2text): fine-tune one that has a single tokenizer"
+        )
+
+
 class TextReader:
     """Texts as rows of ids. `cut` counts the texts that were too long so far."""
 
     def __init__(self, model: Model, length: int | None = None) -> None:
         tokenizer = tokenizer_of(model)
+        require_one_tokenizer(model)
         # A model that reads letters can tell words apart that its tokenizer does not know.
         self.words = tokenizer.lexicon if "letters" in model.capabilities else tokenizer
         self.framing = tokenizer.framing

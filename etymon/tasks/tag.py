@@ -36,7 +36,7 @@ from etymon.tasks.entities import (
 )
 from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.scores import Score
-from etymon.tasks.tag_scores import TAG_METRICS, tag_metrics, tag_scores
+from etymon.tasks.tag_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -82,6 +82,7 @@ class Tag(HeadTask):
     head = "tagging"
     Options = TagOptions
     metrics = TAG_METRICS
+    libraries = TAG_LIBRARIES
     written_by: ClassVar[frozenset[str]] = frozenset()
     teachable = True
     options: TagOptions
@@ -110,6 +111,11 @@ class Tag(HeadTask):
     def usual_metrics(self) -> tuple[str, ...]:
         """By entities, where tags say such; by words otherwise, and as long as the tags are not known."""
         return ("f1",) if self.raw else tag_metrics(self.known)[:1]
+
+    def check_metrics(self, metrics: Sequence[str]) -> None:
+        super().check_metrics(metrics)
+        if self.known and not self.raw:
+            require_spans(self.known, metrics)
 
     # --- what a table says
 

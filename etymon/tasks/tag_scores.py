@@ -34,6 +34,14 @@ def spans(labels: Sequence[str]) -> bool:
     return bool(prefixed) and all(prefixed)
 
 
+def require_spans(labels: Sequence[str], metrics: Sequence[str]) -> None:
+    """Refuses scores of spans where labels say nothing of such."""
+    if any(name in TAG_LIBRARIES for name in metrics) and not spans(labels):
+        raise EtymonError(
+            f"the labels {', '.join(labels[:5])} say not where spans begin (as B-PER does): say --metric accuracy"
+        )
+
+
 def tag_scheme(labels: Sequence[str], sentences: Sentences) -> str | None:
     """How labels write spans, in seqeval's names; None if the sentences keep to no scheme, or to one that it cannot read strictly.
 
@@ -63,10 +71,7 @@ def tag_scores(
 
     `f1`, `precision` and `recall` count whole spans of the right type, all types together; `accuracy` counts words.
     """
-    if any(name != "accuracy" for name in metrics) and not spans(labels):
-        raise EtymonError(
-            f"the labels {', '.join(labels[:5])} say not where spans begin (as B-PER does): say --metric accuracy"
-        )
+    require_spans(labels, metrics)
     right_SF = np.array(
         [
             (sum(one == two for one, two in zip(*pair, strict=True)), len(pair[0]))

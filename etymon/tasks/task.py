@@ -161,6 +161,8 @@ def usual_batch(examples: Examples) -> int:
 
 def falling(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
     """A metric as a criterion, which is to fall."""
+    if metric.endswith("/loss"):  # of a member of a mixture
+        return lambda figures: figures.get(f"{metric.removesuffix('loss')}bits")
     if metric == "loss":
         return lambda figures: figures.get("bits_per_byte", figures.get("bits_per_target"))
     if metric.rpartition("/")[2] in FALLING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
@@ -47,7 +47,7 @@ class Text2TextOptions:
     """Before every source: T5's tasks have names, such as `translate English to German: `."""
     separator: str = "\n\n"
     """Between source and target in a decoder's row, unless its tokenizer has a token for that."""
-    smoothing: float = 0.0
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of every target's probability that all words have in equal parts, in training."""
 
 

@@ -20,7 +20,7 @@ from etymon.tasks.task import Fit, Task
 from etymon.tasks.text2text import PairPrepared, Text2Text, Text2TextOptions
 
 SOURCE, TARGET = "source", "target"
-HEADS_ALONE = {"r_drop": 0.0, "smoothing": 0.0, "class_weights": "none"}
+HEADS_ALONE = {"language_model": 0.0, "r_drop": 0.0, "smoothing": 0.0, "class_weights": "none"}
 """Options that nothing would come of, and what they usually are."""
 
 

@@ -58,6 +58,7 @@ def convert(
     from etymon.families.loading import load
     from etymon.families.saving import save, write_published
     from etymon.nn.lora import merge
+    from etymon.verbs.opening import texts_of
 
     ensure_replaceable(target)
     if quantize is not None and dtype != "float32":
@@ -66,6 +67,7 @@ def convert(
         raise EtymonError("ELMo's published files hold float32: leave out --quantize and --dtype")
     if data is not None and quantize is None:
         raise EtymonError("a text is only looked at to judge rounding: give --quantize int8 with --data")
+    text = None if data is None else texts_of((), data, lines=False)[0]
     if average is not None:
         if heads is not None or revision is not None or ignore_config_key or partial:
             raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
@@ -89,7 +91,7 @@ def convert(
     for rounding in (False, True) if quantize is not None else ():
         if rounding:
             model.quantized()
-        figures.append(_figures(model, data))
+        figures.append(_figures(model, text))
     save(model.to(getattr(torch, dtype)) if quantize is None else model, target)
     written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
     before, after = figures or ({}, {})
@@ -115,7 +117,7 @@ def _averaged(run: Path, count: int) -> Model:
     return average_checkpoints([Run(run).checkpoint(step) for step in steps[-count:]])
 
 
-def _figures(model: Model, data: Path | None) -> dict[str, float]:
+def _figures(model: Model, text: str | None) -> dict[str, float]:
     """What rounding may change: the speed of generation where a model generates, and bits per byte of a text."""
     import time
 
@@ -131,8 +133,8 @@ def _figures(model: Model, data: Path | None) -> dict[str, float]:
             begin = time.perf_counter()
             made = generate_texts(model, ["The"], settings)
             found["tokens a second"] = len(made[0].ids) / (time.perf_counter() - begin)
-    if data is not None:
-        score = score_texts(model, [data.read_text(encoding="utf-8")], None)[0]
+    if text is not None:
+        score = score_texts(model, [text], None)[0]
         found["bits per byte"] = float(score.bits_per_byte or float("nan"))
     return found
 

@@ -71,7 +71,7 @@ def distill(
     """
     from dataclasses import asdict, fields
 
-    from etymon.config import strict
+    from etymon.config import read_yaml, strict
     from etymon.errors import EtymonError
     from etymon.families import get_family
     from etymon.families.loading import read_shape
@@ -80,8 +80,9 @@ def distill(
     if "encoder-decoder" in taught_family.capabilities:
         raise EtymonError(f"{taught_family.title} has an encoder and a decoder: it cannot be distilled")
     student = taught_family if family is None else get_family(family)
-    shape: dict[str, Any] = {} if layers is None else {"layers": layers}
-    if size is None:
+    told: dict[str, Any] = {} if config is None else read_yaml(config)
+    shape: dict[str, Any] = {**told.get("shape", {}), **({} if layers is None else {"layers": layers})}
+    if size is None and "size" not in told:
         known = {part.name for part in fields(student.shape)}
         # What a pointer or an adaptive softmax does cannot be learnt from distributions: a student has none.
         same = known - {"pointer", "cutoffs", "divisor"} if student is taught_family else known & {*COMMON}
@@ -96,7 +97,7 @@ def distill(
         "family": student.name, "size": size, "shape": shape, "teacher": str(teacher),
         "teacher_layers": None if teacher_layers is None else _numbers(teacher_layers),
         "objective": "distilled-causal" if "causal" in student.capabilities else "distilled-masked",
-        "options": {name: value for name, value in options.items() if value is not None} or None,
+        "options": {**told.get("options", {}), **{name: value for name, value in options.items() if value is not None}},
         "data": [str(path) for path in ([data] if isinstance(data, str | Path) else data)] if data else None,
         "documents": documents, "budget": budget, "batch": batch, "length": length,
         "learning_rate": learning_rate, "seed": seed,

@@ -83,7 +83,7 @@ class RehearsedText(RunText):
         return self._prepared(self.folder / f"store-{number}", text, tokenizer)
 
     def _prepared(self, folder: Path, text: TextSource, tokenizer: Tokenizer) -> TokenStore:
-        if isinstance(self.source, PreparedText) and isinstance(text, Beginning):
+        if isinstance(self.source, PreparedText) and text is self.beginning:
             return TokenStore.open(self.source.folder, tokenizer)
         return super()._prepared(folder, text, tokenizer)
 

@@ -76,9 +76,12 @@ def evaluate(
     known.check_metrics(metrics)
     table = read_table(data, () if columns is None else columns.split(","))
     known.texts(table)  # refuses rows that cannot be used, before any work
-    predictions = known.predict(chosen, table, DecodingSettings(beams=beams))
+    # Of a text, an encoder-decoder tells the loss of what it is asked for alone.
+    silent = isinstance(known, LanguageModel) and chosen.encoder_decoder
+    predictions = [] if silent else known.predict(chosen, table, DecodingSettings(beams=beams))
     # How likely texts are is a loss that can be scored; of other tasks it is the objective's.
-    scored = [name for name in metrics if name != "loss" or isinstance(known, LanguageModel)]
+    likely = isinstance(known, LanguageModel) and not silent
+    scored = [name for name in metrics if name != "loss" or likely]
     found = known.score(predictions, table, scored, resamples)
     scores = {name: found[name] if name in found else _loss(chosen, known, table) for name in metrics}
     return Evaluated(scores, [known.record(each) for each in predictions], len(table))

@@ -188,7 +188,7 @@ def finetune(
         budget = f"{steps}steps"
     if from_scratch:
         family = get_family(str(model)).name
-    elif resume and out is not None:
+    elif resume and out is not None and seeds is None:
         family = begun(Path(out), TaskFile).family  # the model that it began with need not be there any more
     else:
         if size is not None:

@@ -67,6 +67,8 @@ class Finetuning(TrainingRun):
         super().__init__(folder, file, progress, **options)
         if file.features is not None:
             self.family = self.family.featured(file.features)
+        elif file.tune_body and self.family.features is None:
+            raise EtymonError("only a body that gives features may be left as it is: leave --tune-body out")
         self.frozen = self.family.features is not None and file.start is not None and not file.tune_body
         """Whether the body only gives features and does not learn."""
         if self.frozen and not self.resuming:
@@ -88,7 +90,6 @@ class Finetuning(TrainingRun):
         self.task = get_task(file.task, usual | file.options, self.family)
         self.fit = self.task.fit(self.family)
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
-        self.positions: int | None = getattr(shape, "positions", None)
         if file.separate and not hasattr(shape, "source_vocabulary"):
             raise EtymonError(f"{self.family.title} has one vocabulary: leave those of the source out")
         self.check()
@@ -107,7 +108,8 @@ class Finetuning(TrainingRun):
             )
         table = read_table(self.file.train if train is None else train, self.file.columns)
         self.fingerprint = table.fingerprint(self.task.columns)
-        require_same_rows(self.folder, self.file.rows, self.fingerprint)
+        if self.resuming:
+            require_same_rows(self.folder, self.file.rows, self.fingerprint)
         # Of all rows: a rare label may well be among those that are held out.
         self.labels = self.task.labels(table)
         held = None
@@ -183,6 +185,10 @@ class Finetuning(TrainingRun):
             return made(
                 self.folder, self.file, [text for side in sides.values() for text in side], self.vocabulary
             ), None
+        if "source" not in sides:
+            raise EtymonError(
+                "only text2text has a source with words of its own: leave --source-tokenizer and --source-vocabulary out"
+            )
         words = self.file.source_vocabulary
         own = replace(
             self.file, tokenizer=self.file.source_tokenizer or self.file.tokenizer, vocabulary=words
@@ -233,14 +239,16 @@ class Finetuning(TrainingRun):
                 more += error_sections(self.task, self.judged, self.held_out)
             write_run_report(
                 trained.report, trained.model, None, trained.run, self.samples, yardstick=False, figures=figures,
-                more=more, command=self._to_try(),
+                more=more, command=self._to_try(trained.model),
             )  # fmt: skip
 
     def outcome(self, trained: Trained, **common: Any) -> Finetuned:
         best = trained.result.state.best_step
         return Finetuned(**common, best_step=best, scores=self.judged.scores, beside=self.judged.beside)
 
-    def _to_try(self) -> str:
+    def _to_try(self, model: Model) -> str:
+        if self.task.name == "language-model" and model.encoder_decoder:
+            return f"etymon evaluate {self.folder} --data FILE"
         if len(self.task.reads) > 1:
             return f"etymon predict {self.folder} --data FILE"
         verb = "translate" if self.task.name == "text2text" else "predict"
@@ -250,7 +258,7 @@ class Finetuning(TrainingRun):
         return replace(
             self.file,
             training=settings,
-            length=phases[0].length,
+            length=self.file.length or phases[0].length,
             batch=None if self.task.batch_rows is None else self.task.batch_rows * self.file.slices,
             batch_tokens=None if self.task.batch_rows else self.task.batch_tokens * self.file.slices,
             budget=self.file.budget or USUAL_BUDGET,

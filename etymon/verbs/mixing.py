@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from etymon.data.sources import Texts, TextSource, text_source
+from etymon.data.sources import PreparedText, Texts, TextSource, text_source
 from etymon.data.store import TokenStore, ensure_store
 from etymon.data.tables import Table, read_table
 from etymon.data.text import Document
@@ -105,10 +105,10 @@ class Mixing(TrainingRun):
         shape: Any = shape_of(self.family, file.size, **file.shape)
         if file.start is not None and not self.resuming:
             shape = read_shape(file.start)[1]
-            size, self.recipe = self.like(shape)
-            self.file = file = replace(file, size=size)
+            self.file = file = replace(file, size=self.like(shape)[0])
+        if file.start is not None:
+            self.recipe = self.family.tuning_for(file.size)
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
-        self.positions: int | None = getattr(shape, "positions", None)
         if file.separate:
             raise EtymonError("a mixture has one tokenizer: leave that of the source out")
         for name in ("lora", "features", "teacher", "batch"):
@@ -116,6 +116,9 @@ class Mixing(TrainingRun):
                 raise EtymonError(
                     f"a mixture trains all of a model, in steps of so many tokens: leave {name} out"
                 )
+        if file.options or file.columns:
+            what = ", ".join([*file.options, *(["columns"] if file.columns else [])])
+            raise EtymonError(f"the members of a mixture have options of their own: say {what} there")
         self.heads: frozenset[str] = frozenset()
         self.scores: dict[str, Score] = {}
         self.members = {each.name: self._member(each) for each in self.mixture.chosen}
@@ -128,7 +131,8 @@ class Mixing(TrainingRun):
         digests = [member.train.fingerprint(member.task.columns) for member in self.members.values()
                    if member.train is not None and member.task is not None]  # fmt: skip
         self.rows = hashlib.sha256("".join(digests).encode()).hexdigest()
-        require_same_rows(folder, file.rows, self.rows)
+        if self.resuming:
+            require_same_rows(folder, file.rows, self.rows)
         self.criterion = falling((file.metrics or ("loss",))[0])
         self.check()
 
@@ -145,7 +149,12 @@ class Mixing(TrainingRun):
                     f"the objective {kind.name!r} cannot be a part of a mixture: give it a run of its own"
                 )
             self.heads |= kind.heads
-            return Member(file, text=text_source(file.data, file.documents))
+            text = text_source(file.data, file.documents)
+            if isinstance(text, PreparedText):
+                raise EtymonError(
+                    f"the member {file.name!r} of a mixture is text, not a prepared store: name the files"
+                )
+            return Member(file, text=text)
         assert file.task is not None
         known = {part.name for part in fields(task_class(file.task).Options)}
         task = get_task(file.task, self.family.task_options(file.task, known) | file.options, self.family)
@@ -180,7 +189,8 @@ class Mixing(TrainingRun):
                 member.data = TaskData(train, validation, member.held_out)
                 lengths[name], sizes[name] = member.task.limits["length"], len(train)
             else:
-                lengths[name] = min(length or USUAL_LENGTH, self.positions or length or USUAL_LENGTH)
+                length = length or USUAL_LENGTH
+                lengths[name] = min(length, model.positions or length)
                 member.objective = get_objective(
                     str(member.file.objective), tokenizer, lengths[name], **member.file.options
                 )

@@ -42,7 +42,10 @@ class Pretrained:
 
 
 def pretrain(
-    family: Annotated[str, "gpt1, gpt2, gpt3, gptj, bert, roberta, albert, distilbert, electra or t5"],
+    family: Annotated[
+        str,
+        "gpt1, gpt2, gpt3, gptj, transformer-xl, xlnet, elmo, bert, roberta, albert, distilbert, electra, bart, transformer, rnn or t5",
+    ],
     *,
     data: Annotated[
         Sequence[str | Path] | Path | TextSource | None,
@@ -86,7 +89,9 @@ def pretrain(
         Literal["fgm", "pgd", "freelb"] | None,
         "also learn from word vectors moved to where the loss is larger",
     ] = None,
-    schedule: Annotated[str | None, "constant, linear, cosine, inverse-square-root or wsd"] = None,
+    schedule: Annotated[
+        str | None, "constant, linear, cosine, inverse-square-root, noam, wsd or wsd-sqrt"
+    ] = None,
     warmup: Annotated[float | None, "share of the steps in which the rate rises"] = None,
     clip: Annotated[float | None, "largest norm of the gradient, 0 for no limit (the family's own)"] = None,
     validate_every: Annotated[int | None, "steps between validations (about ten a run)"] = None,

@@ -171,11 +171,11 @@ class Pretraining(TrainingRun):
 
         A phase with another objective does not take the options of the run's.
         """
-        own = self._objective_name(phase) == self.family.objective
-        usual = dict(self.recipe.options) if own else {}
-        if phase.options is not None or phase.objective is not None:
-            return usual | (phase.options or {})
-        return usual | self.file.options
+        name = self._objective_name(phase)
+        usual = dict(self.recipe.options) if name == self.family.objective else {}
+        if phase.options is not None:
+            return usual | phase.options
+        return usual | (self.file.options if name == (self.file.objective or self.family.objective) else {})
 
     def _length(self, phase: PhaseFile) -> int:
         return phase.length or self.file.length or self.recipe.length or min(self.positions or 256, 256)

@@ -62,7 +62,7 @@ def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:
     from etymon.tasks.text2text import Text2Text
 
     changes = {} if prefix is None else {"prefix": prefix}
-    found = task_of(model, changes)
+    found = task_of(model, changes, "text2text")
     if not isinstance(found, Text2Text):
         published = (model.carried.get(PUBLISHED) or {}).get(usual) or {}
         found = get_task("text2text", {"prefix": published.get("prefix") or "", **changes}, model.family)

@@ -78,6 +78,12 @@ def assembled(
     """The unit of a run: built anew, or as a checkpoint holds it."""
     companions: dict[str, nn.Module] = {}
     bridges: dict[str, nn.Module] = {}
+    attended = any(getattr(getattr(each, "teaching", None), "attention", 0) for each in objectives)
+    if teacher is not None and attended and teacher.shape.heads != model.shape.heads:
+        raise EtymonError(
+            f"attention is followed head by head, and the teacher has {teacher.shape.heads} of them, the student "
+            f"{model.shape.heads}: leave --attention out, or give the student as many"
+        )
     if teacher is not None and teacher.shape.dim != model.shape.dim:
         # Hidden states of different widths are compared through a map that is trained with the student.
         projection = nn.utils.skip_init(nn.Linear, model.shape.dim, teacher.shape.dim, bias=False)

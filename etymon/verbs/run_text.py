@@ -153,6 +153,8 @@ class RunText(RunTokenizer):
             summary = ensure_store(
                 text, tokenizer, folder, validation=self.file.validation, seed=self.file.seed
             )
+            if skipped := getattr(text, "skipped", 0):
+                self.progress.note(f"{skipped:,} documents could not be read and were left out")
         self.progress.note(
             f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by"
         )

@@ -288,7 +288,7 @@ class TrainingRun(ABC):
             plans.append(Phase(round(first * steps), phase.feed))
             first += phase.share
         for number, (here, after) in enumerate(zip([*(plan.first for plan in plans[1:]), steps], plans), 1):
-            if here <= after.first:
+            if here <= after.first and not self.file.grows(self.recipe.ramp):
                 raise EtymonError(
                     f"phase {number} gets no step of {steps:,}: give the run a larger budget, or the phase a "
                     "larger share"

@@ -37,7 +37,7 @@ def finetune_seeds(
         assert isinstance(done, Finetuned)
         runs[seed] = done
         if done.stopped:
-            done.command = f"{done.command.split(' --out ')[0]} --out {folder} --seeds {' --seeds '.join(map(str, seeds))} --resume"
+            done.command = "the same command and --resume"
             return done
         metrics = run.metrics
     first = metrics[0]

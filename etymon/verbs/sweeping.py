@@ -88,7 +88,7 @@ class Member:
         """What decides about tokenizer and store: members that agree in it share them."""
         file = self.run.file
         return (
-            self.run.vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.documents,
+            file.vocabulary if file.start else self.run.vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.documents,
             file.column, file.errors, file.validation,
         )  # fmt: skip
 
@@ -195,9 +195,10 @@ class Sweep:
                     file = replace(file, seed=file.seed + number)
                     folder = f"{folder},seed={file.seed}".strip(",")
                 place = self.folder / folder
-                run = Pretraining(
-                    place, file, None, "silent", resuming=(place / "run.yaml").is_file(), **self.options
-                )
+                begun = (place / "run.yaml").is_file()
+                if begun:  # which may have gone on from a model of another size
+                    file = replace(file, size=load_yaml(place / "run.yaml", RunFile).size)
+                run = Pretraining(place, file, None, "silent", resuming=begun, **self.options)
                 cell.runs.append(Outcome(folder, file.seed))
                 members.append(Member(cell, cell.runs[-1], place, run))
         return members
@@ -308,7 +309,9 @@ class Sweep:
         data = "" if self.file.data or "data" in self.grid else " --data ..."
         target = shlex.quote(f"runs/{self.folder.name}-best{number}")
         config = shlex.quote(str(self.folder / cell.runs[0].folder / "run.yaml"))
-        return f"etymon pretrain {self.file.family}{data} --config {config} --budget {amount} --out {target}"
+        # A time was measured once, with as many validations as fit into it.
+        usual = "" if self.file.validate_every else " --set validate_every=null"
+        return f"etymon pretrain {self.file.family}{data} --config {config} --budget {amount}{usual} --out {target}"
 
     def _write(self, rankings: list[Ranking]) -> None:
         ranked = [

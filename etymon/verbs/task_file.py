@@ -115,6 +115,9 @@ class TaskFile(CommonFile):
             raise EtymonError(f"hold_out is a share of the rows, from 0 to below 1, not {self.hold_out:g}")
         if self.batch is not None and self.batch_tokens is not None:
             raise EtymonError("give a batch in rows or in tokens, not both")
+        for batch, what in ((self.batch, "rows"), (self.batch_tokens, "tokens")):
+            if batch is not None and batch % self.slices:
+                raise EtymonError(f"a batch of {batch} {what} cannot be cut into {self.slices} equal slices")
         if self.start is None and self.lora is not None:
             raise EtymonError(
                 "adapters are for a model that is there already: leave --lora or --from-scratch out"

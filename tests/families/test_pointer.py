@@ -15,6 +15,7 @@ import etymon
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.growing import grow
+from etymon.families.loading import shape_of
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
@@ -107,3 +108,8 @@ def test_a_state_shows_selects_and_detaches_its_window() -> None:
     model.hidden(Batch.of([[5], [6], [7]], starts=[1, 3, 1]), moved)
     assert moved.tensors()["window.ids"].tolist() == [[-1, 4, 5], [2, 3, 6], [-1, 4, 7]]
     assert state.tensors()["window.ids"].shape == (2, 5)
+
+
+def test_wide_heads_leave_the_other_checks_alone() -> None:
+    with pytest.raises(EtymonError, match="a pointer stands beside a plain softmax"):
+        shape_of(get_family("gpt3"), "pocket", head_dim=64, pointer=5, cutoffs=[100])

@@ -144,3 +144,8 @@ def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
         etymon.convert(run.folder, tmp_path / "more", average=5)
     with pytest.raises(EtymonError, match="give --average alone"):
         etymon.convert(run.folder, tmp_path / "more", average=2, partial=True)
+
+
+def test_a_text_to_judge_by_is_looked_for_first(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(EtymonError, match=r"cannot read .*nowhere.txt: No such file"):
+        etymon.convert(saved, tmp_path / "out", quantize="int8", data=tmp_path / "nowhere.txt")

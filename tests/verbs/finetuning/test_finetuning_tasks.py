@@ -481,3 +481,55 @@ def test_validations_on_the_way_answer_as_many_rows_as_are_cheap(
     examples = Examples({}, np.full(rows, tokens), np.ones(rows))
     task: Any = SimpleNamespace(writes=writes)
     assert TaskData(examples, examples, table).on_the_way(task) == expected
+
+
+def test_several_seeds_of_a_pretrained_model_go_on(start: Callable[[str], Path], tmp_path: Path) -> None:
+    done = finetune(start("bert"), tmp_path / "run", steps=2, seeds=[3, 5])
+    shutil.rmtree(tmp_path / "run" / "seed-5")
+    again = finetune(start("bert"), tmp_path / "run", steps=2, seeds=[3, 5], resume=True)
+    assert again.seeds == done.seeds and set(done.seeds) == {3, 5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"source_vocabulary": 200}, "only text2text has a source with words of its own"),
+        ({"batch": 10, "slices": 4}, "a batch of 10 rows cannot be cut into 4 equal slices"),
+        ({"tune_body": True}, "leave --tune-body out"),
+        ({"multi_label": True, "smoothing": 0.1}, "leave --multi-label or --smoothing out"),
+        ({"task": "text2text", "source": "text", "target": "label", "smoothing": 2.0}, "smoothing"),
+        ({"task": "tag", "tokens": "text", "tags": "label", "metric": "f1", "train": [{"text": [word, "b"], "label": ["NOUN", "VERB"]} for word in "acdefghijk"]}, "say --metric accuracy"),
+    ],
+)  # fmt: skip
+def test_what_would_be_ignored_or_fail_later_is_refused(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EtymonError, match=reason):
+        finetune("rnn", tmp_path / "run", **{"validation": None, **changes})
+    assert not (tmp_path / "run" / "run.yaml").exists(), "and may be tried again"
+
+
+def test_words_of_a_source_are_for_one_text_out_of_another(tmp_path: Path) -> None:
+    pairs = [{"source": row["text"], "target": row["label"]} for row in TRAIN[:20]]
+    own = {
+        "task": "text2text",
+        "train": pairs,
+        "validation": None,
+        "source_vocabulary": 90,
+        "steps": 1,
+        "batch": 8,
+    }
+    done = finetune("rnn", tmp_path / "pairs", **own)
+    for task in ("classify", "language-model"):
+        with pytest.raises(EtymonError, match="fine-tune one that has a single tokenizer"):
+            finetune(done.folder, tmp_path / task, task=task, batch=None)
+
+
+def test_the_file_of_a_run_may_have_other_rows(tmp_path: Path) -> None:
+    table = tmp_path / "rows.jsonl"
+    for number, out in enumerate(("first", "second")):
+        table.write_text(
+            "".join(json.dumps(row) + "\n" for row in TRAIN[number * 40 :][:40]), encoding="utf-8"
+        )
+        more = {"config": tmp_path / "first" / "run.yaml"} if number else {}
+        finetune("bert", tmp_path / out, train=[table], validation=None, steps=1, **more)

@@ -73,6 +73,21 @@ def test_families_without_a_likelihood_are_judged_by_their_loss(family: str, tmp
             etymon.predict(done.folder, TEXTS[0])
 
 
+def test_the_loss_of_an_encoder_decoder_can_be_evaluated(tmp_path: Path, tweets: Path) -> None:
+    pretrain("t5", tmp_path / "start", steps=1)
+    done = etymon.finetune(
+        tmp_path / "start",
+        task="language-model",
+        train=[tweets],
+        text="tweet",
+        out=tmp_path / "run",
+        steps=1,
+        progress="silent",
+    )
+    (loss,) = etymon.evaluate(done.folder, data=[tweets]).scores.values()
+    assert loss.value > 0
+
+
 def test_streams_are_for_pretraining(tmp_path: Path, tweets: Path) -> None:
     with pytest.raises(EtymonError, match="etymon pretrain xlnet --from MODEL"):
         etymon.finetune(

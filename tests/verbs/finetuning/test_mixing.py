@@ -13,10 +13,11 @@ import yaml
 
 import etymon
 from etymon.errors import EtymonError
+from etymon.tasks.task import falling
 from etymon.training.runs import Run
 from etymon.verbs.finetune import Finetuned
 from tests import tiny
-from tests.verbs.small_runs import crash, metrics, with_test_sizes
+from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,8 @@ def test_a_decoder_mixes_its_own_objective_with_a_task(mixture: Path, tmp_path: 
         ("mixture.temperature=0", "its temperature above 0"),
         ("teacher=x", "leave teacher out"),
         ("features.source=mix", "leave features out"),
+        ("options.source=de", "have options of their own: say source there"),
+        ("columns=[a, b]", "have options of their own: say columns there"),
         ("metrics=[text/bleu]", "those of a task such as NAME/bleu, not 'text/bleu'"),
     ],
 )
@@ -151,3 +154,32 @@ def test_tasks_with_labels_have_outputs_of_their_own(family: str, tmp_path: Path
         assert set(other.answer["probabilities"]) == {row["label"] for row in kinds}
     (tagged,) = etymon.predict(done.folder, "The river crossed", task="letters")
     assert len(tagged.prediction) == 3
+
+
+def test_the_loss_of_a_member_is_to_fall() -> None:
+    assert falling("pairs/loss")({"pairs/bits": 2.0, "pairs/loss": 1.4}) == 2.0
+
+
+def test_a_pretrained_model_is_mixed_by_the_way_it_is_fine_tuned(mixture: Path, tmp_path: Path) -> None:
+    start = pretrain("t5", tmp_path / "start", steps=1).folder
+    own = {
+        "from_scratch": False,
+        "size": None,
+        "vocabulary": None,
+        "steps": 1,
+        "set": ["mixture.setting=task-driven"],
+    }
+    done = mix(str(start), mixture, tmp_path / "run", **own)
+    kept = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text(encoding="utf-8"))["training"]
+    assert (kept["optimiser"]["name"], kept["schedule"]["name"]) == ("adafactor", "constant")
+    assert etymon.translate(done.folder, "The dog.", max_new_tokens=2)
+
+
+def test_a_prepared_store_is_no_member(mixture: Path, tmp_path: Path) -> None:
+    tiny.tokenizer("t5").save(tmp_path / "tokenizer")
+    etymon.prepare(data=[tmp_path / "text.txt"], tokenizer=tmp_path / "tokenizer", out=tmp_path / "store")
+    tree = yaml.safe_load(mixture.read_text(encoding="utf-8"))
+    tree["members"][0]["data"] = [str(tmp_path / "store")]
+    mixture.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    with pytest.raises(EtymonError, match="is text, not a prepared store: name the files"):
+        mix("t5", mixture, tmp_path / "run")

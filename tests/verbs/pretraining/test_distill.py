@@ -121,3 +121,19 @@ def test_what_cannot_be_learned_is_refused_before_work(
 def test_a_distilled_objective_without_a_teacher_is_refused(tmp_path: Path) -> None:
     with with_test_sizes(), pytest.raises(EtymonError, match="etymon distill TEACHER"):
         pretrain("bert", tmp_path / "run", objective="distilled-masked")
+
+
+def test_a_file_says_what_options_do_not(teachers: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    (tmp_path / "asked.yaml").write_text(
+        "teacher_layers: []\nshape: {inner_dim: 40}\noptions: {masking: bert, soft: 2.0}\n", encoding="utf-8"
+    )
+    own = {"config": tmp_path / "asked.yaml", "budget": "1steps", "soft": 3.0, "layers": 1}
+    done = distil(teachers["bert"], tmp_path / "run", text, **own)
+    assert (done.model.shape.inner_dim, done.model.shape.layers) == (40, 1)
+    kept = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text(encoding="utf-8"))
+    assert kept["options"] == {"masking": "bert", "soft": 3.0}
+
+
+def test_attention_is_followed_head_by_head(teachers: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    with pytest.raises(EtymonError, match="the teacher has 2 of them, the student 1: leave --attention out"):
+        distil(teachers["bert"], tmp_path / "run", text, attention=1.0, set=["shape.heads=1"])

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 import etymon
+from etymon.data.sources import Texts
 from etymon.errors import EtymonError
 from etymon.training.runs import Run, read_state
 from etymon.verbs.pretrain import Pretrained
+from etymon.verbs.pretraining import Pretraining
+from etymon.verbs.run_file import PhaseFile, RunFile
 from etymon.verbs.run_settings import ramped
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
@@ -193,3 +196,30 @@ def test_the_stages_of_a_growing_batch_take_equal_parts_of_the_samples() -> None
     assert phases[-1].batch == 256 and all(phase.batch % 4 == 0 for phase in phases)
     assert [part / whole for part in samples[:-1]] == pytest.approx([0.25 / 8] * 8)
     assert sum(phase.share for phase in phases) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("run", "phase", "expected"),
+    [
+        ({}, {"objective": "masked"}, 0.3),
+        ({}, {}, 0.3),
+        ({}, {"objective": "masked", "options": {}}, 0.15),
+        ({"objective": "masked"}, {"objective": "masked-next-sentence"}, 0.15),
+    ],
+)
+def test_a_phase_of_the_same_objective_has_the_run_s_options(
+    run: dict[str, str], phase: dict[str, Any], expected: float, tmp_path: Path
+) -> None:
+    """As a run file has them in the end, where every phase names its objective."""
+    phases = (PhaseFile(0.5), PhaseFile(0.5, **phase))
+    file = RunFile(
+        family="bert", size="test", options={"density": 0.3}, phases=phases, **{"objective": "masked", **run}
+    )
+    made = Pretraining(tmp_path, file, Texts(tiny.texts()), "silent")
+    assert {"density": 0.15, **made._options(phases[1])}["density"] == expected
+    assert made._options(phases[0])["density"] == 0.3
+
+
+def test_a_growing_batch_may_skip_stages_where_steps_are_few(tmp_path: Path) -> None:
+    own = {"set": ["ramp=0.02"], "steps": 6, "batch": 16, "slices": 1}
+    assert pretrain("gpt2", tmp_path / "run", **own).steps == 6
