@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -22,11 +22,6 @@ def model_card(
     usage: str,
     transformers_class: str | None = None,
     base: str = "",
-    licence: str = "",
-    library_name: str = "etymon",
-    pipeline_tag: str = "",
-    tags: Sequence[str] = (),
-    languages: Sequence[str] = (),
 ) -> str:
     """README.md with front matter for the Hugging Face hub.
 
@@ -34,20 +29,6 @@ def model_card(
     same folder, or None where Transformers has none. Of adapters, `base` is the model that they belong to, and the class is its.
     Whatever was not given is said to be missing.
     """
-    front: dict[str, str | list[str]] = {
-        "library_name": "peft" if base else library_name,
-        "tags": list(dict.fromkeys(["etymon", family, *tags])),
-    }
-    if pipeline_tag:
-        front["pipeline_tag"] = pipeline_tag
-    if languages:
-        front["language"] = list(languages)
-    if licence and re.fullmatch(r"[a-z0-9][a-z0-9.-]*", licence):
-        front["license"] = licence
-    elif licence:  # the hub takes its own identifiers, or "other" and a name
-        front["license"] = "other"
-        front["license_name"] = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-") or "unnamed"
-
     load = ["## Loading it", "With etymon:", _code(usage, "python")]
     if base:
         load.insert(
@@ -62,7 +43,7 @@ def model_card(
             opens += '\nmodel = PeftModel.from_pretrained(model, "path/to/this/folder")'
         load += ["With PEFT:" if base else "With Transformers:", _code(opens, "python")]
     parts = [
-        _front_matter(front),
+        f'---\nlibrary_name: "{"peft" if base else "etymon"}"\ntags:\n- "etymon"\n- {json.dumps(family)}\n---',
         f"# {_line(title)}",
         f"A {_line(family)} model with {parameters:,} parameters, trained "
         f"with etymon on the objective *{_line(objective)}*.",
@@ -78,21 +59,9 @@ def model_card(
         "## Tokenizer",
         _table(tokenizer) or "None.",
         "## Licence and limits",
-        f"Licence: {_line(licence) or 'not stated; ask the author before using it'}. A language model repeats "
-        "the errors and biases of its text, and what was not measured above was not checked.",
+        "Licence: not stated; ask the author before using it. A language model repeats the errors and biases of its text, and what was not measured above was not checked.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _front_matter(values: Mapping[str, str | list[str]]) -> str:
-    # JSON strings are YAML strings, and quoted ones stay strings: the language "no" would become false.
-    lines = ["---"]
-    for key, value in values.items():
-        if isinstance(value, str):
-            lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
-        else:
-            lines += [f"{key}:", *(f"- {json.dumps(item, ensure_ascii=False)}" for item in value)]
-    return "\n".join([*lines, "---"])
 
 
 def _table(rows: Mapping[str, Any]) -> str:

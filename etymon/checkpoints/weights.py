@@ -32,38 +32,16 @@ ADAPTERS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTERS, "adapter_model.bin")
 SHARD_SIZE = 5 * 10**9
 
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-
 
 class Weights(Mapping[str, torch.Tensor]):
-    """The tensors of a folder by name, in sorted order. `weights[name]` reads one; shapes and dtypes cost nothing."""
+    """The tensors of a folder by name, in sorted order. `weights[name]` reads one."""
 
     def __init__(self, readers: Mapping[str, Reader]) -> None:
         self._readers = {name: readers[name] for name in sorted(readers)}
 
     @property
     def files(self) -> list[Path]:
-        """The files the tensors are read from."""
         return sorted({reader.path for reader in self._readers.values()})
-
-    def shape(self, name: str) -> torch.Size:
-        return self._readers[name].shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._readers[name].dtype(name)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._readers[name].read(name)
@@ -140,8 +118,6 @@ class Reader(Protocol):
     path: Path
     names: frozenset[str]
 
-    def shape(self, name: str) -> torch.Size: ...
-    def dtype(self, name: str) -> torch.dtype: ...
     def read(self, name: str) -> torch.Tensor: ...
 
 
@@ -157,12 +133,6 @@ class SafetensorsFile:
         except OSError as error:
             raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
         self.names = frozenset(self._file.keys())
-
-    def shape(self, name: str) -> torch.Size:
-        return torch.Size(self._file.get_slice(name).get_shape())
-
-    def dtype(self, name: str) -> torch.dtype:
-        return DTYPES.get(self._file.get_slice(name).get_dtype()) or self.read(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
         try:
@@ -202,12 +172,6 @@ class PickledFile:
                 raise EtymonError(f"{path} is not a state dict: {what}; save model.state_dict() alone")
         self._tensors = {name: value.detach() for name, value in found.items()}
         self.names = frozenset(self._tensors)
-
-    def shape(self, name: str) -> torch.Size:
-        return self._tensors[name].shape
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._tensors[name].dtype
 
     def read(self, name: str) -> torch.Tensor:
         return self._tensors[name]

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import on_progress as on_progress
+
 if TYPE_CHECKING:
     from etymon.evaluation.context import Contexts
     from etymon.families.model import Model
@@ -70,11 +73,6 @@ def context(
     return found
 
 
-def on_progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
-
-
 def present(
     result: Contexts, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
@@ -82,8 +80,7 @@ def present(
 
     from etymon.evaluation import context_report
 
-    if sys.stderr.isatty():
-        print(end="\r\033[K", file=sys.stderr, flush=True)
+    print(end=clear(), file=sys.stderr, flush=True)
     if json:
         print(dumps(context_report.record(result), ensure_ascii=False))
         return

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs.options import Quantize
+from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import on_progress as on_progress
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -146,11 +148,6 @@ def on_text(piece: str, *, json: bool) -> None:
         print(piece, end="", flush=True)
 
 
-def on_progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
-
-
 def present(
     result: list[Generation],
     report: bool,
@@ -191,8 +188,7 @@ def _present_report(result: list[Generation], out: Path | None, json: bool) -> N
     from etymon.verbs.generation_report import Comparison
 
     assert isinstance(result, Comparison)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    print(end=clear(), file=sys.stderr, flush=True)
     if json:
         for way in result.ways:
             print(dumps(_told(way), ensure_ascii=False))

@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import on_note as on_note
+from etymon.verbs.terminal import on_progress as on_progress
+
 if TYPE_CHECKING:
     from etymon.evaluation.probe_data import Task
     from etymon.evaluation.probing import Probes
@@ -86,19 +90,6 @@ def probe(
     return probes
 
 
-def on_progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
-
-
-def on_note(note: str) -> None:
-    print(f"{_clear()}etymon: note: {note}", file=sys.stderr)
-
-
-def _clear() -> str:
-    return "\r\033[K" if sys.stderr.isatty() else ""
-
-
 def present(
     result: Probes, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
@@ -106,7 +97,7 @@ def present(
 
     from etymon.evaluation import probe_report
 
-    print(end=_clear(), file=sys.stderr, flush=True)
+    print(end=clear(), file=sys.stderr, flush=True)
     if json:
         print(dumps(probe_report.record(result), ensure_ascii=False))
         return

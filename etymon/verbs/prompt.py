@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.verbs.options import Quantize
+from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import on_note as on_note
+from etymon.verbs.terminal import on_progress as tell
 
 if TYPE_CHECKING:
     from etymon.evaluation.prompt_run import Answer, Outcome
@@ -87,17 +90,8 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
                 file.write(dumps(asdict(answer), ensure_ascii=False) + "\n")
 
 
-def on_note(note: str) -> None:
-    print(f"{_clear()}etymon: note: {note}", file=sys.stderr)
-
-
 def on_progress(shots: int, done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[Kshots {shots}: {done} of {total} queries", end="", file=sys.stderr, flush=True)
-
-
-def _clear() -> str:
-    return "\r\033[K" if sys.stderr.isatty() else ""
+    tell(f"shots {shots}: {done} of {total} queries")
 
 
 def present(
@@ -109,7 +103,7 @@ def present(
     from dataclasses import asdict
     from json import dumps
 
-    print(end=_clear(), file=sys.stderr, flush=True)
+    print(end=clear(), file=sys.stderr, flush=True)
     if json:
         records = [
             outcome.summary() | {"answers": [asdict(answer) for answer in outcome.answers]}

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs.options import Quantize
+from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import on_progress as on_progress
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -100,18 +102,12 @@ def _score_file(
     return score_parts(model, str(file) if target is None else target, parts(), memory, segment, told)
 
 
-def on_progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
-
-
 def present(
     result: list[Score],
     tokens: Annotated[bool, "show every token's log-probability"] = False,
     json: Annotated[bool, "print a JSON record a text"] = False,
 ) -> None:
-    if sys.stderr.isatty():
-        print(end="\r\033[K", file=sys.stderr, flush=True)
+    print(end=clear(), file=sys.stderr, flush=True)
     if json:
         from dataclasses import asdict
         from json import dumps

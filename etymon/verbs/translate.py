@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -50,10 +51,6 @@ def translate(
         device=device,
         on_note=on_note,
     )  # fmt: skip
-
-
-def on_note(note: str) -> None:
-    print(f"etymon: {note}", file=sys.stderr)
 
 
 def present(

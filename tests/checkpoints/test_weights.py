@@ -30,8 +30,7 @@ def tensors() -> dict[str, torch.Tensor]:
 def assert_same(found: module.Weights, expected: dict[str, torch.Tensor]) -> None:
     assert list(found) == sorted(expected)
     for name, tensor in expected.items():
-        assert found.shape(name) == tensor.shape
-        assert found.dtype(name) == tensor.dtype == found[name].dtype
+        assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
 
 
@@ -49,7 +48,7 @@ def test_round_trip(tmp_path: Path, shard_size: int | None) -> None:
     assert (tmp_path / "model.safetensors").exists() == whole
     assert (tmp_path / "model.safetensors.index.json").exists() != whole
     assert not [name for name in os.listdir(tmp_path) if "partial" in name]
-    for file in open_weights(tmp_path).files:
+    for file in tmp_path.glob("*.safetensors"):
         with safe_open(str(file), framework="pt") as opened:
             assert opened.metadata() == {"format": "pt"}
 
@@ -98,8 +97,6 @@ def test_asking_for_a_name_reads_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert "half" in found
     assert "nothing" not in found
     assert len(found) == 6
-    assert found.shape("half") == (5,)
-    assert found.dtype("half") == torch.bfloat16
     with pytest.raises(KeyError):
         found["nothing"]
     with pytest.raises(AssertionError, match="half was read"):
