@@ -1,4 +1,4 @@
-"""The rows of a table as tokens, and plans over them: bundles of examples of similar length, with about so many tokens."""
+"""The rows of a table as tokens, and plans over them: bundles of so many, drawn at random, or of similar length with about so many tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 
 from etymon.data.plans import key
 
-POOL = 16
-"""Bundles of so many rows are cut out of pools of this many: of similar length within a pool, which itself is drawn at random."""
 JITTER = 0.1
 """How far lengths are blurred before examples are put in order by them, so that every epoch has other bundles."""
 NONE = -1
@@ -72,20 +70,13 @@ def bundles(sizes: np.ndarray, tokens: int, seed: int, epoch: int, *, shuffle: b
 def bundles_of_rows(
     sizes: np.ndarray, rows: int, seed: int, epoch: int, *, shuffle: bool = True
 ) -> np.ndarray:
-    """Every example once, in bundles of `rows`, the last one smaller: as `bundles`. Examples are drawn at random and then put in
-    order of size within pools of `POOL` bundles; all of them, if not `shuffle`."""
-    rng = key(seed, "bundles", epoch)
-    order = rng.permutation(len(sizes)) if shuffle else np.arange(len(sizes))
-    pool = POOL * rows if shuffle else max(1, len(sizes))
-    order = np.concatenate(
-        [
-            part[np.argsort(sizes[part], kind="stable")]
-            for part in np.split(order, range(pool, len(order), pool))
-        ]
+    """Every example once, in bundles of `rows` that are drawn at random, the last one smaller; by size, if not `shuffle`."""
+    order = (
+        key(seed, "bundles", epoch).permutation(len(sizes)) if shuffle else np.argsort(sizes, kind="stable")
     )
     table = np.full((-(-len(order) // rows), rows), NONE, np.int64)
     table.reshape(-1)[: len(order)] = order
-    return table[rng.permutation(len(table))] if shuffle else table
+    return table
 
 
 def sample_bundles(plan: np.ndarray, many: int) -> list[np.ndarray]:

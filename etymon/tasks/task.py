@@ -1,8 +1,8 @@
 """What a task is: an objective over the rows of a table, that can also answer and be scored.
 
 A task is made from its options alone, so that a misfit of task, family and table is refused before any work. `bind` ties
-it to a model; then it encodes tables, and trains as any objective does. Its samples are bundles of rows of similar length
-with about `batch_tokens` tokens, or of `batch_rows` rows, so a slice of one sample is a batch.
+it to a model; then it encodes tables, and trains as any objective does. Its samples are bundles of
+`batch_rows` rows that are drawn at random, or of rows of similar length with about `batch_tokens` tokens, so a slice of one sample is a batch.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.data.examples import NONE, POOL, bundled, bundles_of_rows, sample_bundles
+from etymon.data.examples import NONE, bundled, bundles_of_rows, sample_bundles
 
 SIZES = np.random.default_rng(5).integers(3, 200, 1000)
 
@@ -33,16 +33,11 @@ def test_a_plan_is_a_function_of_seed_and_epoch() -> None:
     assert (np.diff(SIZES[ordered[ordered != NONE]]) >= 0).all()
 
 
-def test_rows_of_a_bundle_are_of_similar_length_and_bundles_are_not_in_order() -> None:
+def test_rows_of_a_bundle_are_of_any_length() -> None:
+    """A step of short rows alone would pull a model towards what short rows say."""
     plan = bundles_of_rows(SIZES, 16, seed=1, epoch=0)
-    full = SIZES[plan[(plan != NONE).all(1)]]
-    drawn = SIZES[np.random.default_rng(0).permutation(1000)[: full.size]].reshape(full.shape)
-    assert np.ptp(full, axis=1).mean() < np.ptp(drawn, axis=1).mean() / 4
-    means = full.mean(1)
-    assert 0.3 < (np.diff(means) > 0).mean() < 0.7, (
-        "from bundle to bundle, lengths rise as often as they fall"
-    )
-    assert POOL * 16 < 1000, "the table has several pools"
+    means = SIZES[plan[(plan != NONE).all(1)]].mean(1)
+    assert means.std() == pytest.approx(SIZES.std() / 16**0.5, rel=0.25)
 
 
 def test_few_rows_are_one_bundle() -> None:
