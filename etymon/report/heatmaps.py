@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from etymon.files import atomic_write
-from etymon.report.page import _STYLE, escape
+from etymon.report.page import escape, page
 from etymon.report.plots import printable
 
 
@@ -45,9 +45,9 @@ def attention_page(title: str, subtitle: str, maps: Sequence[Weights]) -> str:
     ]  # fmt: skip
     # In a script element only "</" could end the data early.
     data = json.dumps(records, ensure_ascii=True).replace("</", "<\\/")
-    return _PAGE.format(
-        title=escape(title), subtitle=escape(subtitle), style=_STYLE + _OWN_STYLE, data=data, script=_SCRIPT
-    )
+    lead = f'<p class="subtitle">{escape(subtitle)}</p>'
+    script = f'<script type="application/json" id="data">{data}</script>\n<script>\n{_SCRIPT}</script>\n'
+    return page(title, _SECTIONS, lead, style=_OWN_STYLE, script=script)
 
 
 def _packed(weights: np.ndarray) -> str:
@@ -84,21 +84,7 @@ def _plain(token: str) -> str:
     return printable(token).replace("$", r"\$") or "·"
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><p class="subtitle">{subtitle}</p></header>
-<main>
-<section>
+_SECTIONS = """<section>
 <form id="choice">
 <label>attention <select id="kind"></select></label>
 <label>layer <select id="layer"></select></label>
@@ -107,15 +93,7 @@ _PAGE = """<!DOCTYPE html>
 </form>
 <div class="wide"><canvas id="map" role="img" aria-label="attention weights: rows are queries, columns keys"></canvas></div>
 </section>
-<section><h2>All layers (down) and heads (across)</h2><div class="wide"><div id="grid"></div></div></section>
-</main>
-<footer>Written by etymon.</footer>
-<script type="application/json" id="data">{data}</script>
-<script>
-{script}</script>
-</body>
-</html>
-"""
+<section><h2>All layers (down) and heads (across)</h2><div class="wide"><div id="grid"></div></div></section>"""
 
 _OWN_STYLE = """body { max-width: 72rem; }
 form { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; align-items: baseline; margin-bottom: .8rem; }

@@ -142,7 +142,15 @@ def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
         heading = f"<h2>{escape(section.title)}</h2>" if section.title else ""
         parts.append(f"<section>{heading}{_with_own_ids(section.body(), f's{number}-')}</section>")
     lead = f'<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
-    return _PAGE.format(title=escape(title), style=_STYLE, lead=lead, sections="\n".join(parts))
+    return page(title, "\n".join(parts), lead)
+
+
+def page(title: str, sections: str, lead: str = "", *, style: str = "", script: str = "") -> str:
+    """A page that needs nothing else, of sections in HTML. `script` may stand behind them."""
+    policy = "; script-src 'unsafe-inline'" if script else ""
+    return _PAGE.format(
+        title=escape(title), sections=sections, lead=lead, style=_STYLE + style, script=script, policy=policy
+    )
 
 
 def escape(text: str) -> str:
@@ -181,7 +189,7 @@ _PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'{policy}">
 <title>{title}</title>
 <style>
 {style}</style>
@@ -192,7 +200,7 @@ _PAGE = """<!DOCTYPE html>
 {sections}
 </main>
 <footer>Written by etymon.</footer>
-</body>
+{script}</body>
 </html>
 """
 

@@ -36,7 +36,7 @@ from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunTokenizer
 from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
 from etymon.verbs.task_file import TaskFile
-from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan
+from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan, settled
 from etymon.verbs.task_report import Judged, compare, error_sections
 
 MOST_HELD_OUT = 1000
@@ -203,23 +203,17 @@ class Finetuning(TrainingRun):
         return TaskJudge(unit, self.task, data, self.metrics, self.file.seed, self.progress, world, on_sample)
 
     def settle(self, trained: Trained, world: World) -> dict[str, float]:
-        """The best model of the run is put back; unless it was stopped, it answers all validation rows."""
-        self.put_back_best(trained)
-        if trained.result.stopped:
-            return trained.result.metrics
-        metrics: dict[str, float] = {}
-        with world.first_alone() as mine:
-            if mine:
-                judge = self.judge(
-                    trained.unit, trained.phases, World(device=world.device), lambda step, text: None
-                )
-                metrics, self.judged = judge.whole(self.file.beams)
-                if self.file.baselines and self.judged.scores and self.held_out is not None:
-                    compare(
-                        self.task, trained.model, self.judged, self.train, self.held_out, list(self.judged.scores),
-                        RESAMPLES, self.file.beams, self.progress.note,
-                    )  # fmt: skip
-        return metrics
+        def ask(alone: World) -> dict[str, float]:
+            judge = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
+            metrics, self.judged = judge.whole(self.file.beams)
+            if self.file.baselines and self.judged.scores and self.held_out is not None:
+                compare(
+                    self.task, trained.model, self.judged, self.train, self.held_out, list(self.judged.scores),
+                    RESAMPLES, self.file.beams, self.progress.note,
+                )  # fmt: skip
+            return metrics
+
+        return settled(self, trained, world, ask)
 
     def keep(self, trained: Trained, world: World) -> None:
         with world.first_alone() as mine:

@@ -38,7 +38,7 @@ from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_text import RunTokenizer
 from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
 from etymon.verbs.task_file import MemberFile, TaskFile
-from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
+from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan, settled
 
 USUAL_LENGTH = 128
 JUDGED_SAMPLES = 128
@@ -246,16 +246,12 @@ class Mixing(TrainingRun):
         return MixtureJudge(self, unit, world, on_sample)
 
     def settle(self, trained: Trained, world: World) -> dict[str, float]:
-        self.put_back_best(trained)
-        if trained.result.stopped:
-            return trained.result.metrics
-        metrics: dict[str, float] = {}
-        with world.first_alone() as mine:
-            if mine:
-                alone = World(device=world.device)
-                judge = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
-                metrics, self.scores = judge.whole(self.file.beams)
-        return metrics
+        def ask(alone: World) -> dict[str, float]:
+            judge = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
+            metrics, self.scores = judge.whole(self.file.beams)
+            return metrics
+
+        return settled(self, trained, world, ask)
 
     def keep(self, trained: Trained, world: World) -> None:
         with world.first_alone() as mine:

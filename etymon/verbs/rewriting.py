@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -33,9 +33,13 @@ def rewrite(
     prefix: str | None,
     usual: str,
     chunk: bool,
-    decoding: dict[str, Any],
     device: str | None,
     on_note: Callable[[str], None] | None,
+    beams: int,
+    length_penalty: float,
+    length_offset: float,
+    max_new_tokens: int | None,
+    no_repeat_ngram: int,
 ) -> list[Rewritten]:
     """The texts rewritten, in their order. `usual` names the published task whose prefix is taken if none is known."""
     from etymon.generation.settings import DecodingSettings
@@ -43,7 +47,9 @@ def rewrite(
 
     chosen = opened(model, device)
     task = _task(chosen, prefix, usual)
-    settings = DecodingSettings(**decoding)
+    settings = DecodingSettings(beams=beams, max_new_tokens=max_new_tokens, no_repeat_ngram=no_repeat_ngram)
+    if beams > 1:
+        settings = replace(settings, length_penalty=length_penalty, length_offset=length_offset)
     pieces: list[list[str]] = []
     for number, text in enumerate(texts, 1):
         pieces.append(
@@ -103,8 +109,11 @@ def _pieces(task: Text2Text, text: str, place: str, chunk: bool, tell: Callable[
     return [part.strip() for part in parts]
 
 
-def told(result: list[Rewritten], out: Path | None, json: bool) -> None:
-    """Prints what came out, a line a text, or writes it."""
+def present(
+    result: list[Rewritten],
+    out: Annotated[Path | None, "a file to write, a line a text"] = None,
+    json: Annotated[bool, "a JSON record a text"] = False,
+) -> None:
     from json import dumps
 
     from etymon.files import atomic_write

@@ -19,6 +19,7 @@ from etymon.training.figures import averages, evaluate
 from etymon.training.progress import Progress
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_judge import PhasePlan
+from etymon.verbs.running import Trained, TrainingRun
 from etymon.verbs.task_report import Judged
 
 FEW, MANY, FEW_TOKENS = 200, 1000, 32_768
@@ -128,3 +129,14 @@ class TaskJudge:
         slices = list(validation_slices(self.task, examples, self.seed, rows=1))
         figures = evaluate(self.unit, slices, world)
         return figures, self.task.predict(model, table, decoding) if scored and world.first else []
+
+
+def settled(
+    run: TrainingRun, trained: Trained, world: World, ask: Callable[[World], dict[str, float]]
+) -> dict[str, float]:
+    """The best model of a run is put back; unless it was stopped, the first process alone asks it once more."""
+    run.put_back_best(trained)
+    if trained.result.stopped:
+        return trained.result.metrics
+    with world.first_alone() as mine:
+        return ask(World(device=world.device)) if mine else {}

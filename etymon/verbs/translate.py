@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.verbs.rewriting import Rewritten, rewrite
+from etymon.verbs.rewriting import present as present
 from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
-    from etymon.verbs.rewriting import Rewritten
 
 
 def translate(
@@ -36,28 +37,9 @@ def translate(
     translated together; the order stays.
     """
     from etymon.verbs.opening import texts_of
-    from etymon.verbs.rewriting import rewrite
 
-    searched = {"length_penalty": length_penalty, "length_offset": length_offset} if beams > 1 else {}
     return rewrite(
-        model,
-        texts_of(texts, file),
-        prefix=prefix,
-        usual="translation_en_to_de",
-        chunk=chunk,
-        decoding={
-            "beams": beams, "max_new_tokens": max_new_tokens, "no_repeat_ngram": no_repeat_ngram, **searched,
-        },
-        device=device,
-        on_note=on_note,
+        model, texts_of(texts, file), prefix=prefix, usual="translation_en_to_de", chunk=chunk, device=device, on_note=on_note,
+        beams=beams, length_penalty=length_penalty, length_offset=length_offset, max_new_tokens=max_new_tokens,
+        no_repeat_ngram=no_repeat_ngram,
     )  # fmt: skip
-
-
-def present(
-    result: list[Rewritten],
-    out: Annotated[Path | None, "a file to write, a line a text"] = None,
-    json: Annotated[bool, "a JSON record a text"] = False,
-) -> None:
-    from etymon.verbs.rewriting import told
-
-    told(result, out, json)
