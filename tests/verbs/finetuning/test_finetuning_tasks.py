@@ -389,7 +389,7 @@ def test_several_labels_are_compared_whatever_their_order(tmp_path: Path) -> Non
     own = {
         "train": several,
         "validation": several[:40],
-        "learning_rate": 1e-3,
+        "learning_rate": 3e-3,
         "steps": 80,
         "validate_every": 80,
     }
