@@ -533,3 +533,8 @@ def test_the_file_of_a_run_may_have_other_rows(tmp_path: Path) -> None:
         )
         more = {"config": tmp_path / "first" / "run.yaml"} if number else {}
         finetune("bert", tmp_path / out, train=[table], validation=None, steps=1, **more)
+    kept = [
+        yaml.safe_load((tmp_path / out / "run.yaml").read_text(encoding="utf-8"))["rows"]
+        for out in ("first", "second")
+    ]
+    assert kept[0] != kept[1]
