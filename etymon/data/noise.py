@@ -282,6 +282,8 @@ def raw_length_for(input_length: int, density: float = 0.15, mean_span: float = 
         raise EtymonError(
             f"an input of {input_length} tokens is too short for span corruption; use 3 or more"
         )
+    if density >= 1:  # every length would be as long as a single span
+        raise EtymonError("span corruption leaves some of the text: give a density below 1")
     raw = 2
     while span_lengths(raw + 1, density, mean_span)[0] <= input_length:
         raw += 1

@@ -81,8 +81,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             raise EtymonError(f"{where} cannot be {value!r}: {did_you_mean(value, kind.choices[option])}")
         if option in ("mean_span", "temperature") and not value:
             raise EtymonError(f"{where} cannot be 0")
-        if option == "density" and value == 1:
-            raise EtymonError(f"{where} cannot be 1: nothing of a text would be left to learn from")
         share = option in ("density", "recent")
         if isinstance(value, (int, float)) and not 0 <= value <= (1 if share else math.inf):
             raise EtymonError(f"{where} cannot be {value!r}{': it is a share of 1' if share else ''}")

@@ -234,3 +234,8 @@ def test_places_drawn_with_replacement() -> None:
     different = np.mean([len(set(places.tolist())) == 4 for places in drawn])
     assert abs(different - 0.9 * 0.8 * 0.7) < 0.035
     assert len(noise.repeated_places(np.zeros(5, bool), 3, generator(0))) == 0
+
+
+def test_a_length_of_noise_alone_is_refused() -> None:
+    with pytest.raises(EtymonError, match="give a density below 1"):
+        noise.raw_length_for(20, density=1.0)

@@ -342,8 +342,7 @@ def test_options_are_checked(options: dict[str, Any], reason: str) -> None:
 
 
 def test_options_may_be_whole_numbers_for_numbers() -> None:
-    check_options("masked", {"masking": "rare", "packing": "segments", "copies": 3})
-    check_options("span-corruption", {"mean_span": 2})
+    check_options("masked", {"density": 1, "masking": "rare", "packing": "segments", "copies": 3})
 
 
 def test_the_normaliser_is_kept_small_in_training_alone(splits: dict[str, Split]) -> None:

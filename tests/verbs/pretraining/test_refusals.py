@@ -71,7 +71,6 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"data": "nowhere.txt"}, "no such file or folder: nowhere.txt"),
         ("gpt2", {"resume": True}, "there is no run in .* to resume"),
         ("bart", {"set": ["options.mean_span=0"]}, "mean_span of the objective 'denoising' cannot be 0"),
-        ("t5", {"set": ["options.density=1"]}, "density of the objective 'span-corruption' cannot be 1"),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused_before_any_work(
