@@ -195,14 +195,21 @@ def test_ctrl_c_and_on(
             sweep("gpt2", tmp_path / "sweep", text, resume=True, **changes)
 
 
-def test_a_sweep_goes_on_from_a_model_with_more_words(text: Path, tmp_path: Path) -> None:
+def test_a_sweep_goes_on_from_a_model_with_more_words(
+    text: Path,
+    tmp_path: Path,
+    at_step: Callable[..., None],  # noqa: F811
+) -> None:
     start = pretrain("gpt2", tmp_path / "start", steps=2)
     size = start.model.shape.vocabulary + 20
     (tmp_path / "new.txt").write_text("zyxo zyxo qwu zyxoqwu\n" * 200, encoding="utf-8")
-    swept = sweep(
+    at_step(1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    stopped = sweep(
         "gpt2", tmp_path / "sweep", text, data=[tmp_path / "new.txt"], from_=start.model_folder, size=None,
-        also=[f"vocabulary={size}"], budget="2steps",
+        also=[f"vocabulary={size}", "length=null"], budget="2steps",
     )  # fmt: skip
+    assert stopped.done == 0
+    swept = etymon.sweep("gpt2", out=stopped.folder, resume=True, progress="silent")
     assert swept.done == 2
     for cell in swept.rankings[0].cells:
         model = etymon.load(swept.folder / cell.name)
@@ -222,6 +229,10 @@ def test_a_time_is_the_same_number_of_steps_where_it_costs_the_same(text: Path, 
         assert len(settings) == 2
         assert len({(each.steps, each.validate_every) for each in settings if each is not None}) == 1
     assert " --budget 3s " in swept.rankings[0].repeat
+    # Validations were chosen by the sweep for its few steps: a longer run chooses its own.
+    assert "validate_every=null" not in swept.rankings[0].repeat
+    chosen = sweep("gpt2", tmp_path / "chosen", text, budget="0.3s", also=["validate_every=null"])
+    assert " --set validate_every=null " in chosen.rankings[0].repeat
 
 
 def test_texts_of_a_program(text: Path, tmp_path: Path) -> None:

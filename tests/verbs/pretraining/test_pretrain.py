@@ -130,6 +130,15 @@ def test_command_line_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert etymon.load(out).history[0]["data"] == f"{tmp_path}/*.txt"
 
 
+def test_documents_that_are_left_out_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number, content in enumerate(tiny.texts(40)):
+        (text / f"{number}.txt").write_bytes(content.encode() + (b"\xff" if number in (3, 5) else b""))
+    pretrain("gpt2", tmp_path / "run", data=[text], errors="skip", steps=1, progress="plain")
+    assert "2 documents could not be read and were left out" in capsys.readouterr().err
+
+
 def test_stopped_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stopped = Pretrained(tmp_path, tmp_path, None, None, {}, 7, True, "etymon pretrain gpt2 --resume")  # type: ignore[arg-type]
     verb.present(stopped)

@@ -279,6 +279,14 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
     assert guessed == pytest.approx(run.steps, rel=0.25)
     prepared = pretrain("bert", tmp_path / "dry", data=str(run.folder / "store"), steps=7, dry_run=True)
     assert prepared.plan["steps"].startswith("7 (7steps)") and prepared.steps == 0
+    # A phase with a text of its own reads that one, not the store.
+    bare = tmp_path / "empty.txt"
+    bare.write_text("", encoding="utf-8")
+    with pytest.raises(EtymonError, match="empty"):
+        pretrain(
+            "bert", tmp_path / "dry", data=str(run.folder / "store"), steps=7, dry_run=True,
+            set=[f"phases=[{{share: 0.5}}, {{share: 0.5, data: [{bare}]}}]"],
+        )  # fmt: skip
     assert not (tmp_path / "dry").exists()
 
 
