@@ -65,9 +65,7 @@ def ours(folder: Path, what: str) -> Callable[[], float]:
     examples = task.encode(read_table(table("train")[:TRAINED]), learn=True)
     unit = TrainingUnit(model, task)
     course = Course([Phase(0, Feed(task, examples, SEED, slices=1, rows=1))])
-    settings = TrainingSettings(
-        steps=1_000_000, rows=1, optimiser=OptimiserChoice(learning_rate=5e-5), seed=SEED
-    )
+    settings = TrainingSettings(steps=1_000_000, optimiser=OptimiserChoice(learning_rate=5e-5), seed=SEED)
     trainer = Trainer(
         unit, course, settings, Run(folder / "run"), progress=progress("silent"), validate=lambda step: {},
         save_members=lambda folder: None,

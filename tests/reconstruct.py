@@ -7,6 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from etymon.data.store import Split
+
+
+def sentence_spans(split: Split, index: int) -> list[tuple[int, int]]:
+    """The sentences of one document as spans [start, stop) of its split's tokens."""
+    first, last = split.first_sentences[index : index + 2]
+    return list(pairwise([*split.sentences[first:last].tolist(), int(split.documents[index + 1])]))
+
 
 def from_spans(shown: np.ndarray, target: np.ndarray, sentinels: Sequence[int] | np.ndarray) -> np.ndarray:
     """The original ids from an input and a target with sentinels."""

@@ -159,7 +159,9 @@ def test_auto_looks_at_the_terminal(monkeypatch, terminal, name, expected):
     ("name", "value", "expected"),
     [
         ("memory", 640e6, "640 MB"),
+        ("memory", 999_700_000.0, "1 GB"),
         ("tokens_per_second", 999.0, "999 tokens/s"),
+        ("tokens_per_second", 999_700.0, "1M tokens/s"),
         ("mfu", "unknown", "MFU unknown"),
         ("learning_rate", 0.0006, "rate 6.00e-04"),
         ("loss", float("nan"), "loss nan"),

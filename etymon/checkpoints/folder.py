@@ -48,7 +48,6 @@ def write_model_folder(
     card: str = "",
     tokenizer_saver: Callable[[Path], None] | None = None,
     extra: Mapping[str, Callable[[Path], None]] | None = None,
-    shard_size: int | None = SHARD_SIZE,
     adapters: bool = False,
 ) -> None:
     """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is replaced.
@@ -63,7 +62,7 @@ def write_model_folder(
     with atomic_folder(folder) as aside:
         try:
             write_json(aside / (ADAPTER_CONFIG if adapters else CONFIG), config)
-            write_weights(aside, weights, None if adapters else shard_size)
+            write_weights(aside, weights, None if adapters else SHARD_SIZE)
             if adapters:
                 (aside / WHOLE).rename(aside / ADAPTERS)
             if generation_config is not None:

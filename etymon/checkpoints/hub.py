@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from etymon.checkpoints.documents import read_json
 from etymon.checkpoints.weights import ADAPTERS, INDEX, WHOLE
 from etymon.errors import EtymonError
 
@@ -29,15 +30,14 @@ WANTED = [
 ]
 PICKLES = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "adapter_model.bin"]
 SUBFOLDERS = ["*/*"]  # a pattern's * also matches slashes
+SOURCE = "source"
+"""The folder of the tokenizer that reads the source, where a model has two."""
 
 
-def resolve(
-    name_or_folder: str | os.PathLike[str], *, revision: str | None = None, offline: bool | None = None
-) -> Path:
+def resolve(name_or_folder: str | os.PathLike[str], *, revision: str | None = None) -> Path:
     """The folder of a model: a local one as it is, or a hub repository, downloaded into the hub's cache.
 
-    `offline` uses only what is in the cache; None takes it from HF_HUB_OFFLINE. HF_ENDPOINT and HF_HUB_CACHE
-    are honoured as they are at the time of the call.
+    HF_HUB_OFFLINE (only what is in the cache), HF_ENDPOINT and HF_HUB_CACHE are honoured as they are at the time of the call.
     """
     name = os.fspath(name_or_folder)
     if not name.strip():
@@ -55,9 +55,7 @@ def resolve(
         raise EtymonError(f"{name} is a file; give the folder it is in")
     if not isinstance(name_or_folder, str) or _looks_like_path(name):
         raise EtymonError(f"no such folder: {name}")
-    if offline is None:
-        offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
-    return _download(name, revision, offline)
+    return _download(name, revision, _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE"))
 
 
 def _looks_like_path(name: str) -> bool:
@@ -89,14 +87,14 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     transfer_errors = tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
     endpoint = os.environ.get("HF_ENDPOINT") or None
 
-    def fetch(patterns: list[str], revision: str | None) -> Path:
+    def fetch(patterns: list[str], revision: str | None, ignored: list[str] | None = SUBFOLDERS) -> Path:
         folder = snapshot_download(
             name,
             revision=revision,
             cache_dir=os.environ.get("HF_HUB_CACHE") or None,
             local_files_only=offline,
             allow_patterns=patterns,
-            ignore_patterns=SUBFOLDERS,
+            ignore_patterns=ignored,
             endpoint=endpoint,
             library_name="etymon",
         )
@@ -108,6 +106,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
             folder = fetch(
                 PICKLES, folder.name
             )  # the snapshot's name is its commit: the same revision for sure
+        if (folder / "config.json").is_file() and read_json(folder / "config.json").get("source_vocabulary"):
+            fetch([f"{SOURCE}/token*.json"], folder.name, None)
         return folder
     # The order matters: the later kinds include the earlier ones.
     except HFValidationError as error:

@@ -41,6 +41,7 @@ def column_rows(path: Path, names: Sequence[str] = ()) -> Iterator[Record]:
     """Sentences of a file of columns: lists by the `names` of all of them; or the first as `tokens` and the last as `tags`."""
     for block in _blocks(path):
         rows = []
+        block = [(place, line) for place, line in block if line.split()[0] != DOCUMENT]
         for place, line in block:
             parts = line.split("\t") if "\t" in line else line.split()
             if names and len(parts) != len(names):
@@ -50,7 +51,7 @@ def column_rows(path: Path, names: Sequence[str] = ()) -> Iterator[Record]:
             if not names and (len(parts) < 2 or not parts[0] or not parts[-1]):
                 raise EtymonError(f"{place}: expected a token and its tag")
             rows.append(parts if names else [parts[0], parts[-1]])
-        if rows[0][0] != DOCUMENT:
+        if rows:
             columns = zip(names or ("tokens", "tags"), zip(*rows, strict=True), strict=True)
             yield block[0][0], {name: list(values) for name, values in columns if name != SKIPPED}
 

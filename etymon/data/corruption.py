@@ -4,7 +4,7 @@ place, and what is asked for. T5's span corruption, the objectives it was compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,6 +57,16 @@ class Noise:
     """As published."""
     masks: bool = False
     """It shows a mask token."""
+
+    @property
+    def amounts(self) -> Collection[str]:
+        """The options that say how much of it there is."""
+        known: dict[Cut | None, tuple[str, ...]] = {
+            _tokens: ("density",),
+            _words: ("density", "mean_span"),
+            _spans: ("density", "mean_span", "random_roll"),
+        }
+        return known.get(self.cut, ())
 
     def corrupt(
         self, text: Text, amounts: Amounts, rng: np.random.Generator

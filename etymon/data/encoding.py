@@ -81,6 +81,10 @@ class Encoder:
         added = tokenizer.backend.get_added_tokens_decoder().values()
         self.added = ["▁", *(token.content for token in added)]  # where spaces become "▁", it is no letter
         self.by_word = keeps_words_apart(tokenizer._description) and len(self.added) <= MOST_ADDED
+        # A line break parts words as a space does, unless spaces become "▁" and it stays what it is.
+        cleaned = tokenizer.backend.normalizer and tokenizer.backend.normalizer.normalize_str("a\nb")
+        spaces = (tokenizer._description["pre_tokenizer"] or {}).get("type") == "Metaspace"
+        self.line_break = 0x20 if spaces and cleaned != "a b" else 0x0A
         self.space = tokenizer.backend.token_to_id("▁") if tokenizer.kind in ("unigram", "bpe") else None
         self._forget()
 
@@ -134,7 +138,7 @@ class Encoder:
         begins = np.zeros(len(text) + 1, bool)
         if self.by_word:
             # Other white space is left inside: libraries differ.
-            begins[:-2] = ((codes[:-1] == 0x20) | (codes[:-1] == 0x0A)) & ~space[1:]
+            begins[:-2] = ((codes[:-1] == 0x20) | (codes[:-1] == self.line_break)) & ~space[1:]
             begins[[first - 1 for first, _ in pieces]] = False
             present = [token for token in self.added if token in text]
             for first, last in pieces if present else ():
@@ -180,7 +184,9 @@ class Encoder:
         index = tokens_before[unit]
         # The space before a word, unless tokens spell the text and it may be one of them.
         first = (
-            self.by_word & (self.tokenizer.byte_lengths is None) & np.isin(codes[units[unit]], (0x20, 0x0A))
+            self.by_word
+            & (self.tokenizer.byte_lengths is None)
+            & np.isin(codes[units[unit]], (0x20, self.line_break))
         )
         deep = np.flatnonzero(inside > first)
         for group in np.split(deep, np.flatnonzero(np.diff(unit[deep])) + 1) if len(deep) else ():

@@ -157,8 +157,3 @@ ELMO = Framing(
     (0, 0, 0, 0, 0, 0),
     apart=True,
 )
-
-FRAMINGS = {
-    framing.name: framing
-    for framing in (PLAIN, BERT, ROBERTA, DISTILBERT, GPT1, T5, BART, SEQ2SEQ, ELMO, XLNET)
-}

@@ -31,10 +31,9 @@ def count_mask(candidates: np.ndarray, count: int, rng: np.random.Generator) -> 
     return mask
 
 
-def masked_count(length: int, density: float = 0.15, maximum: int | None = None) -> int:
-    """How many of `length` tokens BERT hides: the rounded share, at least one, at most `maximum`."""
-    count = max(1, round(density * length))
-    return count if maximum is None else min(count, maximum)
+def masked_count(length: int, density: float = 0.15) -> int:
+    """How many of `length` tokens BERT hides: the rounded share, at least one."""
+    return max(1, round(density * length))
 
 
 def chance_count(length: int, density: float, rng: np.random.Generator) -> int:
@@ -50,7 +49,8 @@ def words_mask(
     `word_starts` marks the positions that begin a word; a word ends where the next begins or where a position is no
     candidate. As in ALBERT's pipeline: from every word on, in random order, n words with a probability proportional
     to 1/n (of those n that the text still has); fewer if they would exceed the budget, none if they would exceed it
-    all the same or overlap with earlier ones.
+    all the same or overlap with earlier ones. Where every word is longer than the budget, as in a text without
+    spaces, single tokens are hidden.
     """
     starts = np.flatnonzero(candidates & (word_starts | ~np.concatenate(([False], candidates[:-1]))))
     ends = np.flatnonzero(candidates & ~np.concatenate((candidates[1:] & ~word_starts[1:], [False]))) + 1
@@ -72,7 +72,7 @@ def words_mask(
                         mask[first[each] : stop[each]] = True
                     budget -= taken
                 break
-    return mask
+    return mask if mask.any() else count_mask(candidates, budget, rng)
 
 
 def weighted_mask(weights: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -149,10 +149,11 @@ def infill_spans(
     """BART's noise: whole words from random ones on, as many as a Poisson variable says, until the share is used up.
 
     The budget is the share of the words, rounded up; the last span is cut to it. Spans are drawn from any words, so one
-    may run into the next, and both are then one; a span ends with the text. What stands before the first whole word stays.
-    A draw of 0 is an empty span: nothing is taken out there, and something shown all the same.
+    may run into the next, and both are then one; a span ends with the text. What stands before the first whole word stays;
+    where no word begins, every token is one. A draw of 0 is an empty span: nothing is taken out there, and something shown
+    all the same.
     """
-    firsts = np.flatnonzero(word_starts)
+    firsts = np.flatnonzero(word_starts if word_starts.any() else ~word_starts)
     budget = int(np.ceil(density * len(firsts)))
     if not budget:
         return Spans(firsts[:0], firsts[:0])
@@ -249,12 +250,6 @@ def drop(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- what the target asks
-
-
-def at(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The noise positions and the original tokens there."""
-    places = np.flatnonzero(mask)
-    return places, ids[places]
 
 
 def span_target_with_sentinels(

@@ -15,6 +15,9 @@ from etymon.data.plans import key, shuffled, uniforms
 from etymon.data.store import Split
 from etymon.errors import EtymonError
 
+SINGLE, SHORT = 0.1, 0.05
+"""The shares of ELECTRA's samples that have one text, and that are gathered up to a smaller length."""
+
 
 def whole_sentences(
     split: Split, room: int, seed: int, epoch: int, *, across: bool = True, shuffle: bool = True
@@ -54,21 +57,13 @@ def _pieces(split: Split, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def segments(
-    split: Split,
-    length: int,
-    framing: Framing,
-    seed: int,
-    epoch: int,
-    *,
-    single: float = 0.1,
-    short: float = 0.05,
-    shuffle: bool = True,
+    split: Split, length: int, framing: Framing, seed: int, epoch: int, *, shuffle: bool = True
 ) -> np.ndarray:
     """ELECTRA's samples: rows (a_start, a_stop, b_start, b_stop) of two consecutive texts, spans of `tokens`.
 
-    As in the released pipeline: sentences of a document are gathered until they reach `length` tokens (a share `short`
+    As in the released pipeline: sentences of a document are gathered until they reach `length` tokens (a share `SHORT`
     of the time a random smaller target); the first half of the target goes to the first text, and the sentence that
-    crosses the middle to either with equal chance; a share `single` of the samples has no second text; what exceeds
+    crosses the middle to either with equal chance; a share `SINGLE` of the samples has no second text; what exceeds
     `length` with its special tokens is cut off. Unlike there, no later sentence returns to the first text.
     """
     alone, both = length - framing.overhead(), length - framing.overhead(pair=True)
@@ -79,11 +74,11 @@ def segments(
     rows, here = [], 0
     for last in split.first_sentences[1:].tolist():
         while here < last:
-            target = length if next(uniform) >= short else min(5, length) + int(next(uniform) * (length - 4))
+            target = length if next(uniform) >= SHORT else min(5, length) + int(next(uniform) * (length - 4))
             start = bounds[here]
             stop = min(bisect_left(bounds, start + target, here + 1), last)
             middle = stop
-            if next(uniform) >= single:
+            if next(uniform) >= SINGLE:
                 half = start + (target - length + both) // 2
                 middle = max(bisect_left(bounds, half, here + 1, stop + 1) - 1, here + 1)
                 if middle < stop and bounds[middle] < half and next(uniform) < 0.5:

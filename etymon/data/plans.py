@@ -18,6 +18,8 @@ from etymon.errors import EtymonError
 
 logger = logging.getLogger("etymon.data")
 
+SHORT = 0.1
+"""The share of documents whose pairs are gathered up to a smaller length."""
 RETRIES = 10  # how often BERT's pipeline draws again to find another document
 
 
@@ -69,14 +71,13 @@ def sentence_pairs(
     max_length: int,
     seed: int,
     epoch: int,
-    short_probability: float = 0.1,
     overhead: int = 3,
     shuffle: bool = True,
 ) -> np.ndarray:
     """BERT's next-sentence samples: rows (a_start, a_stop, b_start, b_stop, is_random), spans of `tokens`.
 
     As in BERT's released pipeline: sentences of a document are gathered up to `max_length` - `overhead`
-    tokens (a random smaller target for a share `short_probability` of the documents) and divided at random
+    tokens (a random smaller target for a share `SHORT` of the documents) and divided at random
     into A and B; half the time, and always for a single sentence, B comes from another document and the
     unused sentences go back; then the longer of the two loses tokens from front or back. Unlike there, a
     random B never comes from the same document.
@@ -85,7 +86,7 @@ def sentence_pairs(
     """
     if len(split) == 1:
         logger.warning("the text is one document: no random second sentence exists, every pair is a true one")
-    pairs = _Pairs(split, max_length, overhead, short_probability, true=len(split) == 1)
+    pairs = _Pairs(split, max_length, overhead, true=len(split) == 1)
     table = pairs.table(seed, epoch)
     return shuffled(table, seed, "pair order", epoch) if shuffle else table
 
@@ -95,7 +96,6 @@ def ordered_pairs(
     max_length: int,
     seed: int,
     epoch: int,
-    short_probability: float = 0.1,
     overhead: int = 3,
     shuffle: bool = True,
 ) -> np.ndarray:
@@ -105,7 +105,7 @@ def ordered_pairs(
     A single sentence, for which ALBERT's pipeline takes B from another document and says that it was swapped, gets
     the next one for its B, or is divided if it is the document's last: a strange topic would give the answer away.
     """
-    table = _Pairs(split, max_length, overhead, short_probability, true=True).table(seed, epoch)
+    table = _Pairs(split, max_length, overhead, true=True).table(seed, epoch)
     swapped = key(seed, "pair swaps", epoch).random(len(table)) < 0.5
     table[swapped] = table[swapped][:, [2, 3, 0, 1, 4]]
     table[:, 4] = swapped
@@ -115,10 +115,8 @@ def ordered_pairs(
 class _Pairs:
     """The pairs of one document at a time, each document with its own generator; `true` ones only, or random ones too."""
 
-    def __init__(
-        self, split: Split, max_length: int, overhead: int, short_probability: float, true: bool
-    ) -> None:
-        self.room, self.short_probability, self.true = max_length - overhead, short_probability, true
+    def __init__(self, split: Split, max_length: int, overhead: int, true: bool) -> None:
+        self.room, self.true = max_length - overhead, true
         if self.room < 2:
             raise EtymonError(
                 f"sentence pairs need room for two tokens: use a length of at least {overhead + 2}"
@@ -139,7 +137,7 @@ class _Pairs:
         bounds, room, alone = self.bounds, self.room, self.true
         uniform = uniforms(rng)
         target = room
-        if next(uniform) < self.short_probability:
+        if next(uniform) < SHORT:
             target = 2 + int(next(uniform) * (room - 1))
         here, last = self.first[document], self.first[document + 1]
         while here < last:

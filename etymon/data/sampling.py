@@ -10,6 +10,7 @@ from typing import IO
 
 from etymon.data.cutting import pieces
 from etymon.data.text import Document
+from etymon.errors import EtymonError
 
 LEARNT = 200_000_000  # bytes are enough to learn from
 BLOCK = 1 << 12  # characters that are taken or left together
@@ -57,11 +58,18 @@ def sampled(
     its beginning."""
     with tempfile.TemporaryFile(prefix="etymon-") as file:
         learning, judging = Sample(file, limit), Sample(file, JUDGED)
-        for number, block in enumerate(_blocks(documents)):
-            held_out = hold_out and number % HELD_OUT == HELD_OUT // 2
-            (judging if held_out else learning).offer(block)
-            if number % 64 == 0:
-                progress()
+        try:
+            for number, block in enumerate(_blocks(documents)):
+                held_out = hold_out and number % HELD_OUT == HELD_OUT // 2
+                (judging if held_out else learning).offer(block)
+                if number % 64 == 0:
+                    progress()
+            file.flush()
+        except OSError as error:
+            raise EtymonError(
+                f"cannot write to the temporary folder {tempfile.gettempdir()} ({error.strerror}): set TMPDIR to one "
+                "with more room, or learn from less text (etymon tokenizer --limit)"
+            ) from error
         yield learning, judging
 
 

@@ -19,17 +19,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from etymon.data.prose import stdlib_documents
-from etymon.data.text import (
-    BUFFER,
-    READERS,
-    RECORDS,
-    Boundary,
-    Document,
-    Errors,
-    Reading,
-    Record,
-    record_lines,
-)
+from etymon.data.records import READERS, RECORDS
+from etymon.data.text import BUFFER, SURROGATE, Boundary, Document, Errors, Reading, Record, record_lines
 from etymon.errors import EtymonError
 
 logger = logging.getLogger("etymon.data")
@@ -128,7 +119,7 @@ class TextFiles(Reading):
         found: dict[Path, None] = {}
         for path in (Path(entry).expanduser() for entry in self.paths):
             if path.is_dir():
-                inside = _known(path.rglob("*"))
+                inside = _known(path.rglob("*"), self.format)
                 missing = f"no text files in the folder {path}: it needs {', '.join(READERS)} files"
             elif path == STANDARD_INPUT or path.is_file():
                 self._kind(path)  # refuses what cannot be read
@@ -150,13 +141,15 @@ class TextFiles(Reading):
         standard = path == STANDARD_INPUT
         if self.format is None:
             if standard:
-                raise EtymonError("standard input has no name: add --format txt, jsonl, csv or tsv")
-            if _suffix(path) not in READERS:
+                raise EtymonError(
+                    "standard input has no name: say that it is txt, jsonl, csv or tsv (--format)"
+                )
+            if suffix_of(path) not in READERS:
                 raise EtymonError(
                     f"cannot read {path}: known text files are {', '.join(READERS)} (also with "
-                    f"{', '.join(PACKINGS)}); name another file's kind with --format"
+                    f"{', '.join(PACKINGS)}); rename it (etymon prepare and tokenizer also take --format)"
                 )
-            return _suffix(path)
+            return suffix_of(path)
         kind = "." + self.format.removeprefix(".")
         if kind not in READERS or (standard and kind == ".parquet"):
             known = ", ".join(name[1:] for name in READERS)
@@ -219,10 +212,15 @@ def _unpacked(raw: Any, packing: str) -> Any:
 
 
 def _known(paths: Iterable[Path], format: str | None = None) -> list[Path]:
-    return sorted(path for path in paths if path.is_file() and (format or _suffix(path) in READERS))
+    """With a format, all that are not hidden."""
+    return sorted(
+        path
+        for path in paths
+        if path.is_file() and (not path.name.startswith(".") if format else suffix_of(path) in READERS)
+    )
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     """notes.txt.gz is read like notes.txt."""
     return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
 
@@ -261,6 +259,11 @@ def text_source(
     paths: Sequence[str], boundary: Boundary = "file", column: str = "text", errors: Errors = "strict"
 ) -> TextFiles | PreparedText:
     """Files to be read, or the prepared text if that is what the path names."""
+    if str(STANDARD_INPUT) in paths:
+        raise EtymonError(
+            "standard input can be read only once: write it to a file, or make a store of it with "
+            "etymon prepare --data - --format txt"
+        )
     stores = [path for path in paths if (Path(path) / "store.json").is_file()]
     if not stores:
         return TextFiles(paths, boundary=boundary, column=column, errors=errors)
@@ -279,7 +282,7 @@ class Texts:
     description: str = "texts given by the program"
 
     def documents(self) -> Iterable[Document]:
-        return map(Document, self.texts)
+        return (Document(SURROGATE.sub("\ufffd", text)) for text in self.texts)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(list(self.texts)).encode()).hexdigest()

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -122,12 +121,6 @@ class Split:
         """For every document the index of its first sentence, and the number of sentences at the end."""
         return np.searchsorted(self.sentences, self.documents)
 
-    def document_sentences(self, index: int) -> list[tuple[int, int]]:
-        """The sentences of one document as spans [start, stop) of `tokens`."""
-        first, last = self.first_sentences[index : index + 2]
-        bounds = [*self.sentences[first:last].tolist(), int(self.documents[index + 1])]
-        return list(pairwise(bounds))
-
     @cached_property
     def token_counts(self) -> np.ndarray:
         """How often every id occurs, up to the largest that does."""
@@ -227,6 +220,8 @@ def build_store(
     """
     if not 0 <= validation < 1:
         raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")
+    if not -(2**63) <= seed < 2**63:
+        raise EtymonError(f"the seed is a number of up to 63 bits, not {seed}")
     folder = Path(folder)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     with atomic_folder(folder) as aside:

@@ -20,6 +20,7 @@ from etymon.data.workers import encoded_batches
 from etymon.errors import EtymonError
 
 FEWEST_DOCUMENTS = 20  # below this a share of the documents says little
+SENTENCE = 64  # tokens: as far as that, the text held out may begin somewhere else for a sentence's sake
 DOCUMENTS = 1 << 16  # documents that are split at once
 TOKENS = 1 << 22  # tokens that are copied at once
 
@@ -121,11 +122,17 @@ class Staging:
                 "the text is a single token: there is nothing to hold out for validation; add text"
             )
         wanted = min(max(round(total * (1 - self.share)), 1), total - 1)
-        if len(self.sentences) == 1:  # its bytes and words are shared out by tokens
-            self.sentences.append(self.end[None] * wanted // total)
-        near = max(self.sentences.find(wanted) - 1, 1)
-        places = self.sentences.read(near, near + 2)  # sentences that begin around there, but not the first
-        return places[np.abs(places[:, 0] - wanted).argmin()]
+        near = self.sentences.find(wanted) - 1
+        before, after = np.concatenate((self.sentences.read(near, near + 2), self.end[None]))[:2]
+        places = [place for place in (before, after) if 0 < place[0] < total]
+        nearest = min(places, key=lambda place: abs(int(place[0]) - wanted), default=before)
+        if nearest[0] and abs(nearest[0] - wanted) <= max(self.share * total / 2, min(SENTENCE, total / 4)):
+            return nearest
+        # Hardly anything would be left to train on, or to judge by: this sentence is divided, but no character.
+        while wanted - 1 > before[0] and self.tokenizer.goes_on(int(self.tokens.read(wanted, wanted + 1)[0])):
+            wanted -= 1
+        share = (wanted - before[0]) / (after[0] - before[0])  # bytes and words are shared out by tokens
+        return np.append(wanted, before[1:] + (share * (after - before)[1:]).astype(np.int64))
 
     def _blocks(self, cut: np.ndarray | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Neighbouring documents: the places around them, one more than documents, and which are held out."""
@@ -160,6 +167,8 @@ class Staging:
                 high = min(low + TOKENS, int(offsets[-1]))
                 tokens.append(self.tokens.read(low, high)[np.repeat(mine, np.diff(offsets.clip(low, high)))])
                 starts = self.sentences.read(self.sentences.find(low), self.sentences.find(high))[:, 0]
+                # A document always begins with a sentence; one that was divided now does so twice.
+                starts = np.union1d(starts, offsets[(low <= offsets) & (offsets < high)])
                 owner = np.searchsorted(offsets, starts, side="right") - 1
                 sentences.append((starts + (ends - offsets[1:])[owner])[mine[owner]])
         for array in arrays:

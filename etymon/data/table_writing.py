@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
@@ -26,6 +27,7 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise EtymonError(
             f"{path}: answers are written as {', '.join(WRITTEN)}, not as {kind or 'a file without an ending'}"
         )
+    rows = [_clean(row) for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if kind == ".parquet":
         import pyarrow
@@ -42,7 +44,7 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
         return
     with atomic_write(path) as file:
         if kind == ".jsonl":
-            file.writelines(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
+            file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
             return
         lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
         if kind == ".csv":
@@ -51,7 +53,16 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
         file.writelines("\t".join(BREAKS.sub(" ", cell) for cell in line) + "\n" for line in lines)
 
 
+def _clean(value: Any) -> Any:
+    """Without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    if isinstance(value, str):
+        return SURROGATE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {_clean(name): _clean(each) for name, each in value.items()}
+    return [_clean(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _cell(value: Any) -> str:
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False, default=str)
     return "" if value is None else str(value)

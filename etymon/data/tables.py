@@ -12,7 +12,8 @@ from typing import Any
 
 from etymon.config import did_you_mean
 from etymon.data.conll import column_rows, conllu_rows
-from etymon.data.sources import PACKINGS, TextFiles
+from etymon.data.records import json_fault
+from etymon.data.sources import PACKINGS, TextFiles, suffix_of
 from etymon.data.squad import is_squad, squad_rows
 from etymon.data.text import SURROGATE, Record
 from etymon.errors import EtymonError
@@ -116,19 +117,15 @@ def read_table(given: Sequence[str | Path] | str | Path | Rows, columns: Sequenc
     return table
 
 
-def _suffix(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
-
-
 def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
     if columns:
         for path in paths:
-            yield from (column_rows if _suffix(path) in COLUMN_FILES else _bare)(path, columns)
-    elif all(_suffix(path) in SUFFIXES for path in paths):
+            yield from (column_rows if suffix_of(path) in COLUMN_FILES else _bare)(path, columns)
+    elif all(suffix_of(path) in SUFFIXES for path in paths):
         for path in paths:
-            own = OWN.get(_suffix(path))
+            own = OWN.get(suffix_of(path))
             yield from own(path) if own is not None else TextFiles([path]).records()
-    elif any(_suffix(path) in SUFFIXES for path in paths):
+    elif any(suffix_of(path) in SUFFIXES for path in paths):
         raise EtymonError(
             f"{', '.join(map(str, paths))} are tables and others: give tables ({', '.join(SUFFIXES)}) or parallel text files"
         )
@@ -145,11 +142,18 @@ def _bare(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """Rows of a file without a header, by tabs (or by commas, if that is what it is)."""
     import csv
 
-    mark = "," if _suffix(path) == ".csv" else "\t"
+    mark = "," if suffix_of(path) == ".csv" else "\t"
     quoting: Any = csv.QUOTE_MINIMAL if mark == "," else csv.QUOTE_NONE
-    lines = (line + "\n" for _, line in TextFiles([path], format="txt").lines())
-    cells = csv.reader(lines, delimiter=mark, quoting=quoting)
-    for row in cells:
+    files = TextFiles([path], format="txt")
+    csv.field_size_limit(files.max_document)
+    cells = csv.reader((line + "\n" for _, line in files.lines()), delimiter=mark, quoting=quoting)
+    while True:
+        try:
+            row = next(cells, None)
+        except csv.Error as error:
+            raise files.too_long(f"{path}, line {cells.line_num}") from error
+        if row is None:
+            return
         place = f"{path}, line {cells.line_num}"
         if row and len(row) != len(columns):
             raise EtymonError(
@@ -184,6 +188,8 @@ def _json(path: Path) -> Iterator[Record]:
     except json.JSONDecodeError:
         yield from _objects(text, path)
         return
+    except (ValueError, RecursionError) as error:
+        raise EtymonError(f"{path}: not valid JSON ({json_fault(error)})") from error
     if is_squad(document):
         yield from squad_rows(document, str(path))
     elif isinstance(document, list) and all(isinstance(row, dict) for row in document):
@@ -202,10 +208,9 @@ def _objects(text: str, path: Path) -> Iterator[Record]:
         line, before = line + text.count("\n", before, start), start
         try:
             row, stop = decoder.raw_decode(text, start)
-        except json.JSONDecodeError as error:
-            raise EtymonError(
-                f"{path}, line {error.lineno}: not valid JSON ({error.msg} at column {error.colno})"
-            ) from error
+        except (ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", line)
+            raise EtymonError(f"{path}, line {line}: not valid JSON ({json_fault(error)})") from error
         if not isinstance(row, dict):
             raise EtymonError(f"{path}, line {line}: expected an object, and not {type(row).__name__}")
         yield f"{path}, line {line}", row

@@ -1,19 +1,14 @@
-"""What a text is to this library, and how the bytes of every format become documents, in bounded memory."""
+"""What a text is to this library, and how bytes become lines and documents, in bounded memory."""
 
 from __future__ import annotations
 
 import codecs
-import csv
 import io
-import json
 import pickle
 import re
-import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import IO, Any, Literal
 
 from etymon.data import cutting
@@ -26,7 +21,6 @@ Record = tuple[str, dict[str, Any]]
 
 BUFFER = 1 << 20
 HELD = 1 << 24  # bytes of a document that may yet be skipped; more of it waits on the disk
-BATCH = 1 << 23  # bytes of a parquet file that are unpacked at once, where its rows allow it
 SURROGATE = re.compile("[\ud800-\udfff]")
 # To be skipped, bad bytes are first marked: they become lone surrogates, which no good text holds.
 MODES: dict[Errors, str] = {"strict": "strict", "replace": "replace", "skip": "surrogateescape"}
@@ -78,8 +72,8 @@ class Reading:
 
     def too_long(self, place: str) -> EtymonError:
         return EtymonError(
-            f"{place}: the record is longer than {self.max_document:,} bytes; allow more with --max-document, "
-            "or leave such records out with --errors skip"
+            f"{place}: the record is longer than {self.max_document:,} bytes; divide it or leave it out "
+            "(etymon prepare and tokenizer have --max-document and --errors skip)"
         )
 
     def no_column(self, place: str, present: Iterable[str]) -> EtymonError:
@@ -107,7 +101,7 @@ def _chunks(stream: IO[bytes], name: str, reading: Reading) -> Iterator[str]:
             raise EtymonError(
                 f"{name} is not UTF-8 at byte {offset + error.start} (line {line + data.count(10, 0, error.start)}); "
                 f"convert it, e.g. iconv -f {'UTF-16' if utf16 else 'LATIN1'} -t UTF-8, or go on with --errors "
-                "replace or skip"
+                "replace or skip where there is that option"
             ) from error
         if offset == 0:
             text = text.removeprefix("\ufeff")
@@ -128,10 +122,28 @@ def _lines(chunks: Iterator[str]) -> Iterator[tuple[str, bool]]:
     yield rest, True
 
 
+def record_lines(stream: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, str]]:
+    """Place and text of every line that is not too long."""
+    line: list[str] = []
+    size, number = 0, 1
+    for text, ends in _lines(_chunks(stream, name, reading)):
+        fitted = size <= reading.max_document
+        size += len(text.encode("utf-8", "surrogatepass"))
+        if size <= reading.max_document:
+            line.append(text)
+        elif fitted:
+            line = []
+            reading.refuse(reading.too_long(f"{name}, line {number}"))
+        if ends:
+            if size <= reading.max_document:
+                yield f"{name}, line {number}", "".join(line)
+            line, size, number = [], 0, number + 1
+
+
 # ---------------------------------------------------------------- plain text
 
 
-def _plain_text(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
+def plain_text(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
     """The documents of a text file, long ones in parts. Empty ones may be among them."""
     chunks = _chunks(stream, name, reading)
     if reading.boundary == "file":
@@ -190,199 +202,3 @@ def _without_bad(documents: Iterator[Document], reading: Reading) -> Iterator[Do
             held.seek(0)
             held.truncate()
             bad = False
-
-
-# ---------------------------------------------------------------- records
-
-
-def record_lines(stream: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, str]]:
-    """Place and text of every line that is not too long."""
-    line: list[str] = []
-    size, number = 0, 1
-    for text, ends in _lines(_chunks(stream, name, reading)):
-        fitted = size <= reading.max_document
-        size += len(text.encode("utf-8", "surrogatepass"))
-        if size <= reading.max_document:
-            line.append(text)
-        elif fitted:
-            line = []
-            reading.refuse(reading.too_long(f"{name}, line {number}"))
-        if ends:
-            if size <= reading.max_document:
-                yield f"{name}, line {number}", "".join(line)
-            line, size, number = [], 0, number + 1
-
-
-def _jsonl(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
-    for place, record in _json_records(stream, name, reading):
-        try:
-            text = _column(record, place, reading)
-        except EtymonError as error:
-            reading.refuse(error)
-        else:
-            # JSON can spell half of a surrogate pair, which is no character and cannot be written as UTF-8.
-            yield _document(SURROGATE.sub("\ufffd", text))
-
-
-def _json_records(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Record]:
-    for place, line in record_lines(stream, name, reading):
-        if SURROGATE.search(line):
-            reading.skipped += 1
-        elif line.strip():
-            try:
-                record = _object(line, place, reading)
-            except EtymonError as error:
-                reading.refuse(error)
-            else:
-                yield place, record
-
-
-def _object(line: str, place: str, reading: Reading) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        why = f"{error.msg} at column {error.colno}" if isinstance(error, ValueError) else "nested too deeply"
-        raise EtymonError(
-            f"{place}: not valid JSON ({why}); a .jsonl file holds one JSON object a line"
-        ) from error
-    if not isinstance(record, dict):
-        raise EtymonError(f'{place}: expected an object such as {{"{reading.column}": "..."}}')
-    return record
-
-
-def _column(record: dict[str, Any], place: str, reading: Reading) -> str:
-    if reading.column not in record:
-        raise reading.no_column(place, record)
-    text = record[reading.column]
-    if not isinstance(text, str):
-        raise EtymonError(f"{place}: column {reading.column!r} holds a {type(text).__name__}, not a text")
-    return text
-
-
-def _table(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[Document]:
-    rows = _rows(stream, name, reading, **dialect)
-    _, header = next(rows)
-    if header and reading.column not in header:
-        raise reading.no_column(name, header)
-    for _, row in rows:
-        if SURROGATE.search(text := row[header.index(reading.column)]):
-            reading.skipped += 1
-        else:
-            yield _document(text)
-
-
-def _table_records(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[Record]:
-    rows = _rows(stream, name, reading, **dialect)
-    _, header = next(rows)
-    for place, row in rows:
-        if any(map(SURROGATE.search, row)):
-            reading.skipped += 1
-        else:
-            yield place, dict(zip(header, row))
-
-
-def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[tuple[str, list[str]]]:
-    """Place and cells of every row: the header, and rows of as many cells."""
-    csv.field_size_limit(reading.max_document)
-    rows = csv.reader((line + "\n" for _, line in record_lines(stream, name, reading)), **dialect)
-    header = next(rows, [])
-    yield name, header
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error:  # a quoted value of many lines
-            reading.refuse(reading.too_long(f"{name}, line {rows.line_num}"))
-            continue
-        if row is None:
-            return
-        if not row:
-            continue  # an empty line
-        if len(row) != len(header):
-            reading.refuse(
-                EtymonError(
-                    f"{name}, line {rows.line_num}: a row of {len(row)} columns where the header has {len(header)}; "
-                    "mend it, or leave such rows out with --errors skip"
-                )
-            )
-        else:
-            yield f"{name}, line {rows.line_num}", row
-
-
-def _parquet(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
-    """Row group after row group, page after page, of one column alone."""
-    import pyarrow
-    import pyarrow.parquet
-
-    with _seekable(stream) as file:
-        try:
-            table = pyarrow.parquet.ParquetFile(file, pre_buffer=False)
-        except pyarrow.ArrowInvalid as error:
-            raise EtymonError(f"{name} is not a parquet file, or damaged ({error})") from error
-        names = table.schema_arrow.names
-        if reading.column not in names:
-            raise reading.no_column(name, names)
-        kind = table.schema_arrow.field(reading.column).type
-        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-        if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
-            raise EtymonError(f"{name}: column {reading.column!r} holds {kind}, not text")
-        row = 0
-        for group in range(table.num_row_groups):
-            described = table.metadata.row_group(group)
-            each = max(1, described.total_byte_size // max(1, described.num_rows))
-            try:
-                for batch in table.iter_batches(
-                    max(1, BATCH // each), row_groups=[group], columns=[reading.column], use_threads=False
-                ):
-                    column = batch.column(0)
-                    if pyarrow.types.is_dictionary(column.type):
-                        column = column.dictionary_decode()
-                    for value in column.cast(pyarrow.large_binary()).to_pylist():
-                        row += 1
-                        if value:
-                            yield from _from_bytes(value, f"{name}, row {row}", reading)
-            except (pyarrow.ArrowInvalid, OSError) as error:
-                raise EtymonError(f"{name} is damaged near row {row + 1} ({error})") from error
-
-
-def _from_bytes(value: bytes, place: str, reading: Reading) -> Iterator[Document]:
-    if len(value) > reading.max_document:
-        return reading.refuse(reading.too_long(place))
-    try:
-        yield _document(value.decode("utf-8", "replace" if reading.errors == "replace" else "strict"))
-    except UnicodeDecodeError as error:
-        why = f"{place} is not UTF-8 at byte {error.start} of its text"
-        reading.refuse(EtymonError(f"{why}; convert it, or go on with --errors replace or skip"))
-
-
-@contextmanager
-def _seekable(stream: IO[bytes]) -> Iterator[str | IO[bytes]]:
-    """A parquet file is read from its end: what can only be read forwards is copied first."""
-    if path := getattr(getattr(stream, "raw", None), "path", None):
-        yield str(path)
-        return
-    with tempfile.TemporaryFile(prefix="etymon-") as copy:
-        shutil.copyfileobj(stream, copy, BUFFER)
-        copy.seek(0)
-        yield copy
-
-
-def _document(text: str) -> Document:
-    return Document(text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
-COMMAS: dict[str, Any] = {"delimiter": ","}
-TABS: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}  # it knows no quotes
-READERS: dict[str, Callable[[IO[bytes], str, Reading], Iterator[Document]]] = {
-    ".txt": _plain_text,
-    ".md": _plain_text,
-    ".jsonl": _jsonl,
-    ".csv": partial(_table, **COMMAS),
-    ".tsv": partial(_table, **TABS),
-    ".parquet": _parquet,
-}
-RECORDS: dict[str, Callable[[IO[bytes], str, Reading], Iterator[Record]]] = {
-    ".jsonl": _json_records,
-    ".csv": partial(_table_records, **COMMAS),
-    ".tsv": partial(_table_records, **TABS),
-}
-"""The same files with all their columns."""

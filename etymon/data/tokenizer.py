@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,10 @@ ROLE_KEYS = {
 }
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+# Thai, Lao, Tibetan; Myanmar; Khmer; Chinese and Japanese with their punctuation: words have no spaces between them.
+SPACELESS = re.compile(
+    "[\u0e00-\u0fda\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U000323af]"
+)
 BYTE_KINDS = ("byte-bpe", "byte")
 """Whose tokens are bytes, and may begin or end inside a character."""
 
@@ -125,8 +130,9 @@ class Tokenizer:
         return frozenset(special | roles | set(self.sentinels))
 
     @cached_property
-    def word_starts(self) -> np.ndarray:
-        """For every id, whether it begins a word. A special token is a word of its own."""
+    def spaced(self) -> np.ndarray:
+        """For every id, whether white space is before it or it is some: other tokens go on with what is there. Special
+        tokens stand by themselves."""
         if self.kind in BYTE_KINDS:
             begins = [token[:1] in ("Ġ", "Ċ", "ĉ", "č") for token in self.tokens]
         elif self.kind == "character":
@@ -138,9 +144,25 @@ class Tokenizer:
             begins = [token.startswith("▁") for token in self.tokens]
         else:  # of `word-bpe` a token only tells whether it ends a word
             begins = [True] * self.size
-        starts = np.array(begins, bool)
-        starts[list(self.special_ids)] = True
-        return starts
+        spaced = np.array(begins, bool)
+        spaced[list(self.special_ids)] = True
+        return spaced
+
+    @cached_property
+    def word_starts(self) -> np.ndarray:
+        """For every id, whether it begins a word: what is `spaced`, and every token with which a character of a script without
+        spaces begins. In unigrams a punctuation mark is a word as well, as for ALBERT and XLNet."""
+        if self.kind not in (*BYTE_KINDS, "character", "unigram", "bpe"):
+            return self.spaced
+        spelled = map(_first_character, self.tokens) if self.kind in BYTE_KINDS else self.tokens
+        begins = np.array([SPACELESS.match(text) is not None for text in spelled], bool)
+        if self.kind in ("unigram", "bpe"):
+            begins |= np.array([_is_mark(token) for token in self.tokens], bool)
+        return self.spaced | begins
+
+    def goes_on(self, number: int) -> bool:
+        """Whether a token begins inside a character."""
+        return self.kind in BYTE_KINDS and b"\x80" <= _token_bytes(self.tokens[number])[:1] < b"\xc0"
 
     @cached_property
     def byte_lengths(self) -> np.ndarray | None:
@@ -263,7 +285,9 @@ class Tokenizer:
             file.write(self.backend.to_str(pretty=True))
         with atomic_write(folder / "tokenizer_config.json") as file:
             json.dump(hub_config(self, self._config), file, indent=2, ensure_ascii=False)
-        if self.counts is not None:
+        if self.counts is None:
+            (folder / COUNTS).unlink(missing_ok=True)  # of another tokenizer that was there
+        else:
             with atomic_write(folder / COUNTS) as file:
                 json.dump(self.counts.tolist(), file)
 
@@ -313,6 +337,19 @@ class TokenStream:
 def _incremental() -> codecs.IncrementalDecoder:
     """Bytes to text, as far as they are whole characters."""
     return codecs.getincrementaldecoder("utf-8")("replace")
+
+
+def _first_character(token: str) -> str:
+    """The character that a byte-level token begins. Of half a character the rest is made up, so that its script is
+    known as far as its bytes tell; "" if the token goes on with one."""
+    spelled = _token_bytes(token)
+    size = 1 + sum(spelled[:1] >= lead for lead in (b"\xc0", b"\xe0", b"\xf0"))
+    return spelled[:size].ljust(size, b"\xbf").decode(errors="ignore")
+
+
+def _is_mark(token: str) -> bool:
+    """Punctuation or a symbol, but for apostrophes, which are inside words."""
+    return token not in ("", "'", "’") and all(unicodedata.category(each)[0] in "PS" for each in token)
 
 
 def _token_bytes(token: str) -> bytes:

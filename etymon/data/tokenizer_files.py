@@ -63,7 +63,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     roles = _roles(backend, {**_read_json(folder / "special_tokens_map.json"), **config})
     tokenizer = Tokenizer(backend, roles, config=config)
     if (folder / COUNTS).is_file():
-        tokenizer.counts = np.array(json.loads((folder / COUNTS).read_text(encoding="utf-8")), np.int64)
+        try:
+            counts = np.array(json.loads((folder / COUNTS).read_text(encoding="utf-8")), np.int64)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise EtymonError(f"{folder / COUNTS} is damaged: remove it, or bring it back") from error
+        tokenizer.counts = counts if counts.shape == (tokenizer.size,) else None  # those of another tokenizer
     return tokenizer
 
 
@@ -135,7 +139,12 @@ def post_processor(framing: Framing, tokenizer: Tokenizer) -> Any:
 
 
 def _from_vocab_txt(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    tokens = path.read_text(encoding="utf-8").split("\n")
+    try:
+        tokens = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise EtymonError(
+            f"{path} is not UTF-8 at byte {error.start}: it is damaged, or no vocabulary"
+        ) from error
     vocabulary = {token.rstrip("\r"): number for number, token in enumerate(tokens) if token.rstrip("\r")}
     if "[UNK]" not in vocabulary:
         raise EtymonError(f"{path} is no BERT vocabulary: it has no [UNK] token")
@@ -188,17 +197,19 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
         raise EtymonError(f"{path} is not a sentencepiece model") from error
     if trainer.get(3, 1) != 1:
         raise EtymonError(f"{path} is not a unigram model; convert it to tokenizer.json with Transformers")
-    # ALBERT lowers its text and strips accents before the model sees it.
-    albert = any(piece == "[CLS]" for piece, _ in pieces)
+    # ALBERT and XLNet strip accents before the model sees the text, and ALBERT lowers it.
+    names = {piece for piece, _ in pieces}
+    albert = "[CLS]" in names
+    prepared = albert or {"<cls>", "<sep>"} <= names
     backend = metaspace_backend(
         models.Unigram(pieces, unknown, bool(trainer.get(35, 0))),
         characters=normalizer.get(2) or None,
-        lowercase=albert and bool(config.get("do_lower_case", True)),
-        strip_accents=albert and not config.get("keep_accents", False),
+        lowercase=prepared and bool(config.get("do_lower_case", albert)),
+        strip_accents=prepared and not config.get("keep_accents", False),
         prefix_space=bool(normalizer.get(3, 1)),
         collapse=bool(normalizer.get(4, 1)),
     )
-    if albert:
+    if prepared:
         quotes = [normalizers.Replace(mark, '"') for mark in ("``", "''")]
         backend.normalizer = normalizers.Sequence([*quotes, backend.normalizer])
     named = list(zip(kinds, pieces, strict=True))
@@ -251,8 +262,8 @@ def _roles(backend: tokenizers.Tokenizer, declared: Mapping[str, Any]) -> dict[s
         for role, name in found:
             if role not in roles and backend.token_to_id(name) is not None:
                 roles[role] = name
-    if "class" not in roles and {"begin", "end", "mask"} <= set(roles):  # RoBERTa and BART do with those
-        roles |= {"class": roles["begin"], "separator": roles["end"]}
+        if "class" not in roles and {"begin", "end", "mask"} <= set(roles):  # RoBERTa and BART do with those
+            roles |= {"class": roles["begin"], "separator": roles["end"]}
     return roles
 
 

@@ -25,26 +25,27 @@ from etymon.errors import EtymonError
 
 FIRST_LETTER = 0x10000  # from here on no code point is white space or half a character
 BATCH = 32  # texts that are encoded together: the library says much about each token
+FREQUENT = 2  # times that a new token occurs at least
 WORTH = 1e-3  # by which a unigram's score is above that of its parts
 LETTERS = {"bpe": 2, "unigram": 2, "wordpiece": 4, "character": 1}
 """Kinds that may lack characters: at most one in so many new tokens is one, as in training."""
 Texts = Callable[[], Iterable[str]]
 
 
-def grow_tokenizer(tokenizer: Tokenizer, texts: Texts, size: int, *, min_frequency: int = 2) -> Tokenizer:
+def grow_tokenizer(tokenizer: Tokenizer, texts: Texts, size: int) -> Tokenizer:
     """The tokenizer with up to `size` tokens: as many more as `texts` are best shortened by.
 
     `texts()` gives the text; it may be asked twice. Little text may not hold so many new pieces: `.size` says.
     """
     require_room(tokenizer, size)
     if tokenizer.kind == "word":
-        return _with_words(tokenizer, texts(), size, min_frequency)
+        return _with_words(tokenizer, texts(), size)
     grown = tokenizer
     if share := LETTERS.get(tokenizer.kind):
-        grown = _with_letters(tokenizer, texts(), -(-(size - tokenizer.size) // share), min_frequency)
+        grown = _with_letters(tokenizer, texts(), -(-(size - tokenizer.size) // share))
     if tokenizer.kind == "character" or grown.size >= size:
         return grown
-    return _with_merges(grown, texts(), size, min_frequency)
+    return _with_merges(grown, texts(), size)
 
 
 def require_room(tokenizer: Tokenizer, size: int) -> None:
@@ -106,7 +107,7 @@ def _spelled(old: Tokenizer, token: str) -> list[int]:
 # ---------------------------------------------------------------- what is new
 
 
-def _with_words(tokenizer: Tokenizer, texts: Iterable[str], size: int, min_frequency: int) -> Tokenizer:
+def _with_words(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Tokenizer:
     """With the most frequent words that were unknown."""
     backend, counts = tokenizer.backend, Counter[str]()
     known = backend.get_vocab()
@@ -117,24 +118,24 @@ def _with_words(tokenizer: Tokenizer, texts: Iterable[str], size: int, min_frequ
             if len(word) <= LONGEST_RUN and word not in known
         )
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    new = [word for word in ranked if counts[word] >= min_frequency]
+    new = [word for word in ranked if counts[word] >= FREQUENT]
     return _with(tokenizer, new[: size - tokenizer.size])
 
 
-def _with_letters(tokenizer: Tokenizer, texts: Iterable[str], most: int, min_frequency: int) -> Tokenizer:
+def _with_letters(tokenizer: Tokenizer, texts: Iterable[str], most: int) -> Tokenizer:
     """With the most frequent characters that were unknown."""
     counts, known = _Counts(_normalised(tokenizer.backend, texts)), tokenizer.backend.get_vocab()
     prefix = _prefix(tokenizer)
     wanted = (letter for letter in counts if tokenizer.kind == "character" or not letter.isspace())
     new: list[str] = []
     for letter in sorted(wanted, key=lambda letter: (-counts[letter], letter)):
-        if counts[letter] >= min_frequency:
+        if counts[letter] >= FREQUENT:
             inside = [prefix + letter] if prefix and _continues(letter) else []
             new += [token for token in (letter, *inside) if token not in known]
     return _with(tokenizer, new[:most])
 
 
-def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int, min_frequency: int) -> Tokenizer:
+def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Tokenizer:
     """With the tokens that come of merging old ones."""
     room, prefix = size - tokenizer.size, _prefix(tokenizer)
     learner = tokenizers.Tokenizer(models.BPE())
@@ -143,7 +144,7 @@ def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int, min_freq
         # Some merges give a token that there is already: they cost no room.
         vocab_size=tokenizer.size + 2 * room,
         initial_alphabet=[chr(FIRST_LETTER + number) for number in range(tokenizer.size)],
-        min_frequency=min_frequency,
+        min_frequency=FREQUENT,
         show_progress=False,
     )
     learner.train_from_iterator(_as_letters(tokenizer, texts), trainer)

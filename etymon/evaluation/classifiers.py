@@ -115,7 +115,9 @@ def scalar_mix(states_LUD: np.ndarray, problem: Problem, strength: float) -> tup
 
     The groups' classifiers are one matrix, in which an example sees only the labels of its group.
     """
-    x_LND = torch.from_numpy(np.stack([standardised(x_UD, problem) for x_UD in states_LUD]))
+    x_LND = torch.empty(len(states_LUD), len(problem.units), states_LUD.shape[2])
+    for x_ND, x_UD in zip(x_LND, states_LUD, strict=True):
+        x_ND.copy_(torch.from_numpy(standardised(x_UD, problem)))
     labels, groups, fitted = (
         torch.from_numpy(part) for part in (problem.labels, problem.groups, problem.fitted)
     )

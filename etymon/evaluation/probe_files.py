@@ -129,8 +129,9 @@ def _grouped(
     named: dict[str, list[tuple[Path, Split | None]]] = {}
     for (folder, rest), group in groups.items():
         name = rest or folder.resolve().name
-        if name in named:
-            name = f"{folder.name}/{name}"
+        for parent in (folder, *folder.resolve().parents):
+            if name in named:
+                name = f"{parent.name}/{name}"
         if len(group) > 1 and len({told for _, told in group}) < len(group):
             raise EtymonError(
                 f"{', '.join(str(path) for path, _ in group)} look like one task twice: rename one"

@@ -218,9 +218,13 @@ class Task:
         return tuple(self._chosen(text, each, place, choices) for text, each in zip(texts, values))
 
     def _chosen(self, text: str, value: Any, place: str, choices: Sequence[str]) -> str:
-        if text in choices:
-            return text
         number = int(value) if isinstance(value, bool) or text.isdecimal() else -1
+        if text in choices:
+            if 0 <= number < len(choices) and choices[number] != text:
+                raise EtymonError(
+                    f"{place}: the label {text!r} is a choice and counts another one ({choices[number]!r}): number no choices"
+                )
+            return text
         if not 0 <= number < len(choices):
             raise EtymonError(f"{place}: the label {text!r} is no choice; {did_you_mean(text, choices)}")
         return choices[number]

@@ -17,6 +17,7 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import evaluating
+from etymon.generation.text import source_tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout
 
@@ -31,8 +32,7 @@ class Reader:
     """Texts as a model reads them: framed, cut to its positions, in batches of similar length."""
 
     def __init__(self, model: Model) -> None:
-        assert model.tokenizer is not None
-        self.model, self.tokenizer = model, model.tokenizer
+        self.model, self.tokenizer = model, source_tokenizer_of(model)
         # A model that reads letters can tell words apart that its tokenizer does not know.
         self.words: Any = self.tokenizer.lexicon if "letters" in model.capabilities else self.tokenizer
         framing = self.tokenizer.framing
@@ -180,9 +180,9 @@ def _means(x_ND: Tensor, ranges: np.ndarray) -> Tensor:
 
 def _room(layers: int, units: int, width: int) -> np.ndarray:
     size, free = 4 * layers * units * width, psutil.virtual_memory().available
-    if 2 * size > free:  # a probe works on a standardised copy
+    if 4 * size > free:  # probes work on standardised copies, a mix of layers on one for learning beside
         raise EtymonError(
-            f"{units:,} vectors of {layers} layers take {size / 1e9:.1f} GB, twice, and {free / 1e9:.1f} GB are free: "
+            f"{units:,} vectors of {layers} layers take {size / 1e9:.1f} GB, four times, and {free / 1e9:.1f} GB are free: "
             "use fewer with --examples, or fewer tasks at once"
         )
     return np.zeros((layers, units, width), np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
@@ -27,24 +27,25 @@ from etymon.families.encoders import (
 )
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.initialise import COMMON, Filler, truncated_normal
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape(EncoderShape):
-    vocabulary: int = 30000
-    embedding_dim: int = 128
-    dim: int = 4096
-    groups: int = 1
+    vocabulary: PositiveInt = 30000
+    embedding_dim: PositiveInt = 128
+    dim: PositiveInt = 4096
+    groups: PositiveInt = 1
     """Layers are cut into so many runs of equal length, and those of a run share their weights."""
-    inner_groups: int = 1
+    inner_groups: PositiveInt = 1
     """So many layers with weights of their own take turns within every layer."""
-    heads: int = 64
-    inner_dim: int = 16384
+    heads: PositiveInt = 64
+    inner_dim: PositiveInt = 16384
     activation: str = "gelu_tanh"
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    head_dropout: float | None = 0.1
+    dropout: Rate = 0.0
+    attention_dropout: Rate = 0.0
+    head_dropout: Rate | None = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,6 +148,7 @@ FAMILY = Family(
     settings=SETTINGS,
     initial=initial,
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
+    layers=lambda shape: (shape.layers * shape.inner_groups + 1, shape.dim),
     objective="masked-sentence-order",
     recipe=Recipe(
         learning_rate=0.00176,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import ConfigDict, PositiveFloat
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -19,6 +19,7 @@ from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import TASK_NAMES, divides, layer_names, stack, task_heads
 from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
 from etymon.nn.linear import Embedding
@@ -27,24 +28,24 @@ from etymon.nn.vocabulary import DenseVocabulary
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 50265
-    positions: int = 1024
-    dim: int = 1024
-    layers: int = 12
-    heads: int = 16
-    inner_dim: int = 4096
-    decoder_layers: int | None = None
-    decoder_heads: int | None = None
-    decoder_inner_dim: int | None = None
+    vocabulary: PositiveInt = 50265
+    positions: PositiveInt = 1024
+    dim: PositiveInt = 1024
+    layers: PositiveInt = 12
+    heads: PositiveInt = 16
+    inner_dim: PositiveInt = 4096
+    decoder_layers: PositiveInt | None = None
+    decoder_heads: PositiveInt | None = None
+    decoder_inner_dim: PositiveInt | None = None
     """Of the decoder, each as the encoder's unless told."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    inner_dropout: float = 0.0
-    head_dropout: float = 0.0
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.0
+    inner_dropout: Rate = 0.0
+    head_dropout: Rate = 0.0
     scaled: bool = False
     """Word vectors are multiplied by sqrt(dim)."""
-    deviation: float = 0.02
+    deviation: NonNegativeFloat = 0.02
     pad: int = 1
     """The id of the padding token, whose word vector starts at zero."""
     tied: bool = True
@@ -148,7 +149,9 @@ class BartSettings(SettingsMap):
         }  # fmt: skip
         ours, carried = super().read({**usual, **config}, where, ignore)
         ours["pad"] = carried["pad_token_id"]
-        return ours, carried
+        # A decoder like its encoder is not told of twice, so that a size is known again.
+        alike = [f"decoder_{name}" for name in ours if ours.get(f"decoder_{name}") == ours[name]]
+        return ours | dict.fromkeys(alike), carried
 
     def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
         told = {name: shape[name.removeprefix("decoder_")] if value is None else value for name, value in shape.items()

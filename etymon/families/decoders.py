@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -16,6 +16,7 @@ from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import COMMON, Filler, normal
@@ -26,17 +27,17 @@ from etymon.nn.vocabulary import DenseVocabulary
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class DecoderShape:
-    vocabulary: int = 50257
-    positions: int = 1024
-    dim: int = 768
-    layers: int = 12
-    heads: int = 12
+    vocabulary: PositiveInt = 50257
+    positions: PositiveInt = 1024
+    dim: PositiveInt = 768
+    layers: PositiveInt = 12
+    heads: PositiveInt = 12
     activation: Literal["gelu_tanh", "gelu", "relu", "silu"] = "gelu_tanh"
-    embedding_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    residual_dropout: float = 0.1
-    norm_epsilon: float = 1e-5
-    deviation: float = 0.02
+    embedding_dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
+    residual_dropout: Rate = 0.1
+    norm_epsilon: NonNegativeFloat = 1e-5
+    deviation: NonNegativeFloat = 0.02
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
@@ -53,18 +54,22 @@ class DecoderShape:
             raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
         if self.pointer and self.cutoffs:
             raise ValueError("a pointer stands beside a plain softmax: leave pointer or cutoffs out")
-        if self.divisor > 1 and not self.cutoffs:
-            raise ValueError(
-                "a divisor makes vectors narrower from cutoff to cutoff: give cutoffs, or leave it out"
-            )
-        check_cutoffs(self)
+        check_divisor(self)
+        check_cutoffs(self, self.vocabulary)
 
 
-def check_cutoffs(shape: Any) -> None:
-    edges = (0, *shape.cutoffs, shape.vocabulary)
+def check_divisor(shape: Any) -> None:
+    if shape.divisor > 1 and not shape.cutoffs:
+        raise ValueError(
+            "a divisor makes vectors narrower from cutoff to cutoff: give cutoffs, or leave it out"
+        )
+
+
+def check_cutoffs(shape: Any, words: int) -> None:
+    edges = (0, *shape.cutoffs, words)
     if list(edges) != sorted(set(edges)):
         raise ValueError(
-            f"cutoffs {list(shape.cutoffs)} have to rise, from above 0 to below the {shape.vocabulary} words"
+            f"cutoffs {list(shape.cutoffs)} have to rise, from above 0 to below the {words} words"
         )
     narrowest = (getattr(shape, "embedding_dim", None) or shape.dim) // shape.divisor ** len(shape.cutoffs)
     if not narrowest:

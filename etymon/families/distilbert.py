@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from pydantic import ConfigDict, PositiveFloat
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -27,25 +27,26 @@ from etymon.families.encoders import (
 )
 from etymon.families.family import Architecture, Family, Head, Recipe
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import COMMON, Filler, normal
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 30522
-    positions: int = 512
-    dim: int = 768
-    layers: int = 6
-    heads: int = 12
-    inner_dim: int = 3072
+    vocabulary: PositiveInt = 30522
+    positions: PositiveInt = 512
+    dim: PositiveInt = 768
+    layers: PositiveInt = 6
+    heads: PositiveInt = 12
+    inner_dim: PositiveInt = 3072
     activation: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    head_dropout: float = 0.2
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
+    head_dropout: Rate = 0.2
     """Of classification and choice."""
-    span_dropout: float = 0.1
-    deviation: float = 0.02
+    span_dropout: Rate = 0.1
+    deviation: NonNegativeFloat = 0.02
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""

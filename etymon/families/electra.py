@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -35,17 +35,18 @@ from etymon.families.encoders import (
 from etymon.families.family import Architecture, Family, Head, Recipe
 from etymon.nn.blocks import ACTIVATIONS
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import COMMON, Filler, truncated_normal
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape(EncoderShape):
-    embedding_dim: int = 128
-    dim: int = 256
-    heads: int = 4
-    inner_dim: int = 1024
-    choice_dropout: float = 0.1
+    embedding_dim: PositiveInt = 128
+    dim: PositiveInt = 256
+    heads: PositiveInt = 4
+    inner_dim: PositiveInt = 1024
+    choice_dropout: Rate = 0.1
 
 
 BASE = {"embedding_dim": 768, "dim": 768, "heads": 12, "inner_dim": 3072}
@@ -137,6 +138,7 @@ RECIPE = Recipe(
     schedule="linear",
     warmup=0.013,
 )
+TUNING = Recipe(learning_rate=1e-4, optimiser="adam-bert", epsilon=1e-6, layer_decay=0.8)
 FAMILY = Family(
     name="electra",
     title="ELECTRA",
@@ -157,8 +159,11 @@ FAMILY = Family(
         "small": replace(RECIPE, learning_rate=5e-4, warmup=0.01),
         "large": replace(RECIPE, warmup=0.025, options={"density": 0.25}),
     },
-    # The rate of the base size, as the released code has it; a small one takes three times as much, a large one half.
-    tuning=Recipe(learning_rate=1e-4, optimiser="adam-bert", epsilon=1e-6, layer_decay=0.8),
+    tuning=TUNING,
+    size_tunings={
+        "small": replace(TUNING, learning_rate=3e-4),
+        "large": replace(TUNING, learning_rate=5e-5, layer_decay=0.9),
+    },
     tokenizer=WORDPIECE,
     framing=framing.BERT,
     generator=electra_generator,

@@ -11,17 +11,19 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, PositiveInt
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
+from etymon.families.decoders import check_cutoffs, check_divisor
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.bodies import Body
 from etymon.nn.characters import Characters
+from etymon.nn.dropout import Rate
 from etymon.nn.features import FeatureSettings
 from etymon.nn.initialise import Filler, constant, normal, remembering, uniform, with_zero_row
 from etymon.nn.recurrent import RecurrentState, TwoWayStack
@@ -33,34 +35,33 @@ FILTERS = "1x32 2x32 3x64 4x128 5x256 6x512 7x1024"
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 793471
+    vocabulary: PositiveInt = 793471
     """Words of the tokenizer. Their letters are read, so that none of them has a vector of its own."""
-    targets: int | None = None
+    targets: PositiveInt | None = None
     """Words that can be predicted: the first ones, which are the most frequent. All others are unknown where they are asked for."""
     cutoffs: tuple[PositiveInt, ...] = ()
     """Where the bins of an adaptive softmax end; none: one softmax over all words, which training samples."""
     divisor: PositiveInt = 1
     """How many times narrower each of its bins is than the one before."""
-    letter_dim: int = 16
+    letter_dim: PositiveInt = 16
     filters: str = FILTERS
     """Over characters: width x number."""
-    highways: int = 2
-    word_length: int = 50
+    highways: NonNegativeInt = 2
+    word_length: PositiveInt = 50
     """Bytes of a word, with the marks of its beginning and end."""
-    dim: int = 512
+    dim: PositiveInt = 512
     """Of a word and of what a direction says."""
-    cells: int = 4096
-    layers: int = 2
+    cells: PositiveInt = 4096
+    layers: PositiveInt = 2
     cell_clip: float | None = 3.0
     projection_clip: float | None = 3.0
-    dropout: float = 0.1
+    dropout: Rate = 0.1
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[1-9]\d*x[1-9]\d*( [1-9]\d*x[1-9]\d*)*", self.filters):
             raise ValueError(f"filters are widths and numbers such as '1x32 2x64', not {self.filters!r}")
-        edges = [0, *self.cutoffs, self.predicted]
-        if edges != sorted({*edges}):
-            raise ValueError(f"cutoffs rise and stay below the {self.predicted} words, unlike {self.cutoffs}")
+        check_divisor(self)
+        check_cutoffs(self, self.predicted)
 
     @property
     def convolutions(self) -> list[tuple[int, int]]:

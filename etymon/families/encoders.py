@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from pydantic import ConfigDict, PositiveFloat
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from etymon.families.family import Head, Recipe, TokenizerChoice
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import ACTIVATIONS, Block, FeedForward, Stack
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Pooler, Projection, TokenScore
 from etymon.nn.linear import Embedding, Linear
@@ -26,21 +27,21 @@ from etymon.nn.vocabulary import DenseVocabulary, Transform
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class EncoderShape:
-    vocabulary: int = 30522
-    positions: int = 512
-    segments: int = 2
-    dim: int = 768
-    layers: int = 12
-    heads: int = 12
-    inner_dim: int = 3072
+    vocabulary: PositiveInt = 30522
+    positions: PositiveInt = 512
+    segments: PositiveInt = 2
+    dim: PositiveInt = 768
+    layers: PositiveInt = 12
+    heads: PositiveInt = 12
+    inner_dim: PositiveInt = 3072
     activation: str = "gelu"
     """The published checkpoints run with the exact `gelu`; the first TensorFlow code used `gelu_tanh`."""
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    head_dropout: float | None = None
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
+    head_dropout: Rate | None = None
     """Before task heads; `dropout` unless told."""
-    norm_epsilon: float = 1e-12
-    deviation: float = 0.02
+    norm_epsilon: NonNegativeFloat = 1e-12
+    deviation: NonNegativeFloat = 0.02
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""

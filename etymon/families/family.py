@@ -73,7 +73,7 @@ class Recipe:
     warmup: float = 0.1
     """Share of the steps."""
     warmup_steps: int | None = None
-    """Instead of the share, where the number itself was published and carries over to runs of any length."""
+    """Instead of the share, where the number itself was published; half of a shorter run."""
     final: float = 0.0
     """Learning rate at the end, as a share of the peak."""
     decay_end: float = 1.0
@@ -124,6 +124,8 @@ class Family:
     size_recipes: Mapping[str, Recipe] = field(default_factory=dict)
     tuning: Recipe = Recipe(learning_rate=5e-5)
     """The usual way to fine-tune a published size."""
+    size_tunings: Mapping[str, Recipe] = field(default_factory=dict)
+    """Of the sizes that have a way of their own."""
     generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
     """For replaced-token detection: family and shape of a generator that can share this shape's embeddings."""
 
@@ -184,7 +186,7 @@ class Family:
     def tuning_for(self, size: str | None) -> Recipe:
         """How a pretrained model is fine-tuned: one of a pocket size, as it was trained, at half of the rate (docs/lab-notes.md)."""
         if size is None or size not in self.size_recipes or not size.startswith(("pocket", "tiny")):
-            return self.tuning
+            return self.tuning if size is None else self.size_tunings.get(size, self.tuning)
         own = self.size_recipes[size]
         return replace(own, learning_rate=own.learning_rate / 2)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
@@ -29,15 +29,16 @@ from etymon.families.decoders import (
 )
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.initialise import COMMON, Filler, normal
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape(DecoderShape):
-    vocabulary: int = 40478
-    positions: int = 512
+    vocabulary: PositiveInt = 40478
+    positions: PositiveInt = 512
     activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
-    head_dropout: float = 0.1
+    head_dropout: Rate = 0.1
 
 
 SIZES: dict[str, dict[str, Any]] = {"pocket": SMALL_POCKET, "base": {}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
@@ -30,13 +30,14 @@ from etymon.families.decoders import (
 )
 from etymon.families.family import Architecture, Family, Recipe
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape(DecoderShape):
-    inner_dim: int | None = None
+    inner_dim: PositiveInt | None = None
     """Of the feed-forward part; four times the width unless told."""
-    head_dropout: float = 0.1
+    head_dropout: Rate = 0.1
 
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -37,6 +37,7 @@ from etymon.families.decoders import (
 )
 from etymon.families.family import Architecture, Family, Recipe
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.visibility import Band, Causal
 
 KINDS = {"dense": "global", "banded": "local"}
@@ -45,13 +46,13 @@ KINDS = {"dense": "global", "banded": "local"}
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape(DecoderShape):
-    positions: int = 2048
-    dim: int = 2048
-    layers: int = 24
-    heads: int = 16
+    positions: PositiveInt = 2048
+    dim: PositiveInt = 2048
+    layers: PositiveInt = 24
+    heads: PositiveInt = 16
     head_dim: PositiveInt | None = None
     """Width of a head, if the heads together are not as wide as the model."""
-    inner_dim: int | None = None
+    inner_dim: PositiveInt | None = None
     """Of the feed-forward part; four times the width unless told."""
     pattern: str = "dense banded"
     """What the layers see, one word each, from the beginning again where there are more layers than words."""
@@ -61,10 +62,10 @@ class Shape(DecoderShape):
     """Of query, key and value."""
     scaled: bool = True
     """Whether scores are divided by the square root of a head's width."""
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    residual_dropout: float = 0.0
-    head_dropout: float = 0.1
+    embedding_dropout: Rate = 0.0
+    attention_dropout: Rate = 0.0
+    residual_dropout: Rate = 0.0
+    head_dropout: Rate = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

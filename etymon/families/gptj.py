@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
@@ -33,25 +33,26 @@ from etymon.families.decoders import (
 from etymon.families.family import Architecture, Family, Recipe
 from etymon.nn.blocks import ParallelBlock
 from etymon.nn.bodies import Body
+from etymon.nn.dropout import Rate
 from etymon.nn.initialise import COMMON, Filler, normal, truncated_normal
 from etymon.nn.positions import Rotary
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape(DecoderShape):
-    vocabulary: int = 50400
+    vocabulary: PositiveInt = 50400
     """143 of them have no token: the number was rounded up for the machine."""
-    positions: int = 2048
-    dim: int = 4096
-    layers: int = 28
-    heads: int = 16
-    inner_dim: int | None = None
+    positions: PositiveInt = 2048
+    dim: PositiveInt = 4096
+    layers: PositiveInt = 28
+    heads: PositiveInt = 16
+    inner_dim: PositiveInt | None = None
     """Of the feed-forward part; four times the width unless told."""
     rotary_dim: int = 64
     """So many numbers of every head are turned by their position."""
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    residual_dropout: float = 0.0
+    embedding_dropout: Rate = 0.0
+    attention_dropout: Rate = 0.0
+    residual_dropout: Rate = 0.0
     tied: bool = False
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from etymon.checkpoints import bilm
 from etymon.checkpoints.documents import read_json
 from etymon.checkpoints.folder import ADAPTER_CONFIG, read_config
-from etymon.checkpoints.hub import resolve
+from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
@@ -31,7 +31,6 @@ MEMBERS = ("model", "discriminator")
 """Where a run keeps the model that it trained."""
 LABELLING = frozenset({"classification", "tagging"})
 """The heads with an output for every label."""
-SOURCE = "source"
 """Where the tokenizer of the source lies, if it has one of its own."""
 GENERATION = "generation_config.json"
 FORCED_KEYS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
@@ -118,6 +117,10 @@ def load(
     if published is not None:  # letters are read, whatever words are known
         model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)
     model.source_tokenizer = _tokenizer(family, folder / SOURCE, model.source_vocabulary)
+    if getattr(shape, "source_vocabulary", None) and model.tokenizer and not model.source_tokenizer:
+        raise EtymonError(
+            f"{folder} has no {SOURCE}/tokenizer.json, and the model reads sources with a tokenizer of its own: put it there"
+        )
     return _placed(model, quantize, device)
 
 

@@ -298,6 +298,12 @@ class Model(nn.Module):
         return isinstance(self.body, EncoderDecoder)
 
     @property
+    def drops(self) -> bool:
+        """Whether two passes differ in training: there is some dropout."""
+        parts = [self.shape, *(each for each in (self.features, self.lora) if each is not None)]
+        return any(rate for part in parts for name, rate in asdict(part).items() if "dropout" in name)
+
+    @property
     def int8(self) -> bool:
         """Its weights have eight bits: it computes, and cannot be trained."""
         return self.carried.get(WEIGHTS_KEY) == "int8"

@@ -18,6 +18,7 @@ from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import SPECIALS, task_heads
 from etymon.nn.bodies import EncoderDecoder
+from etymon.nn.dropout import Rate
 from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, xavier
 from etymon.nn.linear import Embedding
 from etymon.nn.recurrent_attention import (
@@ -31,15 +32,15 @@ from etymon.nn.vocabulary import DenseVocabulary
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 30000
+    vocabulary: PositiveInt = 30000
     source_vocabulary: PositiveInt | None = None
     """Of a source with words of its own; unless told, both sides have one vocabulary and one table."""
-    word_dim: int = 620
-    dim: int = 1000
+    word_dim: PositiveInt = 620
+    dim: PositiveInt = 1000
     """Of the decoder's states."""
-    encoder_dim: int | None = None
+    encoder_dim: PositiveInt | None = None
     """Of the encoder's, in each direction: as the decoder's unless told."""
-    layers: int = 1
+    layers: PositiveInt = 1
     """Of either side."""
     cell: Literal["gru", "lstm"] = "gru"
     bidirectional: bool = True
@@ -48,18 +49,18 @@ class Shape:
     attention: Literal["bahdanau", "luong", "none"] = "bahdanau"
     """Before a step, after it, or not at all: then one fixed vector stands for the source."""
     score: Literal["dot", "general", "concat"] = "concat"
-    alignment_dim: int | None = None
+    alignment_dim: PositiveInt | None = None
     """Of concat's hidden layer: as the decoder's states unless told."""
     window: NonNegativeInt = 0
     """Tokens to both sides of a predicted place that are looked at (local-p); 0: all of them."""
     feed: bool = False
     """What was read out goes into the next step (Luong's input feeding)."""
     readout: Literal["maxout", "tanh"] = "maxout"
-    readout_dim: int = 500
+    readout_dim: PositiveInt = 500
     copied: bool = False
     """The decoder begins with the encoder's last states, layer by layer, and not with a map of them."""
-    dropout: float = 0.0
-    head_dropout: float = 0.0
+    dropout: Rate = 0.0
+    head_dropout: Rate = 0.0
     tied: bool = False
     """The output matrix is the table of the target's words."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, NonNegativeFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
@@ -38,9 +38,9 @@ from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape(EncoderShape):
-    vocabulary: int = 50265
-    segments: int = 1
-    norm_epsilon: float = 1e-5
+    vocabulary: PositiveInt = 50265
+    segments: PositiveInt = 1
+    norm_epsilon: NonNegativeFloat = 1e-5
     pad: int = 1
     """The id of the padding token; the first position is on the row behind it."""
 
@@ -155,6 +155,7 @@ FAMILY = Family(
         "pocket": replace(POCKET_RECIPE, betas=(0.9, 0.98), options=OPTIONS),
         "large": replace(RECIPE, learning_rate=4e-4, warmup=0.06),
     },
+    tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
     tokenizer=TokenizerChoice(
         "byte-bpe",
         {

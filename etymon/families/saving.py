@@ -12,13 +12,16 @@ import etymon
 from etymon.checkpoints import bilm
 from etymon.checkpoints.documents import write_json
 from etymon.checkpoints.folder import write_model_folder
+from etymon.checkpoints.hub import SOURCE
 from etymon.errors import EtymonError
 from etymon.families.cards import card
 from etymon.families.filling import best_architecture, name_map
-from etymon.families.loading import FORCED_KEYS, HISTORY, OWN_TYPE, SOURCE
+from etymon.families.loading import FORCED_KEYS, HISTORY, OWN_TYPE
 from etymon.families.model import FEATURES_KEY, TOKEN_KEYS, Model
 from etymon.nn.int8 import stored as stored_int8
 
+LABEL_KEYS = ("id2label", "label2id")
+"""Written where a head has labels: Transformers counts a head's outputs by them, those of a span, too."""
 BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
 """The last maps of a layer's parts, into which a residual scale can be multiplied."""
 
@@ -53,10 +56,11 @@ def save(
         shape["residual_scale"] = 1.0
     tokens = _token_ids(model)
     forced = {key: model.carried[key] for key in FORCED_KEYS if model.carried.get(key) is not None}
+    carried = {key: value for key, value in model.carried.items() if key not in LABEL_KEYS}
     config = {
         "architectures": [architecture.name] if foreign else [],
         "model_type": family.model_type if foreign else OWN_TYPE + family.model_type,
-        **model.carried,
+        **carried,
         **tokens,
         **family.settings.write(shape),  # last: the shape knows best what its weights mean
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict, PositiveFloat
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -19,6 +19,7 @@ from etymon.families.family import Architecture, Family, Head, Recipe, Tokenizer
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
 from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import Filler, constant, normal
@@ -30,21 +31,21 @@ from etymon.nn.vocabulary import DenseVocabulary
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 32128
-    dim: int = 512
-    head_dim: int = 64
-    inner_dim: int = 2048
-    layers: int = 6
-    decoder_layers: int | None = None
+    vocabulary: PositiveInt = 32128
+    dim: PositiveInt = 512
+    head_dim: PositiveInt = 64
+    inner_dim: PositiveInt = 2048
+    layers: PositiveInt = 6
+    decoder_layers: PositiveInt | None = None
     """As many as the encoder's unless told."""
-    heads: int = 8
-    buckets: int = 32
-    longest_distance: int = 128
+    heads: PositiveInt = 8
+    buckets: PositiveInt = 32
+    longest_distance: PositiveInt = 128
     feed_forward: str = "relu"
-    dropout: float = 0.1
-    head_dropout: float = 0.0
-    norm_epsilon: float = 1e-6
-    initial_factor: float = 1.0
+    dropout: Rate = 0.1
+    head_dropout: Rate = 0.0
+    norm_epsilon: NonNegativeFloat = 1e-6
+    initial_factor: NonNegativeFloat = 1.0
     tied: bool = True
     """The output matrix is the embedding, and hidden states are scaled by dim^-0.5 before it (version 1.0)."""
     residual_scale: PositiveFloat = 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -18,6 +18,7 @@ from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import SPECIALS, TASK_NAMES, divides, layer_names, stack, task_heads
 from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, xavier
 from etymon.nn.linear import Embedding
@@ -27,26 +28,26 @@ from etymon.nn.vocabulary import DenseVocabulary
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 37000
+    vocabulary: PositiveInt = 37000
     source_vocabulary: PositiveInt | None = None
     """Of a source with words of its own; unless told, both sides have one vocabulary and one table."""
-    dim: int = 512
-    layers: int = 6
-    decoder_layers: int | None = None
+    dim: PositiveInt = 512
+    layers: PositiveInt = 6
+    decoder_layers: PositiveInt | None = None
     """As many as the encoder's unless told."""
-    heads: int = 8
-    inner_dim: int = 2048
+    heads: PositiveInt = 8
+    inner_dim: PositiveInt = 2048
     norm: Literal["after", "before"] = "after"
     """After the sum as published, or before the parts, which trains without a warm-up."""
     attention_bias: bool = False
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     sinusoids: bool = True
     """Added to the word vectors; without them nothing tells the order of a source."""
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    inner_dropout: float = 0.0
-    head_dropout: float = 0.0
-    norm_epsilon: float = 1e-6
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.0
+    inner_dropout: Rate = 0.0
+    head_dropout: Rate = 0.0
+    norm_epsilon: NonNegativeFloat = 1e-6
     tied: bool = True
     """The output matrix is the table of the target's words."""
     residual_scale: PositiveFloat = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -16,6 +16,7 @@ from etymon.families.decoders import BYTE_BPE, HEADS, check_cutoffs, layer_norm,
 from etymon.families.family import Architecture, Family, Head, Recipe
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.blocks import Block, FeedForward
+from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal
 from etymon.nn.memory import RecurrentBody, RecurrentStack
@@ -24,12 +25,12 @@ from etymon.nn.relative import RelativeAttention, Sinusoids, relative_biases
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 267735
-    dim: int = 1024
-    layers: int = 18
-    heads: int = 16
-    head_dim: int = 64
-    inner_dim: int = 4096
+    vocabulary: PositiveInt = 267735
+    dim: PositiveInt = 1024
+    layers: PositiveInt = 18
+    heads: PositiveInt = 16
+    head_dim: PositiveInt = 64
+    inner_dim: PositiveInt = 4096
     memory: NonNegativeInt = 1600
     """Tokens that a segment sees of those before it."""
     clamp: int = 1000
@@ -42,7 +43,7 @@ class Shape:
     """Ids at which rarer words begin, for the adaptive input and softmax; none: a plain softmax."""
     divisor: PositiveInt = 4
     """Word vectors are narrower by it from each cutoff to the next."""
-    embedding_dim: int | None = None
+    embedding_dim: PositiveInt | None = None
     """Of the most frequent words' vectors; the width unless told."""
     tied: bool = True
     tied_maps: tuple[bool, ...] | None = None
@@ -52,10 +53,10 @@ class Shape:
     """Each layer has its own u and v; otherwise all share them (the PyTorch code)."""
     reversed_clusters: bool = False
     """Read the entries of rarer words the other way round, as the original PyTorch code has them."""
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    norm_epsilon: float = 1e-5
-    deviation: float = 0.02
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.0
+    norm_epsilon: NonNegativeFloat = 1e-5
+    deviation: NonNegativeFloat = 0.02
     map_deviation: float = 0.01
     residual_scale: PositiveFloat = 1.0
 
@@ -64,7 +65,7 @@ class Shape:
             object.__setattr__(self, "embedding_dim", self.dim)
         maps = (False, *(True for _ in self.cutoffs)) if self.tied_maps is None else self.tied_maps
         object.__setattr__(self, "tied_maps", maps[: len(self.cutoffs) + 1])
-        check_cutoffs(self)
+        check_cutoffs(self, self.vocabulary)
 
 
 TORCH: dict[str, Any] = {"same_length": False, "zero_start": False, "clamp": 0, "own_biases": False}
@@ -94,7 +95,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "dropout": 0.0, "tied": False, "tied_maps": (False,) * 4, **TORCH, "own_biases": True,
     },
 }  # fmt: skip
-"""`wt103-large` is as it was published, with the memory of its evaluation; train it with one of 384 and no clamp."""
+"""`wt103-large` is as it was published, with the memory of its evaluation; train it with one of 384, no clamp and dropouts of 0.2."""
 
 
 def body(shape: Shape, heads: frozenset[str]) -> RecurrentBody:

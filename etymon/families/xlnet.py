@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -20,6 +20,7 @@ from etymon.data import framing
 from etymon.families.encoders import ACTIVATION_NAMES, LAYER, POCKET_RECIPE
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.blocks import Block, FeedForward
+from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Pooler, Projection
 from etymon.nn.initialise import COMMON, Filler, normal
@@ -32,12 +33,12 @@ from etymon.nn.vocabulary import DenseVocabulary
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Shape:
-    vocabulary: int = 32000
-    dim: int = 1024
-    layers: int = 24
-    heads: int = 16
-    head_dim: int | None = None
-    inner_dim: int = 4096
+    vocabulary: PositiveInt = 32000
+    dim: PositiveInt = 1024
+    layers: PositiveInt = 24
+    heads: PositiveInt = 16
+    head_dim: PositiveInt | None = None
+    inner_dim: PositiveInt = 4096
     activation: str = "gelu"
     """The published checkpoints run with the exact `gelu`; the first TensorFlow code used `gelu_tanh`."""
     memory: NonNegativeInt | None = 512
@@ -54,10 +55,10 @@ class Shape:
     """The second half of every batch are texts that were turned round. Batches may tell it themselves instead."""
     own_biases: bool = True
     """Each layer has its own biases of content, distance and segment; otherwise all share them."""
-    dropout: float = 0.1
-    summary_dropout: float = 0.1
-    norm_epsilon: float = 1e-12
-    deviation: float = 0.02
+    dropout: Rate = 0.1
+    summary_dropout: Rate = 0.1
+    norm_epsilon: NonNegativeFloat = 1e-12
+    deviation: NonNegativeFloat = 0.02
     tied: bool = True
     span_starts: PositiveInt = 5
     span_ends: PositiveInt = 5

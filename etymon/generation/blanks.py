@@ -114,7 +114,7 @@ class Blanked:
             if word is None:
                 parts += [before, self.text[start:stop]]
             else:
-                parts += [before.rstrip() if word[1] else before, word[0]]
+                parts += [before.rstrip(" ") if word[1] else before, word[0]]
             end = stop
         return "".join(parts) + self.text[end:]
 
@@ -208,7 +208,7 @@ def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
     text = tokenizer.decode([id_]).strip()
     if tokenizer.kind == "wordpiece":
         text = text.removeprefix("##")
-    return text, tokenizer.kind in ("wordpiece", "unigram", "byte-bpe") and not tokenizer.word_starts[id_]
+    return text, tokenizer.kind in ("wordpiece", "unigram", "bpe", "byte-bpe") and not tokenizer.spaced[id_]
 
 
 # --- encoder-decoders: T5 writes what stands behind its sentinels, BART the whole text
@@ -225,16 +225,14 @@ def _fill_spans(
         )
     marks = [tokenizer.tokens[id_] for id_ in sentinels[:most]] or [tokenizer.roles["mask"]] * most
     sources = encode_prompts(model, [one.marked(marks[: len(one.spans)]) for one in blanked])
-    room = (SPAN_TOKENS + 1) * most + 1
+    rooms = [(SPAN_TOKENS + 1) * len(one.spans) + 1 for one in blanked]
     if not sentinels:  # the text itself, too, as far as there are positions for it
-        room = min(room + max(map(len, sources)), model.positions or sys.maxsize)
-    settings = DecodingSettings(
-        max_new_tokens=room if max_new_tokens is None else max_new_tokens,
-        beams=max(top_k, 4),
-        returns=top_k,
-    )
+        longest = model.positions or sys.maxsize
+        rooms = [min(room + len(source), longest) for room, source in zip(rooms, sources, strict=True)]
+    settings = DecodingSettings(max_new_tokens=max_new_tokens, beams=max(top_k, 4), returns=top_k)
+    written = decode(model, sources, settings, limits=rooms if max_new_tokens is None else None)
     fillings = []
-    for one, source, found in zip(blanked, sources, decode(model, sources, settings), strict=True):
+    for one, source, found in zip(blanked, sources, written, strict=True):
         blanks: list[list[Candidate]] = [[] for _ in one.spans]
         for sequence in found:
             if sentinels:

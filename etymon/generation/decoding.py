@@ -33,6 +33,7 @@ def decode(
     on_token: OnToken | None = None,
     *,
     keys: list[int] | None = None,
+    limits: list[int] | None = None,
     draft: Model | None = None,
 ) -> list[list[Sequence]]:
     """For every prompt its new texts, best first (sampled ones in the order of their draws).
@@ -40,6 +41,7 @@ def decode(
     For an encoder-decoder the prompts are source texts. An empty prompt of a decoder starts from its end-of-text
     token. `on_token` hears of each token as it is chosen, or of a beam search's results at the end of a row.
     Sampled texts are functions of (seed, key of the row, number of the text): `keys` are 0, 1, 2, ... unless told.
+    `limits` are `max_new_tokens` for every row by itself.
     A `draft` is a smaller model with the same tokenizer, which runs ahead: the texts are those of the model, only sooner.
     """
     settings = settings or DecodingSettings()
@@ -53,7 +55,7 @@ def decode(
     vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
     check_ids(prompts, vocabulary if start is None else model.source_vocabulary)
     choices = [] if not settings.choices else list(choices_of(model, settings))
-    limits = _limits(model, prompts, settings, max(map(len, choices), default=None))
+    limits = _limits(model, prompts, settings, limits, max(map(len, choices), default=None))
     end_ids = _end_ids(model, settings)
     check_ids([list(end_ids)], vocabulary)
     stopped = None
@@ -133,14 +135,18 @@ def start_token(model: Model) -> int | None:
     return model.decoder_start if model.encoder_decoder else None
 
 
+def first_tokens(model: Model) -> list[int]:
+    """What a text stands behind: the begin token or else the end-of-text token. Published models of GPT-1 have neither."""
+    known = (model.token(role) for role in ("begin", "end"))
+    return [number for number in known if number is not None][:1]
+
+
 def first_token(model: Model) -> int:
-    first = model.token("begin")
-    first = model.token("end") if first is None else first
-    if first is None:
-        raise EtymonError(
-            "the prompt is empty and the model has no end-of-text token to start from: give a prompt"
-        )
-    return first
+    for first in first_tokens(model):
+        return first
+    raise EtymonError(
+        "the prompt is empty and the model has no end-of-text token to start from: give a prompt"
+    )
 
 
 def _end_ids(model: Model, settings: DecodingSettings) -> tuple[int, ...]:
@@ -171,11 +177,15 @@ def _decoder_positions(model: Model) -> int | None:
 
 
 def _limits(
-    model: Model, prompts: list[list[int]], settings: DecodingSettings, longest_choice: int | None
+    model: Model,
+    prompts: list[list[int]],
+    settings: DecodingSettings,
+    own: list[int] | None,
+    longest_choice: int | None,
 ) -> list[int]:
     """How many tokens each row may get."""
     limits = []
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         used, positions = len(prompt), _decoder_positions(model)
         if model.encoder_decoder:
             if model.positions is not None and used > model.positions:
@@ -183,7 +193,8 @@ def _limits(
                     f"the source has {used} tokens, but the model reads {model.positions}: shorten it"
                 )
             used = 0
-        asked = settings.max_new_tokens if longest_choice is None else longest_choice
+        asked = settings.max_new_tokens if own is None else own[number]
+        asked = asked if longest_choice is None else longest_choice
         if settings.window:
             limits.append(max(DEFAULT_NEW_TOKENS, settings.min_new_tokens) if asked is None else asked)
             continue
@@ -191,7 +202,7 @@ def _limits(
         if positions is not None and room < 1:
             raise EtymonError(
                 f"the prompt has {used} tokens and the model {positions} positions: there is no room for new "
-                "tokens, shorten the prompt, or let a window slide (--window)"
+                "tokens, shorten the prompt, or let a window slide (etymon generate --window)"
             )
         if asked is None:  # as usual, or the room that is left
             asked = max(min(DEFAULT_NEW_TOKENS, room), settings.min_new_tokens)
@@ -200,7 +211,7 @@ def _limits(
             raise EtymonError(
                 f"{used} tokens of prompt and {asked} new ones are {used + asked}, but the model has {positions} "
                 f"positions: {what} {room} new tokens, shorten the prompt"
-                + (", or let a window slide (--window)" if longest_choice is None else "")
+                + (", or let a window slide (etymon generate --window)" if longest_choice is None else "")
             )
         limits.append(asked)
     return limits

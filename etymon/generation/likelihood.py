@@ -15,7 +15,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import check_ids, evaluating, first_token, start_token
+from etymon.generation.decoding import check_ids, evaluating, first_token, first_tokens, start_token
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
@@ -70,10 +70,11 @@ def score_texts(
 ) -> list[Score]:
     """The score of every text, or of its target given the text (T5 and decoders).
 
-    A decoder predicts the first token from its end-of-text token. Long texts are read in windows of `window` tokens (the
-    positions that it learnt, `Model.window`, unless told) that overlap by `overlap` tokens (half of that unless told); each token
-    is scored once, with at least that many tokens before it. With a `memory`, for families that have one, a text of any length is read once, in segments of
-    `segment` tokens that remember `memory` tokens. An encoder masks every token in turn.
+    A decoder predicts the first token from its end-of-text token (without one, the first is given and not scored). Long texts are
+    read in windows of `window` tokens (the positions that it learnt, `Model.window`, unless told) that overlap by `overlap` tokens
+    (half of that unless told); each token is scored once, with at least that many tokens before it. Families with a memory read a
+    text of any length once, in segments of `segment` tokens that remember `memory` tokens (as many as the model's shape says,
+    unless told). An encoder masks every token in turn.
     """
     tokenizer, title = tokenizer_of(model), model.family.title
     if "vocabulary" not in model.heads:
@@ -82,8 +83,13 @@ def score_texts(
         raise EtymonError(f"there are {len(texts)} texts and {len(targets)} targets: give a target for each")
     if model.encoder_decoder and targets is None:
         raise EtymonError(f"{title} scores a target given a source text: give the target too")
+    windowed = window is not None or overlap is not None
+    if memory is None and not windowed and {"causal", "memory"} <= model.capabilities:
+        memory = getattr(model.shape, "memory", None) or None
     if memory is not None:
-        check_memory(model, memory, segment, overlap)
+        check_memory(model, memory, segment, windowed)
+    elif windowed and (model.encoder_decoder or "causal" not in model.capabilities):
+        raise EtymonError(f"{title} reads a text as a whole: leave window and overlap out")
     encoded = source_tokenizer_of(model).encode_batch(list(texts))
     check_ids([ids.tolist() for ids in encoded], model.source_vocabulary)
     wanted = encoded if targets is None else tokenizer.encode_batch(list(targets))
@@ -112,23 +118,30 @@ def score_texts(
     for row, log_probs in _computed(model, rows) if memory is None else computed:
         ids_of[row.text] += row.targets.tolist()
         log_probs_of[row.text] += log_probs
-    return [
-        _score(text, kind, [tokenizer.tokens[number] for number in ids], log_probs)
-        for text, ids, log_probs in zip(scored, ids_of, log_probs_of, strict=True)
-    ]
+    scores = []
+    for text, own, numbers, log_probs in zip(scored, wanted, ids_of, log_probs_of, strict=True):
+        # Where there is no token to predict the first one from, its characters do not count either.
+        begin = 0 if len(numbers) >= len(own) else int(tokenizer.offsets(text)[2][0])
+        pieces = [tokenizer.tokens[number] for number in numbers]
+        scores.append(_score(text, kind, len(text[begin:].encode()), pieces, log_probs))
+    return scores
 
 
 def _score(
-    text: str, kind: Literal["likelihood", "pseudo-likelihood"], pieces: list[str], log_probs: list[float]
+    text: str,
+    kind: Literal["likelihood", "pseudo-likelihood"],
+    size: int,
+    pieces: list[str],
+    log_probs: list[float],
 ) -> Score:
-    total, size = math.fsum(log_probs), len(text.encode())
+    total = math.fsum(log_probs)
     mean = -total / len(log_probs)
     bits = -total / math.log(2) / size if kind == "likelihood" and size else None
     perplexity = math.exp(mean) if mean < 700 else math.inf
     return Score(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs)
 
 
-def check_memory(model: Model, memory: int, segment: int | None, overlap: int | None = None) -> None:
+def check_memory(model: Model, memory: int, segment: int | None, windowed: bool = False) -> None:
     """Refuses to read a text in segments where that cannot be."""
     if "vocabulary" not in model.heads:
         raise EtymonError(
@@ -141,8 +154,10 @@ def check_memory(model: Model, memory: int, segment: int | None, overlap: int | 
         raise EtymonError(
             f"{model.family.title} carries nothing from one segment of a text to the next: leave memory out{windows}"
         )
-    if overlap is not None:
-        raise EtymonError("windows overlap and segments remember: give overlap or memory, not both")
+    if windowed:
+        raise EtymonError(
+            "windows overlap and segments remember: give window and overlap or memory, not both"
+        )
     if memory < 0 or (segment is not None and segment < 1):
         raise EtymonError(f"a memory of {memory} tokens and segments of {segment or SEGMENT} cannot be")
 
@@ -245,7 +260,7 @@ def _causal_rows(
     window: int | None,
     overlap: int | None,
 ) -> Iterator[Row]:
-    first = np.array([first_token(model)], np.int32)
+    first = np.array(first_tokens(model), np.int32)
     room = model.positions
     if window is not None and (window < 1 or (room is not None and window > room)):
         raise EtymonError(
@@ -253,7 +268,11 @@ def _causal_rows(
         )
     for text, ids in enumerate(encoded):
         whole = np.concatenate((first, ids) if targets is None else (first, ids, targets[text]))
-        given = 0 if targets is None else len(ids)
+        if len(whole) < 2:
+            raise EtymonError(
+                "a text is one token, and the model has none to predict it from: give more text"
+            )
+        given = 0 if targets is None else len(first) + len(ids) - 1
         inputs, following = whole[:-1], whole[1:]
         context = window or model.window or len(inputs)
         shared = context // 2 if overlap is None else overlap

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import check_ids, decode, evaluating, first_token, start_token
+from etymon.generation.decoding import check_ids, decode, evaluating, first_token, first_tokens, start_token
 from etymon.generation.likelihood import BATCH_TOKENS
 from etymon.generation.settings import DecodingSettings
-from etymon.generation.stepping import Stepper, begin, common
+from etymon.generation.stepping import Stepper, begin, sharable
 from etymon.generation.stopping import cut
-from etymon.generation.text import Generation, tokenizer_of
+from etymon.generation.text import Generation, encode_prompts, tokenizer_of
 
 ROWS = 64
 """Prompts that are computed together at most."""
@@ -89,8 +89,7 @@ class Prompter:
         self.model = model
         self.shares = not (model.reads_prefix or model.encoder_decoder)
         """A beginning that sees what follows it is another one in every prompt: it cannot be shared."""
-        known = (model.token(role) for role in ("begin", "end"))
-        self._first = [number for number in known if number is not None][:1]
+        self._first = first_tokens(model)
         self.apart = 0
         """Completions that were scored so far and had to be encoded apart from their prompts."""
         self._known: dict[str, list[int]] = {}
@@ -118,9 +117,9 @@ class Prompter:
         if self.model.encoder_decoder:
             framing, start = self.tokenizer.framing, start_token(self.model)
             assert start is not None
-            source, *targets = self.tokens([prompt, *(one.strip() for one in completions)])
+            targets = self.tokens([one.strip() for one in completions])
             framed = [framing.frame(np.array(ids, np.int32)).ids.tolist() for ids in targets]
-            return Asked([start], framed, framing.frame(np.array(source, np.int32)).ids.tolist())
+            return Asked([start], framed, encode_prompts(self.model, [prompt])[0])
         # Only the last line meets the completions: the lines before it are encoded as they are, whatever follows.
         last = self._lines(prompt)[-1]
         end, *wholes = self.tokens([last, *(last + one for one in completions)])
@@ -146,8 +145,9 @@ class Prompter:
         """For every prompt the likelihoods of its completions: those of `score_texts` with a target."""
         asked = [self.ask(prompt.text, own) for prompt, own in zip(prompts, completions, strict=True)]
         self.apart += sum(each.apart for each in asked)
-        size = self.model.shape.vocabulary
-        check_ids([ids for each in asked for ids in (each.source, each.context, *each.completions)], size)
+        check_ids([each.source for each in asked], self.model.source_vocabulary)
+        written = [ids for each in asked for ids in (each.context, *each.completions)]
+        check_ids(written, self.model.shape.vocabulary)
         results: list[list[Likelihood]] = [[] for _ in prompts]
         done = 0
         with evaluating(self.model):
@@ -201,7 +201,7 @@ class Prompter:
         """The log-probabilities of every prompt's completions, in turn."""
         model, stepper = self.model, Stepper(self.model, normalised=True)
         # Whatever tokens the prompts have in common is shared, also beyond the text that was said to be.
-        shared = common([each.context for each in asked]) if self.shares else 0
+        shared = sharable(model, [each.context for each in asked]) if self.shares else 0
         longest = max(len(ids) for each in asked for ids in each.completions)
         room = max(len(each.context) for each in asked) + longest
         rows = max(1, min(len(asked), ROWS, BATCH_TOKENS // (room + max(len(each.source) for each in asked))))

@@ -10,6 +10,10 @@ from typing import Any
 from etymon.errors import EtymonError
 
 DEFAULT_NEW_TOKENS = 64
+COLDEST = 0.0001
+"""Scores divided by less than that are no numbers any more."""
+MOST_PENALTY = 50
+"""The power of a length: beyond it, long texts have none that is a number."""
 MOST_DRAFTED = 16
 """Tokens that a draft may run ahead: more are never all right, and a state need not forget more."""
 
@@ -84,8 +88,8 @@ class DecodingSettings:
             yield f"min_new_tokens is {self.min_new_tokens}: it must be 0 or more"
         if longest is not None and self.min_new_tokens > longest:
             yield f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {longest}: lower one or raise the other"
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            yield f"temperature is {self.temperature}: it must be above 0 (for greedy decoding leave it out)"
+        if not (self.temperature >= COLDEST and math.isfinite(self.temperature)):
+            yield f"temperature is {self.temperature}: it must be {COLDEST} or more (for greedy decoding leave it out)"
         if self.top_k < 0:
             yield f"top_k is {self.top_k}: it must be 1 or more, or 0 for no limit"
         for name in ("top_p", "typical_p"):
@@ -97,6 +101,8 @@ class DecodingSettings:
             yield f"penalty_alpha is {self.penalty_alpha}: it must be 0 (off) to 1"
         if self.beams < 1:
             yield f"beams is {self.beams}: it must be 1 or more"
+        if not abs(self.length_penalty) <= MOST_PENALTY:
+            yield f"length_penalty is {self.length_penalty}: it must be {-MOST_PENALTY} to {MOST_PENALTY}"
         if not 0 <= self.length_offset < math.inf:
             yield f"length_offset is {self.length_offset}: it must be 0 or more"
         if self.returns < 1:

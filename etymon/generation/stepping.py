@@ -31,6 +31,14 @@ def common(rows: Sequence[Sequence[int]]) -> int:
     return max(0, min(alike, *(len(row) - 1 for row in rows)))
 
 
+def sharable(model: Model, rows: Sequence[Sequence[int]]) -> int:
+    """How many first tokens rows can share as if each were read by itself: none of those that see what follows them, or that
+    the rest of their row is too long to see all of."""
+    reach = getattr(model.body, "reach", None)
+    far = reach and max(map(len, rows)) > reach
+    return 0 if far or model.reads_prefix else common(rows)
+
+
 def begin(model: Model, tokens: Sequence[int], rows: int, capacity: int) -> KeyValueState:
     """A state of rows that all begin with these tokens, which are read once, with room for `capacity` in all."""
     if not len(tokens):
@@ -68,8 +76,7 @@ class Stepper:
         if start is not None:
             self.memory = model.encode(Batch.of(prompts, device=device))
             prompts = [[start]] * len(prompts)
-        alike = self.shares and len(prompts) > 1 and not model.reads_prefix
-        shared = common(prompts) if alike else 0
+        shared = sharable(model, prompts) if self.shares and len(prompts) > 1 else 0
         shared = shared if shared >= SHARED else 0
         longest = max(map(len, prompts)) + new_tokens
         self.state = begin(model, prompts[0][:shared], len(prompts), longest)

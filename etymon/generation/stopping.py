@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from etymon.data.tokenizer import Tokenizer
 
@@ -18,9 +19,11 @@ def watcher(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[list[int]],
     # A token is at least a byte, so this many last tokens hold any stop string that was just completed. A few
     # more keep its leading space, which some decoders drop at the beginning of a text.
     reach = max((len(stop.encode()) for stop in stops), default=0) + 4
+    special = tokenizer.special_ids
 
     def stopped(ids: list[int]) -> bool:
-        text = tokenizer.decode([number for number in ids if number not in tokenizer.special_ids][-reach:])
+        last = list(islice((number for number in reversed(ids) if number not in special), reach))
+        text = tokenizer.decode(last[::-1])
         return any(stop in text for stop in stops)
 
     return stopped

@@ -15,6 +15,9 @@ from etymon.nn.state import KeyValueState
 class Body(nn.Module):
     """An encoder or a decoder: ids to hidden states."""
 
+    reach: int | None = None
+    """How many tokens back a decode sees; None for all of them."""
+
     def __init__(self, embeddings: Embeddings, stack: Stack) -> None:
         super().__init__()
         self.embeddings = embeddings

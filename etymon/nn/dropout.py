@@ -9,11 +9,15 @@ Legend: R rows, H heads, Q queries, T keys, K head width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
+"""Of a dropout: below 1, since something has to be left."""
 
 
 def keep_mask(shape: torch.Size, rate: float, dtype: torch.dtype = torch.bool) -> Tensor:

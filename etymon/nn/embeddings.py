@@ -61,10 +61,9 @@ class Embeddings(nn.Module):
         if self.scale != 1.0:
             x_ND = x_ND * self.scale
         if self.segments is not None:
-            # Without segments everything belongs to the first: its row is added all the same.
-            x_ND = x_ND + (
-                self.segments.weight[0] if batch.segments is None else self.segments(batch.segments)
-            )
+            # Without segments, or where there is but one, everything belongs to the first: its row is added all the same.
+            only = batch.segments is None or self.segments.num_embeddings == 1
+            x_ND = x_ND + (self.segments.weight[0] if only else self.segments(batch.segments))
         if self.room is not None and batch.last_position >= self.room:
             raise EtymonError(
                 f"the text has {batch.last_position + 1} tokens, but the model has {self.room} positions: "

@@ -2,7 +2,8 @@
 
 Training and scoring carry a `SegmentMemory`, every layer's inputs of the last tokens: keys and values are made of them anew, with
 gradients for the maps that make them and none for what was read before. Decoding carries a `Recall`, the keys and values
-themselves. Either way a call sees `length` tokens behind its first one.
+themselves. A segment, and a decode's prompt, see `length` tokens behind their first one; what a decode goes on with sees as many
+behind itself, token by token, however many come in a call.
 
 Legend: N tokens, D width, R rows, Q and T longest row of queries and of keys, M remembered tokens, H heads, L distances, K head width.
 """
@@ -78,7 +79,9 @@ class SegmentMemory:
     def select(self, rows: Tensor) -> SegmentMemory:
         chosen = SegmentMemory(len(self.layers), 0, self.length, filled=self.filled)
         chosen.lengths = tuple(self.lengths[row] for row in rows.tolist())
-        chosen.layers = [None if part is None else part.index_select(0, rows) for part in self.layers]
+        chosen.layers = [
+            None if part is None else part.index_select(0, rows.to(part.device)) for part in self.layers
+        ]
         return chosen
 
     def keep(self, rows: Tensor) -> None:
@@ -135,6 +138,8 @@ class Recall(KeyValueState):
         super().__init__(layers, rows, min(capacity, 2 * (reach + SPARE)) if reach else capacity)
         self.reach, self.filled = reach, filled
         self.dropped = -reach if filled else 0
+        self.reading = False
+        """The call is the first one, which reads the prompts in segments."""
         self.tables: list[Tensor | None] = [None] * layers
 
     @property
@@ -272,7 +277,8 @@ class _Decoded:
         distance_RQT = places - torch.arange(self.keys, device=x_ND.device)
         hidden = distance_RQT < 0
         if reach:
-            hidden = hidden | (distance_RQT >= reach if narrow else distance_RQT > places - begins + reach)
+            within = places - begins if state.reading and not narrow else 0
+            hidden = hidden | (distance_RQT > within + back)
         even = len(begins) == 1
         self.view = RelativeView(
             padding,
@@ -314,6 +320,10 @@ class RecurrentBody(Body):
         self, batch: Batch, memory: Memory | None = None, state: Any = None, embedded: Tensor | None = None
     ) -> Tensor:
         layout = batch.layout
+        if state is None and self.zero_start and self.stack.memory:
+            state = self.remember(len(layout.lengths))
+        if isinstance(state, Recall):
+            state.reading = state.empty
         piece = max(state.reach, PIECE) if isinstance(state, Recall) and state.reach else layout.longest
         if layout.longest <= piece:
             return super().forward(batch, memory, state, embedded)
@@ -325,6 +335,10 @@ class RecurrentBody(Body):
             pieces.append(super().forward(part, None, state, None if embedded is None else embedded[at_n]))
             places.append(at_n)
         return torch.cat(pieces)[torch.cat(places).argsort()]
+
+    @property
+    def reach(self) -> int | None:  # type: ignore[override]
+        return self.stack.memory or None
 
     def remember(self, rows: int, length: int | None = None) -> SegmentMemory:
         """What `rows` streams know before their first segment; `length` is how much they will remember."""

@@ -170,12 +170,3 @@ class RecurrentState:
                 for call in self.past
             ]
         return copy
-
-    def tensors(self) -> dict[str, Tensor]:
-        if self.now is None or self.source is None:
-            return {}
-        named = {
-            "h": self.now.h_LRD, "c": self.now.c_LRD, "fed": self.now.fed_RF, "values": self.source.values_RTH,
-            "keys": self.source.keys_RTA, "missing": self.source.missing_RT, "source_lengths": self.source.lengths_R,
-        }  # fmt: skip
-        return {name: value for name, value in named.items() if value is not None}

@@ -37,15 +37,15 @@ class State(Protocol):
     def detach(self) -> Self:
         """The same values without their history."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What has to be saved to go on exactly."""
-
 
 class StreamState(State, Protocol):
     """A state that streams of text carry from segment to segment, in training too."""
 
     def forget(self, rows: Sequence[int]) -> None:
         """These rows begin anew."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What has to be saved to go on exactly."""
 
     def load(self, tensors: Mapping[str, Tensor], lengths: Sequence[int]) -> None:
         """The inverse of `tensors` and `lengths`."""
@@ -149,6 +149,7 @@ class Cache:
 
 
 def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
+    rows = rows.to(part_RHCK.device)
     if filled == part_RHCK.shape[2]:
         return part_RHCK.index_select(0, rows)
     picked = part_RHCK.new_zeros(
@@ -327,14 +328,3 @@ class KeyValueState:
         free.cross_caches = [cache.detached() for cache in self.cross_caches]
         free.window = None if self.window is None else self.window.detach()
         return free
-
-    def tensors(self) -> dict[str, Tensor]:
-        named: dict[str, Tensor] = {}
-        if self.window is not None:
-            named |= {"window.hidden": self.window.hidden_RMD, "window.ids": self.window.ids_RM}
-        for kind, caches in (("self", self.self_caches), ("cross", self.cross_caches)):
-            for layer, cache in enumerate(caches):
-                if cache.keys is not None and cache.values is not None:
-                    named[f"{kind}.{layer}.keys"] = cache.keys
-                    named[f"{kind}.{layer}.values"] = cache.values
-        return named

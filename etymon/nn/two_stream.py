@@ -310,10 +310,7 @@ class Ahead(Recall):
 
     def _rows_of(self, other: Any, rows: Tensor) -> None:
         super()._rows_of(other, rows)
-        self.ids_RC = other.ids_RC.index_select(0, rows)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {**super().tensors(), "ids": self.ids_RC}
+        self.ids_RC = other.ids_RC[rows]
 
 
 class TwoStreamBody(Body):

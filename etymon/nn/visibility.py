@@ -36,7 +36,6 @@ class Columns:
     """What a rule may look at, one rectangle `[R, time]` a column."""
 
     index: Tensor
-    segments: Tensor | None = None
     prefix: Tensor | None = None
 
 
@@ -379,13 +378,10 @@ def _lift(
 
 
 def _columns(batch: Batch, padding: Padding, order: tuple[int, ...] | None, start: int, stop: int) -> Columns:
-    optional = {
-        name: _lift(column, batch, padding, order, start, stop)
-        for name in ("segments", "prefix")
-        if (column := getattr(batch, name)) is not None
-    }
     index = torch.arange(padding.longest, device=batch.device)[None].expand(padding.rows, -1)
-    return Columns(index, **optional)
+    return Columns(
+        index, None if batch.prefix is None else _lift(batch.prefix, batch, padding, order, start, stop)
+    )
 
 
 def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
@@ -79,8 +79,12 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             raise EtymonError(f"{where} is {value!r}, and must be a {wanted.__name__}")
         if isinstance(value, str) and value not in kind.choices[option]:
             raise EtymonError(f"{where} cannot be {value!r}: {did_you_mean(value, kind.choices[option])}")
-        if option in ("mean_span", "temperature") and not value:
+        if option in ("mean_span", "temperature", "samples") and not value:
             raise EtymonError(f"{where} cannot be 0")
-        share = option in ("density", "recent")
-        if isinstance(value, (int, float)) and not 0 <= value <= (1 if share else math.inf):
+        share = option in ("density", "recent", "smoothing")
+        if isinstance(value, (int, float)) and not 0 <= value <= (1 if share else sys.float_info.max):
             raise EtymonError(f"{where} cannot be {value!r}{': it is a share of 1' if share else ''}")
+        if option == "smoothing" and value == 1:
+            raise EtymonError(f"{where} cannot be 1: nothing would be left of the targets")
+    if hasattr(kind, "check_amounts"):
+        kind.check_amounts(options)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class DenoisingPrepared(Prepared):
 
 
 class Denoising(Objective):
-    """`length` is what the encoder reads at most. A `density` of 0 is the noise's published one. `smoothing` is that share
+    """`length` is what the encoder reads at most. The `density` is the noise's published one unless told (0). `smoothing` is that share
     of every target's probability which all words have in equal parts, in training alone."""
 
     name = "denoising"
@@ -46,12 +46,14 @@ class Denoising(Objective):
     likelihood = None
     choices: ClassVar[Mapping[str, Collection[str]]] = {"noise": NOISES}
     term = "denoising"
+    usual = "bart"
+    """The noise, unless told."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         length: int,
-        noise: str = "bart",
+        noise: str = usual,
         density: float = 0.0,
         mean_span: float = 3.0,
         random_roll: bool = False,
@@ -65,11 +67,11 @@ class Denoising(Objective):
         density = density or self.noise.density
         around = self.framing.overhead()
         self.raw_length = length - around
-        self.target_length = length
         if noise == "spans":
             # A span that is rolled over the end becomes two: one sentinel more on both sides.
-            raw, target = algebra.raw_length_for(length - (around - 1) - random_roll, density, mean_span)
-            self.raw_length, self.target_length = raw, target + (around - 1) + random_roll
+            self.raw_length, _ = algebra.raw_length_for(
+                length - (around - 1) - random_roll, density, mean_span
+            )
         if self.raw_length < 2:
             raise EtymonError(
                 f"an input of {length} tokens is too short to be corrupted: use {around + 2} or more"
@@ -82,6 +84,18 @@ class Denoising(Objective):
         if self.noise.masks and (tokenizer.id("mask") is not None or not sentinels):
             mask = needed_id(tokenizer, "mask", self.name)
         self.amounts = Amounts(density, mean_span, random_roll, mask, sentinels, tokenizer.size)
+
+    @classmethod
+    def check_amounts(cls, options: Mapping[str, Any]) -> None:
+        """Refuses none at all, and those that the noise has no use for."""
+        if options.get("density") == 0:
+            raise EtymonError(
+                f"density of the objective {cls.name!r} cannot be 0: leave it out for the published one"
+            )
+        noise = options.get("noise", cls.usual)
+        for option in ("density", "mean_span", "random_roll"):
+            if option in options and option not in NOISES[noise].amounts:
+                raise EtymonError(f"the noise {noise!r} has no {option}: leave it out")
 
     def _check_sentinels(
         self, length: int, there: int, density: float, mean_span: float, roll: bool, noise: str
@@ -136,6 +150,7 @@ class SpanCorruption(Denoising):
 
     name = "span-corruption"
     term = "spans"
+    usual = "spans"
 
     def __init__(
         self,

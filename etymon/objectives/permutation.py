@@ -7,6 +7,7 @@ what is asked, and the special tokens, are seen by those that come later in the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.two_stream import Asked
 from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, flat_starts, needed_id
+
+logger = logging.getLogger("etymon.objectives")
 
 A_START, A_STOP, B_START, B_STOP, BACKWARD = range(5, 10)
 """Further columns of the plan: the two pieces, and whether everything is read from its end."""
@@ -93,6 +96,8 @@ class Permutation(Streaming):
     ) -> np.ndarray:
         """The columns of `data/streams.py`, and those above. Forward streams have even numbers, backward ones odd."""
         turned = shuffle and self.both_ways and streams % 2 == 0
+        if shuffle and self.both_ways and not turned and epoch == 0:
+            logger.warning("a batch of %d samples has no halves: all of it is read forward", streams)
         table = text_streams.stream_segments(
             split,
             self.reuse,

@@ -33,6 +33,10 @@ class Weights(Protocol):
     def rolled_out(self) -> np.ndarray: ...
 
 
+LARGEST = 50.0
+"""Inches of a picture's longer side: tokens of a long text become smaller, and no picture takes gigabytes."""
+
+
 def attention_page(title: str, subtitle: str, maps: Sequence[Weights]) -> str:
     """One HTML file that needs nothing else: kinds, layers and heads to choose, every weight to point at."""
     records = [
@@ -63,8 +67,12 @@ def attention_picture(path: str | PathLike[str], one: Weights, layer: int | None
     chosen = one.weights if layer is None else one.weights[layer : layer + 1]
     weights_QT = (chosen if head is None else chosen[:, head : head + 1]).mean((0, 1))
     rows, columns = weights_QT.shape
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": 9}):
-        figure = Figure(figsize=(2 + 0.28 * columns, 1.6 + 0.24 * rows), layout="constrained")
+    width, height = 2 + 0.28 * columns, 1.6 + 0.24 * rows
+    scale = min(1, LARGEST / max(width, height))
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
+    ):
+        figure = Figure(figsize=(scale * width, scale * height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         image = axes.imshow(weights_QT, cmap="Blues", vmin=0, aspect="auto")
@@ -137,6 +145,9 @@ function weights(map, oneLayer, oneHead) {
 
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
 
+// As arguments of Math.max they would be too many.
+const largest = numbers => numbers.reduce((one, other) => Math.max(one, other), 1e-9);
+
 function draw(marked) {
   const map = current(), [, , queries, keys] = map.shape;
   const context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
@@ -150,7 +161,7 @@ function draw(marked) {
   context.scale(ratio, ratio);
   context.font = "13px system-ui, sans-serif";
   context.textBaseline = "middle";
-  const most = Math.max(...shown, 1e-9);
+  const most = largest(shown);
   for (let q = 0; q < queries; q++) for (let k = 0; k < keys; k++) {
     context.globalAlpha = shown[q * keys + k] / most;
     context.fillStyle = style("--series-1");
@@ -179,7 +190,7 @@ function thumbnails() {
   grid.style.gridTemplateColumns = `repeat(${heads}, minmax(28px, ${heads > 1 ? "1fr" : "16rem"}))`;
   for (let l = 0; l < layers; l++) for (let h = 0; h < heads; h++) {
     const small = Object.assign(document.createElement("canvas"), {width: keys, height: queries});
-    const context = small.getContext("2d"), one = weights(map, l, h), most = Math.max(...one, 1e-9);
+    const context = small.getContext("2d"), one = weights(map, l, h), most = largest(one);
     context.fillStyle = style("--series-1");
     one.forEach((number, i) => {
       context.globalAlpha = number / most;

@@ -354,11 +354,10 @@ class Answer(HeadTask):
 
     # --- where the answer is written
 
-    def asked_texts(self, table: Table) -> list[str]:
-        pairs = (rows[0] for rows in self.pairs(table))
-        return [
-            f"{self.options.prefix}question: {question} context: {context}" for question, context in pairs
-        ]
+    def asked_parts(self, table: Table) -> list[list[str]]:
+        begins = f"{self.options.prefix}question: "
+        rows = zip(table.texts(self.options.question), self.contexts(table), strict=True)
+        return [[begins, question, " context: ", context] for question, context in rows]
 
     def wanted_texts(self, table: Table) -> list[str]:
         return [answers[0][0] if answers else UNANSWERABLE for answers in self.given(table)]

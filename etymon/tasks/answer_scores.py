@@ -7,6 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from etymon.tasks.entities import unspaced
 from etymon.tasks.scores import Score, bootstrap
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -41,8 +42,11 @@ def normalised(answer: str) -> str:
 
 
 def _f1(predicted: str, actual: str) -> float:
-    """Of the words that both have; where one is empty, both must be."""
-    own, right = predicted.split(), actual.split()
+    """Of the words that both have, and of the characters in writing without spaces; where one is empty, both must be."""
+    own, right = (
+        "".join(f" {each} " if unspaced(each) else each for each in text).split()
+        for text in (predicted, actual)
+    )
     if not own or not right:
         return float(own == right)
     return 2 * (Counter(own) & Counter(right)).total() / (len(own) + len(right))

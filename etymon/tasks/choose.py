@@ -44,7 +44,6 @@ class Chosen:
     """The number of a choice, from 0 on; None if what was written is none."""
 
     number: int | None
-    choice: str | None
     probabilities: tuple[float, ...] = ()
 
 
@@ -53,6 +52,7 @@ class Choose(HeadTask):
     head = "choice"
     Options = ChooseOptions
     metrics = ("accuracy",)
+    ending = True
     options: ChooseOptions
 
     @property
@@ -134,14 +134,17 @@ class Choose(HeadTask):
     def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Chosen]:
         shares = scores.float().softmax(-1).cpu().numpy()
         found = [tuple(row[:count].tolist()) for row, count in zip(shares, prepared.rows)]
-        return [Chosen(int(np.argmax(row)), None, row) for row in found]
+        return [Chosen(int(np.argmax(row)), row) for row in found]
 
-    def asked_texts(self, table: Table) -> list[str]:
-        rows = zip(self.questions(table), self.choices(table), strict=True)
+    def asked_parts(self, table: Table) -> list[list[str]]:
+        begins = f"{self.options.prefix}question: "
+        before = self.options.context
+        contexts = [[]] * len(table) if before is None else [[text, " "] for text in table.texts(before)]
+        rows = zip(contexts, table.texts(self.options.text), self.choices(table), strict=True)
         return [
-            f"{self.options.prefix}question: {question} "
-            + " ".join(f"choice{number}: {choice}" for number, choice in enumerate(choices, 1))
-            for question, choices in rows
+            [begins, *context, question]
+            + [part for number, one in enumerate(choices, 1) for part in (f" choice{number}: ", one)]
+            for context, question, choices in rows
         ]
 
     def wanted_texts(self, table: Table) -> list[str]:
@@ -150,8 +153,7 @@ class Choose(HeadTask):
     def understood(self, texts: Sequence[str]) -> list[Chosen]:
         numbers = (text.strip().removeprefix("choice") for text in texts)
         return [
-            Chosen(int(number) - 1 if number.isdecimal() and number != "0" else None, None)
-            for number in numbers
+            Chosen(int(number) - 1 if number.isdecimal() and number != "0" else None) for number in numbers
         ]
 
     def score(

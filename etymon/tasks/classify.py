@@ -105,14 +105,12 @@ class TextTask(HeadTask):
     def needs_states(self) -> bool:
         return super().needs_states or self.options.symmetric
 
-    def asked_texts(self, table: Table) -> list[str]:
-        """The texts as a model reads them that writes its answer (T5's form)."""
-        named = [(column, table.texts(column)) for column in self.reads]
-        rows = zip(*(texts for _, texts in named), strict=True)
-        return [
-            self.options.prefix + " ".join(f"{column}: {text}" for (column, _), text in zip(named, row))
-            for row in rows
-        ]
+    def asked_parts(self, table: Table) -> list[list[str]]:
+        """As T5 was taught: the columns by their names, in the order of the alphabet."""
+        columns = sorted(self.reads)
+        marks = [f"{' ' if n else self.options.prefix}{column}: " for n, column in enumerate(columns)]
+        rows = zip(*(table.texts(column) for column in columns), strict=True)
+        return [[part for pair in zip(marks, row) for part in pair] for row in rows]
 
 
 class Classify(TextTask):
@@ -146,16 +144,20 @@ class Classify(TextTask):
         values = table.values(self.options.label)
         return [_names(value, table.places[n], self.options) for n, value in enumerate(values)]
 
+    def found(self, table: Table) -> tuple[str, ...]:
+        """The labels of a table, in order."""
+        return tuple(sorted({name for names in self.named(table) for name in names}, key=_by_number))
+
     def labels(self, table: Table) -> tuple[str, ...]:
-        found = sorted({name for names in self.named(table) for name in names}, key=_by_number)
+        found = self.found(table)
         _require_one_kind(table, self.options)
         if len(found) < (1 if self.options.multi_label else 2):
             told = f"one label only, {found[0]!r}" if found else "no label"
             raise EtymonError(
                 f"{table.description}: column {self.options.label!r} holds {told}: there is nothing to learn"
             )
-        self.known = tuple(found)
-        return self.known
+        self.known = found
+        return found
 
     def targets(self, table: Table) -> np.ndarray:
         named = self.named(table)
@@ -219,7 +221,7 @@ class Classify(TextTask):
         return [f" {MARK} ".join(names) or MARK for names in self.named(table)]
 
     def understood(self, texts: Sequence[str]) -> list[Labelled]:
-        """Labels, where what was written is one; anything else is wrong."""
+        """Labels, where what was written is one; anything else is wrong. Where none were learnt, any text may be one."""
         if self.options.multi_label:
             split = ([part.strip() for part in text.split(MARK)] for text in texts)
             # What is no label stays: without it, the rest could be right.
@@ -227,18 +229,20 @@ class Classify(TextTask):
                 Labelled(tuple(dict.fromkeys(self.spelled.get(part, part) for part in found if part)), {})
                 for found in split
             ]
-        return [Labelled(self.spelled.get(text.strip()), {}) for text in texts]
+        strange = (None if self.known else text.strip() for text in texts)
+        return [Labelled(self.spelled.get(text.strip(), other), {}) for text, other in zip(texts, strange)]
 
     # --- judged and shown
 
     def score(
         self, predictions: Sequence[Labelled], table: Table, metrics: Sequence[str], resamples: int = 0
     ) -> dict[str, Score]:
+        named, known = self.named(table), self.known or self.found(table)
         if self.options.multi_label:
             several = [one.label if isinstance(one.label, tuple) else () for one in predictions]
-            return multi_label_scores(several, self.named(table), self.known, metrics, resamples)
+            return multi_label_scores(several, named, known, metrics, resamples)
         given = [one.label if isinstance(one.label, str) else None for one in predictions]
-        return label_scores(given, [names[0] for names in self.named(table)], self.known, metrics, resamples)
+        return label_scores(given, [names[0] for names in named], known, metrics, resamples)
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
         super().check_metrics(metrics)

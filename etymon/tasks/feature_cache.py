@@ -21,12 +21,11 @@ MOST_BYTES = 2 << 30
 
 class FeatureCache:
     """What `Model.layers` says of the rows of batches, by keys: the number of an example, or, if it has several rows, with that of
-    the row. What does not fit into `most_bytes` is computed every time. With `half`, it is kept in 16 bits: twice as much, rounded."""
+    the row. What does not fit into `MOST_BYTES` is computed every time."""
 
-    def __init__(self, model: Model, most_bytes: int = MOST_BYTES, *, half: bool = False) -> None:
+    def __init__(self, model: Model) -> None:
         assert model.frozen_body, "a body that learns says something else every time: set model.frozen_body"
-        self.model, self.most_bytes = model, most_bytes
-        self.dtype = np.float16 if half else np.float32
+        self.model = model
         self.bytes = 0
         self.kept: dict[Hashable, np.ndarray] = {}
         """`[L, n, D]` of every row that was kept."""
@@ -36,16 +35,16 @@ class FeatureCache:
         new = [place for place, key in enumerate(keys) if key not in self.kept]
         computed = dict(zip(new, self._computed(batch, new), strict=True)) if new else {}
         for place, states in computed.items():
-            if self.bytes + states.nbytes <= self.most_bytes:
+            if self.bytes + states.nbytes <= MOST_BYTES:
                 self.kept[keys[place]] = states
                 self.bytes += states.nbytes
         found = [computed[place] if place in computed else self.kept[key] for place, key in enumerate(keys)]
-        whole_LND = torch.from_numpy(np.concatenate(found, 1)).to(batch.device, torch.float32)
+        whole_LND = torch.from_numpy(np.concatenate(found, 1)).to(batch.device)
         return list(whole_LND.unbind())
 
     def _computed(self, batch: Batch, places: Sequence[int]) -> list[np.ndarray]:
         chosen = batch if len(places) == batch.layout.rows else _rows(batch, places)
-        states_LND = torch.stack(self.model.layers(chosen)).float().cpu().numpy().astype(self.dtype)
+        states_LND = torch.stack(self.model.layers(chosen)).float().cpu().numpy()
         stops = np.cumsum(chosen.layout.lengths)[:-1]
         # Copies: a part of a larger array would keep all of it.
         return [part.copy() for part in np.split(states_LND, stops, axis=1)]

@@ -33,10 +33,9 @@ from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.objective import Term, Unit
 from etymon.tasks.feature_cache import FeatureCache
 from etymon.tasks.head_batches import HeadPrepared, ask_for_words, parts_of
-from etymon.tasks.reading import TextReader
+from etymon.tasks.reading import Pair, TextReader
 from etymon.tasks.task import Fit, Task
 
-Pair = tuple[str, str | None]
 PREDICTED_TOKENS = 4096
 """That are read together where nothing is learnt."""
 TAUGHT = "taught"
@@ -69,6 +68,8 @@ class HeadTask(Task):
     """Families that were published as writing their answers."""
     teachable: ClassVar[bool] = False
     """Whether another model's scores can be followed."""
+    ending: ClassVar[bool] = False
+    """Whether of a first text that is too long the end is read: what is asked stands there."""
     options: HeadOptions
     outputs: tuple[int, int] | None = None
     """Where several tasks share a head: the outputs that are this one's, from the first to behind the last."""
@@ -89,6 +90,10 @@ class HeadTask(Task):
             raise AssertionError("a task whose answer is written is asked through Written")
         if self.head not in family.heads:
             raise EtymonError(f"{family.title} has no head for the task {self.name!r}")
+        if self.options.prefix:
+            raise EtymonError(
+                f"prefix is for answers that are written, and a head of {family.title} gives them: leave it out, or say --way text"
+            )
         if family.features is not None and self.needs_states:
             raise EtymonError(
                 "features take the place of a head that reads the last states: leave language_model and symmetric out"
@@ -192,6 +197,10 @@ class HeadTask(Task):
             raise EtymonError(
                 "language_model needs an ordinary softmax, and this model has another: set language_model to 0"
             )
+        if self.options.r_drop and not model.drops:
+            raise EtymonError(
+                "R-Drop compares two passes with different dropout, and this model has none: leave --r-drop out"
+            )
         if self.problem_type is not None:
             model.carried = {**model.carried, "problem_type": self.problem_type}
         self.penalised = model.features is not None and bool(model.features.penalty)
@@ -236,29 +245,7 @@ class HeadTask(Task):
 
     def read(self, table: Table, tell: Callable[[str], None] = lambda text: None) -> Examples:
         """The table's texts as tokens, whether it has answers or not."""
-        pairs, before = self.pairs(table), self.reader.cut
-        distinct = list(
-            dict.fromkeys(text for rows in pairs for pair in rows for text in pair if text is not None)
-        )
-        ids = dict(zip(distinct, self.reader.encode(distinct), strict=True))
-        framed = [
-            [self.reader.framed(ids[one], None if two is None else ids[two]) for one, two in rows]
-            for rows in pairs
-        ]
-        if cut := self.reader.cut - before:
-            tell(
-                f"{cut:,} texts of {len(table):,} rows are longer than {self.reader.length} tokens and are cut (--length)"
-            )
-        words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
-        return Examples(
-            {
-                "ids": Ragged([np.concatenate([row.ids for row in rows]) for rows in framed]),
-                "segments": Ragged([np.concatenate([row.segments for row in rows]) for rows in framed]),
-                "lengths": Ragged([np.array([len(row.ids) for row in rows]) for rows in framed]),
-            },
-            np.array([sum(len(row.ids) for row in rows) for rows in framed]),
-            np.array(words),
-        )
+        return self.reader.examples(self.pairs(table), table, tell, ending=self.ending)
 
     # --- training
 

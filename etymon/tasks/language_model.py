@@ -102,9 +102,7 @@ class LanguageModel(Task):
         tokenizer, room = tokenizer_of(model), model.positions
         asked = length or self.limits.get("length") or USUAL_LENGTH
         self.limits["length"] = asked if room is None else min(asked, room)
-        # As the family itself was trained, as far as this objective knows the same options.
-        known, usual = signature(kind).parameters, model.family.recipe.options
-        own = {name: value for name, value in usual.items() if name in known}
+        own = family_options(model.family, kind)
         self.objective = get_objective(kind.name, tokenizer, self.limits["length"], **own)
         self.tokenizer, self.heads = tokenizer, self.objective.heads
         self.partial = self.objective.partial or "two-stream" in model.capabilities
@@ -179,6 +177,12 @@ class LanguageModel(Task):
         bits = "" if prediction.bits_per_byte is None else f", {prediction.bits_per_byte:.3f} bits per byte"
         kind = prediction.kind.replace("likelihood", "log-likelihood")
         return f"{prediction.text}\n-> {kind} {prediction.log_likelihood:.2f}{bits}"
+
+
+def family_options(family: Family, kind: type[Objective]) -> dict[str, Any]:
+    """As the family itself was trained, as far as an objective knows the same options."""
+    known = signature(kind).parameters
+    return {name: value for name, value in family.recipe.options.items() if name in known}
 
 
 def _ratio(above: np.ndarray, below: np.ndarray, resamples: int) -> Score:

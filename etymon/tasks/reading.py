@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from etymon.data.examples import Examples, Ragged
 from etymon.data.framing import Framed
+from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
 
+Pair = tuple[str, str | None]
 USUAL_LENGTH = 512
 """Tokens of a row at most, where neither the user nor the model has a limit."""
 
@@ -50,8 +53,9 @@ class TextReader:
         """Tokens that are left for texts within the framing."""
         return max(0, self.length - self.framing.overhead(pair) - (len(self.between) if pair else 0))
 
-    def framed(self, first: np.ndarray, second: np.ndarray | None = None) -> Framed:
-        """The row of one text or of two; of two that are too long, the longer loses its end first."""
+    def framed(self, first: np.ndarray, second: np.ndarray | None = None, *, ending: bool = False) -> Framed:
+        """The row of one text or of two; of two that are too long, the longer loses its end first. With `ending`, the first text
+        loses its beginning instead."""
         room = self.room(second is not None)
         lengths = [len(first), 0 if second is None else len(second)]
         if sum(lengths) > room:
@@ -60,6 +64,39 @@ class TextReader:
             kept = max(room - shorter, (room + 1) // 2)
             lengths = [min(length, kept) for length in lengths]
             lengths[1] = min(lengths[1], room - lengths[0])
+        first = first[len(first) - lengths[0] :] if ending else first[: lengths[0]]
         if second is None:
-            return self.framing.frame(first[: lengths[0]])
-        return self.framing.frame(first[: lengths[0]], np.concatenate([self.between, second[: lengths[1]]]))
+            return self.framing.frame(first)
+        return self.framing.frame(first, np.concatenate([self.between, second[: lengths[1]]]))
+
+    def examples(
+        self, pairs: Sequence[Sequence[Pair]], table: Table, tell: Callable[[str], None], *, ending: bool
+    ) -> Examples:
+        """The rows of every example, one text or two each, as tokens. Refuses one without any."""
+        before = self.cut
+        distinct = list(
+            dict.fromkeys(text for rows in pairs for pair in rows for text in pair if text is not None)
+        )
+        ids = dict(zip(distinct, self.encode(distinct), strict=True))
+        framed = [
+            [self.framed(ids[one], None if two is None else ids[two], ending=ending) for one, two in rows]
+            for rows in pairs
+        ]
+        lengths = [np.array([len(row.ids) for row in rows]) for rows in framed]
+        for place, each in zip(table.places, lengths, strict=True):
+            if not each.all():
+                raise EtymonError(f"{place}: its text has no tokens; leave the row out")
+        if cut := self.cut - before:
+            tell(
+                f"{cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (--length)"
+            )
+        words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
+        return Examples(
+            {
+                "ids": Ragged([np.concatenate([row.ids for row in rows]) for rows in framed]),
+                "segments": Ragged([np.concatenate([row.segments for row in rows]) for rows in framed]),
+                "lengths": Ragged(lengths),
+            },
+            np.array([each.sum() for each in lengths]),
+            np.array(words),
+        )

@@ -15,6 +15,7 @@ CONFIDENCE = 95.0
 MOST_CELLS = 4_000_000
 """Of resamples that are held at once."""
 IDEOGRAPHS = (("\u3400", "\u9fff"), ("\uf900", "\ufaff"))
+LATIN = (("A", "Z"), ("a", "z"))
 LIBRARIES = {"bleu": "sacrebleu", "chrf": "sacrebleu"} | dict.fromkeys(
     ("rouge1", "rouge2", "rougeL"), "rouge_score"
 )
@@ -109,11 +110,25 @@ def _sacrebleu(kind: str) -> Callable[[Sequence[str], Sequence[str], int], Score
 def _rouge(kind: str) -> Callable[[Sequence[str], Sequence[str], int], Score]:
     def score(predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
         library("rouge_score", kind)
-        scorer = import_module("rouge_score.rouge_scorer").RougeScorer([kind], use_stemmer=True)
+        # The library's own words are of Latin letters and digits.
+        words = None if ideographic(references, LATIN) else _Words()
+        scorer = import_module("rouge_score.rouge_scorer").RougeScorer(
+            [kind], use_stemmer=True, tokenizer=words
+        )
         pairs = zip(references, predictions, strict=True)
         return bootstrap([100 * scorer.score(*pair)[kind].fmeasure for pair in pairs], resamples)
 
     return score
+
+
+class _Words:
+    """The words of a text in any script, and the characters of one without spaces."""
+
+    def tokenize(self, text: str) -> list[str]:
+        from etymon.tasks.entities import words_of
+
+        found = (text[start:stop].lower() for start, stop in words_of(text))
+        return [word for word in found if any(map(str.isalnum, word))]
 
 
 def _exact(predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
@@ -122,7 +137,7 @@ def _exact(predictions: Sequence[str], references: Sequence[str], resamples: int
 
 
 def ideographic(texts: Sequence[str], scripts: Sequence[tuple[str, str]] = IDEOGRAPHS) -> bool:
-    """Whether most letters are Chinese ones (or of these scripts), which BLEU has to count one by one."""
+    """Whether most letters are Chinese ones (which BLEU has to count one by one), or of these scripts."""
     letters = [letter for text in texts[:1000] for letter in text if letter.isalpha()]
     among = sum(any(low <= letter <= high for low, high in scripts) for letter in letters)
     return 2 * among > len(letters)

@@ -99,7 +99,8 @@ class Text2Text(Task):
             rooms = [room for room in (model.positions, decoder and decoder.positions) if room is not None]
             self.room = min(rooms, default=None)
         else:
-            self.room = model.positions
+            # What a decode would not see of a source must not be seen in training.
+            self.room = model.positions or model.body.reach
             self.end = needed_id(tokenizer, "end", self.name)
             # As the family frames two texts, if it puts something between them.
             framing, roles = tokenizer.framing, dict(tokenizer.framing.role_ids)
@@ -214,21 +215,15 @@ class Text2Text(Task):
         self, model: Model, prompts: Sequence[np.ndarray], decoding: DecodingSettings | None = None
     ) -> list[str]:
         """What follows every prompt (see `sources`), in their order. Prompts of similar length are decoded together, which
-        changes nothing but the time."""
+        changes nothing but the time, the longest first: a number of new tokens that there is no room for is refused at once."""
         settings = decoding or DecodingSettings()
-        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        if settings.max_new_tokens is None:
+            settings = replace(settings, max_new_tokens=self.new_tokens)
+        order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
         written: dict[int, str] = {}
         for first in range(0, len(order), BATCH):
             numbers = order[first : first + BATCH]
-            used = 0 if self.apart else max(len(prompts[number]) for number in numbers)
-            most = settings.max_new_tokens or self.new_tokens
-            most = most if self.room is None else max(1, min(most, self.room - used))
-            found = decode(
-                model,
-                [prompts[number].tolist() for number in numbers],
-                replace(settings, max_new_tokens=most),
-                keys=numbers,
-            )
+            found = decode(model, [prompts[number].tolist() for number in numbers], settings, keys=numbers)
             for number, sequences in zip(numbers, found, strict=True):
                 written[number] = self.writer.decode(sequences[0].ids, whole=True).strip()
         return [written[number] for number in range(len(prompts))]

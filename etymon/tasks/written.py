@@ -20,15 +20,17 @@ from etymon.tasks.task import Fit, Task
 from etymon.tasks.text2text import PairPrepared, Text2Text, Text2TextOptions
 
 SOURCE, TARGET = "source", "target"
-HEADS_ALONE = {"language_model": 0.0, "r_drop": 0.0, "smoothing": 0.0, "class_weights": "none"}
+HEADS_ALONE = {
+    "language_model": 0.0, "r_drop": 0.0, "smoothing": 0.0, "class_weights": "none", "symmetric": False,
+}  # fmt: skip
 """Options that nothing would come of, and what they usually are."""
 
 
 class Written(Task):
     """A task by way of text2text. Its options, columns, labels and scores are the task's own.
 
-    The task says what the model reads of every row (`asked_texts`), what it is to write (`wanted_texts`), and what it wrote as
-    answers (`understood`), where what makes no sense is a wrong one.
+    The task says what the model reads of every row (`asked_parts`: what is said of a text and the text, in turns), what it is
+    to write (`wanted_texts`), and what it wrote as answers (`understood`), where what makes no sense is a wrong one.
     """
 
     heads = frozenset({"vocabulary"})
@@ -42,8 +44,9 @@ class Written(Task):
 
     def fit(self, family: Family) -> Fit:
         self.writing.fit(family)
+        own = family.task_options(self.name, HEADS_ALONE)  # which nobody has told
         for name, usual in HEADS_ALONE.items():
-            if getattr(self.options, name, usual) != usual:
+            if getattr(self.options, name, usual) not in (usual, own.get(name)):
                 raise EtymonError(
                     f"{name} is for a head, and {family.title} writes its answers: leave it out, or say --way head"
                 )
@@ -71,7 +74,34 @@ class Written(Task):
 
     def texts(self, table: Table) -> dict[str, list[str]]:
         self.task.targets(table)  # refuses what cannot be
-        return {SOURCE: self.task.asked_texts(table), TARGET: self.task.wanted_texts(table)}
+        asked = ["".join(parts) for parts in self.task.asked_parts(table)]
+        return {SOURCE: asked, TARGET: self.task.wanted_texts(table)}
+
+    def asked(self, table: Table, room: int) -> tuple[list[str], int]:
+        """What the model reads of every row, within so many tokens, and how many rows were longer: of their texts the longest lose
+        their ends, and what is said of them stays."""
+        rows = self.task.asked_parts(table)
+        texts = ["".join(parts) for parts in rows]
+        long = [number for number, ids in enumerate(self.writing.sources(texts)) if len(ids) > room]
+        for number in long:
+            texts[number] = self._cut(rows[number], room)
+        return texts, len(long)
+
+    def _cut(self, parts: list[str], room: int) -> str:
+        marks, texts = parts[::2], parts[1::2]
+        while True:
+            whole = "".join(part for pair in zip(marks, texts) for part in pair)
+            starts = [self.writing.reader.offsets(text)[1] for text in texts]
+            lengths = np.array([len(each) for each in starts])
+            left = lengths.sum() - len(self.writing.sources([whole])[0]) + room
+            if left >= lengths.sum() or not lengths.any():
+                return whole
+            # So long may a text be for all to fit, if what it loses does not change its other tokens.
+            most = max(n for n in range(max(left, 0) + 1) if not n or np.minimum(lengths, n).sum() <= left)
+            texts = [
+                text if len(each) <= most else text[: each[most]].rstrip()
+                for text, each in zip(texts, starts)
+            ]
 
     def bind(self, model: Model, length: int | None = None) -> None:
         self.writing.limits = self.limits
@@ -87,10 +117,17 @@ class Written(Task):
     def encode(
         self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
     ) -> Examples:
-        found = self.texts(table)
-        rows: list[Any] = [
-            dict(zip((SOURCE, TARGET), pair)) for pair in zip(found[SOURCE], found[TARGET], strict=True)
-        ]
+        self.task.targets(table)  # refuses what cannot be
+        targets, length = self.task.wanted_texts(table), self.limits["length"]
+        # A decoder's row holds both.
+        longest = max(map(len, self.writing.writer.encode_batch(targets))) + 1
+        taken = 0 if self.writing.apart else min(longest, self.writing.room_for_targets)
+        sources, cut = self.asked(table, length - taken)
+        if cut:
+            tell(
+                f"{cut:,} of {len(table):,} rows are longer than {length} tokens, and their longest texts are cut (--length)"
+            )
+        rows: list[Any] = [{SOURCE: source, TARGET: target} for source, target in zip(sources, targets)]
         return self.writing.encode(Table(rows, table.places, table.description), tell, learn=learn)
 
     def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> PairPrepared:
@@ -100,7 +137,8 @@ class Written(Task):
         return self.writing.loss(unit, prepared)
 
     def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
-        rows: list[Any] = [{SOURCE: text} for text in self.task.asked_texts(table)]
+        texts, _ = self.asked(table, self.writing.room_for_sources)
+        rows: list[Any] = [{SOURCE: text} for text in texts]
         return self.task.understood(
             self.writing.predict(model, Table(rows, table.places, table.description), decoding)
         )

@@ -45,11 +45,9 @@ from etymon.training.unit import TrainingUnit
 
 @strict_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainingSettings:
-    """How a run trains: `rows` samples a slice, `slices` slices a step (phases may have other rows)."""
+    """How a run trains."""
 
     steps: int
-    rows: int
-    slices: int = 1
     optimiser: OptimiserChoice = OptimiserChoice()
     schedule: ScheduleChoice = ScheduleChoice()
     clip: float | None = 1.0
@@ -65,6 +63,12 @@ class TrainingSettings:
     adversarial: AdversarialSettings | None = None
     unfreeze: float | None = None
     """Share of the steps after which everything trains: at first it is the top alone, then layer by layer from above."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "validate_every", "save_every", "log_layers_every", "keep", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EtymonError(f"training.{name} must be at least 1, not {value}")
 
     def rate(self, step: float) -> float:
         return self.optimiser.learning_rate * self.schedule.share(step, self.steps)
@@ -129,7 +133,8 @@ class Trainer:
         self.unit, self.course, self.settings, self.run = unit, course, settings, run
         self.validate, self.save_members, self.progress = validate, save_members, progress
         self.milestones = list(milestones)
-        self.criterion, self.keeps_best = criterion or bits, criterion is not None
+        self.criterion = criterion or bits
+        self.keeps_best = criterion is not None or settings.patience is not None
         self.world = world or World()
         self.wrapped: torch.nn.Module = unit
         self.device = next(unit.parameters()).device
@@ -166,9 +171,7 @@ class Trainer:
         passes = 1.0 if settings.adversarial is None else settings.adversarial.cost
         operations = [passes * operations_a_token(self.unit, phase.feed) for phase in self.course.phases]
         peak = matmul_peak(self.device)
-        heads = {phase.feed.objective.heads for phase in self.course.phases}
-        some = len(heads) > 1 or any(phase.feed.objective.partial for phase in self.course.phases)
-        self.wrapped = self.world.wrap(self.unit, find_unused=some or settings.unfreeze is not None)
+        self._wrap()
         begin = started = time.perf_counter()
         seconds = state.seconds
         with closing(self.course.steps(state.step, state.position, left)) as steps:
@@ -200,6 +203,12 @@ class Trainer:
                 if stop or over:
                     break
                 started = time.perf_counter()
+
+    def _wrap(self) -> None:
+        """From now on processes add up their gradients."""
+        heads = {phase.feed.objective.heads for phase in self.course.phases}
+        some = len(heads) > 1 or any(phase.feed.objective.partial for phase in self.course.phases)
+        self.wrapped = self.world.wrap(self.unit, find_unused=some or self.settings.unfreeze is not None)
 
     @property
     def _over(self) -> bool:
@@ -252,6 +261,7 @@ class Trainer:
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients start anew."""
         times: list[float] = []
+        self._wrap()
         begin = time.perf_counter()
         ahead = self.course.steps(self.state.step, self.state.position, 200)
         with closing(ahead) as steps, self.unit.apart():

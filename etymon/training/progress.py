@@ -303,10 +303,14 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
 
 
+NEARLY = 0.9995
+"""From here on, three digits are rounded to a thousand."""
+
+
 def format_count(number: float) -> str:
-    """A short number: 512, 12.3k, 1.50M."""
+    """A short number: 512, 12.3k, 1.5M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
+        if abs(number) >= NEARLY * size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.3g}"
 
@@ -314,7 +318,7 @@ def format_count(number: float) -> str:
 def format_bytes(number: float) -> str:
     """A short size: 640 MB, 1.23 GB (powers of a thousand)."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(number) >= size:
+        if abs(number) >= NEARLY * size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f} B"
 

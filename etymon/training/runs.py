@@ -58,7 +58,8 @@ class Run:
 
     def show_curves(self, after: int) -> None:
         """TensorBoard events from now on; those of steps that are going to be taken again are passed over there."""
-        self._curves = _event_writer(self.folder / "tensorboard", after)
+        place = str(self.folder / "tensorboard")
+        self._curves = require_curves()(place, purge_step=after + 1, max_queue=1000, flush_secs=10)
 
     def close(self) -> None:
         if self._curves is not None:
@@ -158,12 +159,13 @@ def _room(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _event_writer(folder: Path, after: int) -> Any:
+def require_curves() -> type[Any]:
+    """What writes TensorBoard's events; refuses where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise EtymonError("TensorBoard is not installed: pip install 'etymon[tensorboard]'") from error
-    return SummaryWriter(str(folder), purge_step=after + 1, max_queue=1000, flush_secs=10)
+    return SummaryWriter
 
 
 def read_state(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:

@@ -32,8 +32,6 @@ def rate(
       straight line, or as 1 - sqrt of the part done (`wsd-sqrt`). Until then it does not depend on how long the run
       will be.
     """
-    if schedule not in SCHEDULES:
-        raise EtymonError(f"there is no schedule {schedule!r}: {did_you_mean(schedule, SCHEDULES)}")
     if schedule in ("inverse-square-root", "noam") and step >= warmup:
         return max(final, math.sqrt(max(warmup, 1) / (step + 1)))
     if step < warmup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from etymon.training.feeding import Feed, Position
 from etymon.training.unit import TrainingUnit
 
 CPU = torch.device("cpu")
+Shape = Sequence[int]
 
 
 @cache
@@ -62,11 +64,39 @@ def operations_a_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float
 
 def step_operations(unit: torch.nn.Module, prepared: Any) -> float:
     """Floating-point operations of one slice, forward and backward, counted and not estimated."""
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
         weighted_loss(unit(prepared), prepared.counts).backward()
     for parameter in unit.parameters():
         parameter.grad = None
     return float(counter.get_total_flops())
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *rest: Any, **options: Any) -> int:
+    rows, heads, asking, width = query
+    return 2 * rows * heads * asking * key[2] * (width + value[3])
+
+
+def _recurrence(given: Shape, inputs: Shape, states: Shape, *rest: Any, **options: Any) -> int:
+    steps, rows, _ = given
+    return 2 * steps * rows * (inputs[0] * inputs[1] + states[0] * states[1])
+
+
+def _attention_back(grad: Shape, *rest: Any, **options: Any) -> int:
+    # The scores, which this kernel computes anew, are not counted twice: another kernel keeps them.
+    return 2 * _attention(*rest, **options)
+
+
+def _recurrence_back(*shapes: Any, **options: Any) -> int:
+    return 2 * _recurrence(*shapes, **options)
+
+
+UNCOUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back,
+    torch.ops.aten.mkldnn_rnn_layer: _recurrence,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrence_back,
+}
+"""What PyTorch counts nothing for: kernels that only processors have."""
 
 
 def memory(device: torch.device = CPU) -> float:

@@ -45,7 +45,7 @@ def context(
     from etymon.errors import EtymonError
     from etymon.evaluation import context_report
     from etymon.evaluation.context import check, context_lengths, measure
-    from etymon.verbs.opening import opened
+    from etymon.verbs.opening import opened, writable
     from etymon.verbs.reading import text_files
 
     given = [models] if not isinstance(models, Sequence) or isinstance(models, str) else list(models)
@@ -53,6 +53,7 @@ def context(
         raise EtymonError("there is no model to measure: give at least one")
     if segment is not None and segment < 1:
         raise EtymonError(f"segments of {segment} tokens cannot be")
+    writable(None if out is None else Path(out) / "report.html")
     lengths, files = context_lengths(longest, step), text_files(data, max_document=None)
     files.listed()  # refuses what is not there before any model is read
     chosen = [opened(model, device) for model in given]

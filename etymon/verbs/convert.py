@@ -42,7 +42,9 @@ def convert(
         Literal["folder", "bilm"], "of what is written; bilm: ELMo's published options.json and HDF5 file"
     ] = "folder",
     quantize: Quantize = None,
-    data: Annotated[Path | None, "a text to judge the rounding by: bits per byte before and after"] = None,
+    data: Annotated[
+        Path | None, "a text to judge the rounding of a decoder by: bits per byte before and after"
+    ] = None,
 ) -> Converted:
     """Read a checkpoint and write it as a Hugging Face folder.
 
@@ -80,6 +82,12 @@ def convert(
             ignore_config_keys=tuple(ignore_config_key),
             partial=partial,
         )
+    if model.int8:
+        raise EtymonError(f"{source} holds weights of eight bits: convert the model that they were made of")
+    if text is not None and "causal" not in model.capabilities:
+        raise EtymonError(
+            f"{model.family.title} writes no text from left to right, by which rounding could be judged: leave out --data"
+        )
     merge(model)
     if layout == "bilm":
         write_published(model, target)
@@ -108,7 +116,7 @@ def _averaged(run: Path, count: int) -> Model:
     from etymon.families.averaging import average_checkpoints
     from etymon.training.runs import Run
 
-    steps = Run(run).checkpoints()
+    steps = Run(run).checkpoints()  # the best may be an older one
     if not 1 <= count <= len(steps):
         raise EtymonError(
             f"{run} has {len(steps)} checkpoints, of which {count} cannot be averaged: "

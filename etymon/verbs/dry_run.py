@@ -108,9 +108,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         counted = unit if budget.unit == "flops" else None
         pace = pace_of([(phase.share, phase.feed) for phase in phases], counted)
         pace = replace(pace, epochs=pace.epochs * share)
-        settings = training_settings(
-            run.recipe, run.file, steps=1, rows=phases[0].rows, validations=VALIDATIONS
-        )
+        settings = training_settings(run.recipe, run.file, steps=1, validations=VALIDATIONS)
         each = sum(phase.share * _step_time(run, unit, phase, settings, world) for phase in phases)
         held = memory(world.device)
         few = phases[-1].rows
@@ -122,9 +120,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         save_members(unit, run.member, Path(place), history=[])
         steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)
         run.course(phases, steps, world)  # refuses phases that would get no step
-    settings = training_settings(
-        run.recipe, run.file, steps=steps, rows=phases[0].rows, validations=VALIDATIONS
-    )
+    settings = training_settings(run.recipe, run.file, steps=steps, validations=VALIDATIONS)
     summary = phases[0].store.summary
     about = "about " if share < 1 else ""
     optimiser, schedule = settings.optimiser, settings.schedule

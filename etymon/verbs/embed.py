@@ -6,14 +6,15 @@ Legend: N tokens, R rows, D width.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from etymon.verbs.options import Quantize
+from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,16 +69,19 @@ def embed(
     import numpy as np
     import torch
 
+    from etymon.config import did_you_mean
     from etymon.errors import EtymonError
     from etymon.evaluation.representations import Reader
     from etymon.generation.decoding import evaluating
-    from etymon.verbs.opening import opened
+    from etymon.verbs.opening import opened, texts_from, writable
 
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
-    if out is not None and Path(out).suffix not in WRITERS:
-        raise EtymonError(f"cannot write {out}: its name must end in {', '.join(WRITERS)}")
-    asked = _texts(texts, file)
+    if pooling not in get_args(Pooling):
+        raise EtymonError(f"there is no pooling {pooling!r}: {did_you_mean(pooling, get_args(Pooling))}")
+    writable(out, *WRITERS)
+    tell = on_note or warnings.warn
+    asked = texts_from(texts, file, on_note=tell)
     block = list(islice(asked, BLOCK))
     if not block:
         raise EtymonError("there is no text: give some, or - to read lines from standard input")
@@ -116,32 +120,8 @@ def embed(
             count, width = count + len(block), vectors.shape[1]
             block = list(islice(asked, BLOCK))
     if reader.cut:
-        note = f"{reader.cut} of {count} texts were cut at the model's {reader.model.positions} tokens"
-        _say(on_note, note)
+        tell(f"{reader.cut} of {count} texts were cut at the model's {reader.model.positions} tokens")
     return np.concatenate(kept) if out is None else Written(Path(out), count, width)
-
-
-def _texts(texts: Iterable[str] | str, file: Path | None) -> Iterator[str]:
-    """Texts as they come, those of a file and of standard input a line at a time."""
-    given = [texts] if isinstance(texts, str) else texts
-    if isinstance(given, Sequence) and len(given) == 1 and given[0] == "-":
-        yield from _lines("standard input", lambda: nullcontext(sys.stdin))
-    else:
-        yield from given
-    if file is not None:
-        yield from _lines(str(file), partial(open, file, encoding="utf-8-sig"))
-
-
-def _lines(name: str, source: Callable[[], AbstractContextManager[Iterable[str]]]) -> Iterator[str]:
-    from etymon.errors import EtymonError
-
-    try:
-        with source() as lines:
-            yield from (line.rstrip("\n") for line in lines if line.strip())
-    except OSError as error:
-        raise EtymonError(f"cannot read {name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise EtymonError(f"{name} is not UTF-8 text: convert it first") from error
 
 
 def _layer(layers: Sequence[Tensor], layer: int | None) -> Tensor:
@@ -206,7 +186,7 @@ def _writing(out: Path | None, keep: Callable[[np.ndarray], None]) -> Iterator[W
         return
     from etymon.files import atomic_write
 
-    with atomic_write(out, "wb") as file, WRITERS[Path(out).suffix](file) as write:
+    with atomic_write(out, "wb") as file, WRITERS[Path(out).suffix.lower()](file) as write:
         yield write
 
 
@@ -268,19 +248,6 @@ def _parquet(file: IO[bytes]) -> Iterator[Write]:
 
 
 WRITERS = {".npy": _npy, ".parquet": _parquet, ".jsonl": _jsonl}
-
-
-def _say(on_note: Callable[[str], None] | None, note: str) -> None:
-    if on_note is not None:
-        on_note(note)
-    else:
-        import warnings
-
-        warnings.warn(note, stacklevel=3)
-
-
-def on_note(note: str) -> None:
-    print(f"etymon: note: {note}", file=sys.stderr)
 
 
 def present(result: np.ndarray | Written) -> None:

@@ -52,6 +52,7 @@ def evaluate(
     beams: Annotated[int, "search with so many beams"] = 4,
     resamples: Annotated[int, "of the rows, for the confidence intervals; 0 for none"] = 1000,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    out: Annotated[Path | None, "a file for the predictions, a line a row"] = None,
 ) -> Evaluated:
     """Score a model on a table, with confidence intervals.
 
@@ -59,11 +60,13 @@ def evaluate(
     """
     from etymon.data.tables import read_table
     from etymon.errors import EtymonError
+    from etymon.files import atomic_write
     from etymon.generation.settings import DecodingSettings
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
-    from etymon.verbs.opening import opened
+    from etymon.verbs.opening import opened, writable
 
+    writable(out)
     if data is None:
         raise EtymonError("there are no rows to score on: give --data with a table or two parallel files")
     chosen = opened(model, device)
@@ -84,7 +87,11 @@ def evaluate(
     scored = [name for name in metrics if name != "loss" or likely]
     found = known.score(predictions, table, scored, resamples)
     scores = {name: found[name] if name in found else _loss(chosen, known, table) for name in metrics}
-    return Evaluated(scores, [known.record(each) for each in predictions], len(table))
+    records = [known.record(each) for each in predictions]
+    if out is not None:
+        with atomic_write(out) as file:
+            file.writelines(" ".join(str(each["prediction"]).split()) + "\n" for each in records)
+    return Evaluated(scores, records, len(table))
 
 
 def _loss(model: Model, task: Task, table: Table) -> Score:
@@ -102,17 +109,11 @@ def _loss(model: Model, task: Task, table: Table) -> Score:
 
 def present(
     result: Evaluated,
-    out: Annotated[Path | None, "a file for the predictions, a line a row"] = None,
     json: Annotated[bool, "print JSON"] = False,
 ) -> None:
     from dataclasses import asdict
     from json import dumps
 
-    from etymon.files import atomic_write
-
-    if out is not None:
-        with atomic_write(out) as file:
-            file.writelines(" ".join(str(each["prediction"]).split()) + "\n" for each in result.predictions)
     if json:
         print(dumps({name: asdict(score) for name, score in result.scores.items()}))
         return

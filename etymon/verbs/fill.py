@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from etymon.verbs.options import Quantize
+from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -25,17 +27,17 @@ def fill(
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     quantize: Quantize = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> list[Filling]:
     """Fill the blanks of a text.
 
     An encoder (BERT and its relatives) gives every blank its likeliest tokens; T5 writes a span into each by beam search, and
-    BART the whole text.
-    The last line is the text with all blanks filled.
+    BART the whole text. Of several blanks, the last line is the text with all of them filled.
     """
     from etymon.generation.blanks import fill_texts
     from etymon.verbs.opening import opened, texts_of
 
-    asked = texts_of(texts)
+    asked = texts_of(texts, on_note=on_note)
     return fill_texts(
         opened(model, device, quantize),
         asked,

@@ -175,8 +175,7 @@ def finetune(
     from etymon.families.loading import read_shape
     from etymon.verbs.finetuning import Finetuning
     from etymon.verbs.mixing import Mixing
-    from etymon.verbs.run_file import assemble_as
-    from etymon.verbs.running import begun
+    from etymon.verbs.run_file import assemble_as, begun
     from etymon.verbs.task_file import TaskFile
 
     amounts = [amount for amount in (budget, epochs, steps) if amount is not None]

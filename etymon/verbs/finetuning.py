@@ -30,11 +30,12 @@ from etymon.training.progress import Kind, format_count
 from etymon.training.runs import JUDGED, Run
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.finetune import Finetuned
+from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunTokenizer
-from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
+from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
 from etymon.verbs.task_file import TaskFile
 from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan, settled
 from etymon.verbs.task_report import Judged, compare, error_sections
@@ -275,7 +276,7 @@ class Finetuning(TrainingRun):
             self.folder = Path(place)
             unit, phases = self.prepare(World(device=world.device), None)
             model: Model = unit.model  # type: ignore[assignment]
-            settings = training_settings(self.recipe, files, steps=1, rows=1, validations=VALIDATIONS)
+            settings = training_settings(self.recipe, files, steps=1, validations=VALIDATIONS)
             course = Course([Phase(0, phases[0].feed)])
             trainer = Trainer(
                 unit, course, settings, Run(self.folder), progress=self.progress, world=World(device=world.device),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs.options import Quantize
 from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as on_progress
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ def generate(
     penalty_alpha: Annotated[
         float | None, "contrastive search: how much likeness to what is there counts (0.6, with --top-k 4)"
     ] = None,
-    choice: Annotated[Sequence[str], "only one of these strings can come out; may be repeated"] = (),
+    choice: Annotated[
+        Sequence[str],
+        'only one of these strings can come out, right behind the prompt: " yes"; may be repeated',
+    ] = (),
     beams: Annotated[int, "search with so many beams"] = 1,
     length_penalty: Annotated[float, "beams: above 0 favours long texts, below 0 short ones"] = 1.0,
     length_offset: Annotated[float, "beams: 5 makes it the penalty of the Transformer's paper"] = 0.0,
@@ -56,7 +60,7 @@ def generate(
         str | Path | Model | None,
         "a smaller model with the same tokenizer that runs ahead: the same texts, sooner",
     ] = None,
-    draft_tokens: Annotated[int, "how many tokens the draft runs ahead"] = 4,
+    draft_tokens: Annotated[int | None, "how many tokens the draft runs ahead (4)"] = None,
     log_probs: Annotated[bool, "also the log-probability of every token"] = False,
     report: Annotated[bool, "compare ways of decoding on the prompts: repetition, diversity, copies"] = False,
     data: Annotated[
@@ -68,19 +72,22 @@ def generate(
     batch_size: Annotated[int, "prompts that are decoded together"] = 32,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     quantize: Quantize = None,
+    on_note: Callable[[str], None] | None = None,
     on_text: Callable[[str], None] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> list[Generation]:
     """Write on from a prompt.
 
     Greedy unless told otherwise; `--temperature 0.8 --top-k 40` samples, `--beams 4` searches, `--penalty-alpha 0.6
-    --top-k 4` searches contrastively, `--choice yes --choice no` picks one. Several prompts are one batch, and a text does
+    --top-k 4` searches contrastively, `--choice " yes" --choice " no"` picks one. Several prompts are one batch, and a text does
     not depend on the others. Only new text is printed, as it comes when there is one prompt.
     """
     from etymon.errors import EtymonError
     from etymon.generation import DecodingSettings, generate_texts
-    from etymon.verbs.opening import opened, texts_of
+    from etymon.verbs.opening import opened, texts_of, writable
 
+    if draft_tokens is not None and draft is None:
+        raise EtymonError("draft_tokens is for a draft model: give one (--draft), or leave it out")
     sampling = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p
     }  # fmt: skip
@@ -101,16 +108,17 @@ def generate(
         repetition_penalty=repetition_penalty,
         stop=stop,  # type: ignore[arg-type]
         window=window,
-        draft_tokens=draft_tokens,
+        draft_tokens=DecodingSettings.draft_tokens if draft_tokens is None else draft_tokens,
         log_probs=log_probs,
         seed=seed,
     )
-    asked = texts_of(prompts)
+    asked = texts_of(prompts, on_note=on_note)
     if report:
         from etymon.verbs import generation_report
 
         if choice or draft is not None:
             raise EtymonError("a report compares ways of decoding: leave out choices and the draft")
+        writable(out)
         comparison = generation_report.compare(
             opened(model, device, quantize),
             asked,

@@ -123,12 +123,14 @@ def write(comparison: Comparison, path: Path, name: str) -> None:
 
 
 def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
-    """Greedy, sampling as asked, and four others; limits and penalties are as asked for all of them."""
+    """Greedy, sampling, and four others, as asked where they were asked for; limits and penalties are as asked for all."""
     plain = replace(
         settings, sample=False, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, penalty_alpha=0.0,
         beams=1, length_penalty=1.0, length_offset=0.0, early_stopping=False, returns=1,
     )  # fmt: skip
     returns = settings.returns if settings.sample else 1
+    beams = replace(settings, returns=1) if settings.beams > 1 else replace(plain, beams=4)
+    contrastive = settings if settings.contrastive else replace(plain, penalty_alpha=0.6, top_k=4)
     asked = settings if settings.sample else replace(plain, sample=True)
     filters = ("temperature", "top_k", "top_p", "min_p", "typical_p")
     told = [
@@ -141,8 +143,8 @@ def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
         ", ".join(["sampling", *told]): asked,
         "top-p 0.95": replace(plain, sample=True, top_p=0.95, returns=returns),
         "typical-p 0.95": replace(plain, sample=True, typical_p=0.95, returns=returns),
-        "contrastive, alpha 0.6, top-k 4": replace(plain, penalty_alpha=0.6, top_k=4),
-        "4 beams": replace(plain, beams=4),
+        f"contrastive, alpha {contrastive.penalty_alpha:g}, top-k {contrastive.top_k}": contrastive,
+        f"{beams.beams} beams": beams,
     }
 
 
@@ -179,10 +181,11 @@ def _training_text(
         aside = Path(stack.enter_context(TemporaryDirectory())) / "store"
         build_store(source.documents(), tokenizer, aside, validation=0.0, source=source)
         return [TokenStore.open(aside, tokenizer).train]
-    # A run keeps its text beside its model, and a text of their own for some phases.
-    places = [] if folder is None else [folder, folder.resolve().parent]
-    stores = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
-    return [TokenStore.open(path, tokenizer).train for path in stores]
+    # A run keeps its text beside its model, and a text of their own for some phases. A hub's name is no folder.
+    places = [] if folder is None or not folder.is_dir() else [folder, folder.absolute().parent]
+    found = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
+    stores = [TokenStore.open(path) for path in found]
+    return [store.train for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]
 
 
 def _short(cell: Any) -> str:

@@ -21,6 +21,7 @@ from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.objective import Objective, check_fit
 from etymon.report.page import Curve, Section
 from etymon.tasks import get_task, task_class
+from etymon.tasks.language_model import family_options
 from etymon.tasks.mixture import MixedSplit, TaskMixture, mixing_rates
 from etymon.tasks.scores import Score
 from etymon.tasks.task import MOST_TOKENS, Task, falling
@@ -33,10 +34,11 @@ from etymon.training.runs import JUDGED
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.finetuning import judged_apart, require_same_rows, told
+from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_text import RunTokenizer
-from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
+from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
 from etymon.verbs.task_file import MemberFile, TaskFile
 from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan, settled
 
@@ -191,9 +193,9 @@ class Mixing(TrainingRun):
             else:
                 length = length or USUAL_LENGTH
                 lengths[name] = min(length, model.positions or length)
-                member.objective = get_objective(
-                    str(member.file.objective), tokenizer, lengths[name], **member.file.options
-                )
+                kind = objective_class(str(member.file.objective))
+                options = family_options(self.family, kind) | member.file.options
+                member.objective = get_objective(kind.name, tokenizer, lengths[name], **options)
                 member.data = made_once(world, partial(self._store, member, tokenizer))
                 sizes[name] = len(member.objective.plan(member.data.train, self.file.seed, 0))
                 if not sizes[name]:

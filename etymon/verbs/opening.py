@@ -1,18 +1,23 @@
-"""What the verbs that use a model share: opening it, and reading texts."""
+"""What the verbs that use a model share: opening it, reading texts, and whether there is a place for results."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Literal
 
+from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
     import torch
 
     from etymon.families.model import Model
+
+OnNote = Callable[[str], None]
 
 
 def opened(
@@ -30,6 +35,8 @@ def opened(
         chosen = load(model, device=target or usual, quantize=quantize)
     else:
         where = f"this {model.family.title}"
+        if quantize is not None and not model.int8:
+            raise EtymonError("weights are rounded as a model is read: give its folder, or model.quantized()")
         chosen = model if target is None else model.to(target)
     if chosen.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
@@ -46,21 +53,83 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def texts_of(texts: str | Sequence[str], file: str | Path | None = None, *, lines: bool = True) -> list[str]:
-    """Texts as given; "-" alone stands for the lines of standard input. `file` adds its lines, or itself as one."""
-    if isinstance(texts, str):
-        texts = [texts]
-    if list(texts) == ["-"]:
-        texts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    found = list(texts)
-    if file is not None:
-        try:
-            content = Path(file).read_text(encoding="utf-8")
-        except OSError as error:
-            raise EtymonError(f"cannot read {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise EtymonError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from error
-        found += [line for line in content.splitlines() if line.strip()] if lines else [content]
+def texts_of(
+    texts: str | Sequence[str],
+    file: str | Path | None = None,
+    *,
+    lines: bool = True,
+    blank: bool = False,
+    on_note: OnNote | None = None,
+) -> list[str]:
+    """Texts as given; "-" alone stands for the lines of standard input. `file` adds its lines, or itself as one. Blank lines are
+    left out with a note, or with `blank` stay in their places."""
+    found = list(texts_from(texts, file, lines=lines, blank=blank, on_note=on_note))
     if not found:
         raise EtymonError("there is no text: give some, or - to read lines from standard input")
     return found
+
+
+def texts_from(
+    texts: str | Iterable[str],
+    file: str | Path | None = None,
+    *,
+    lines: bool = True,
+    blank: bool = False,
+    on_note: OnNote | None = None,
+) -> Iterator[str]:
+    """The same as they come: of a file, and of standard input, a line at a time."""
+    given = [texts] if isinstance(texts, str) else texts
+    if isinstance(given, Sequence) and list(given) == ["-"]:
+        yield from _lines(None, blank, on_note)
+    else:
+        for text in given:
+            if SURROGATE.search(text):  # bytes of a command line that are no UTF-8
+                raise EtymonError(f"{text[:40]!r} holds bytes that are no UTF-8 text: convert it first")
+            yield text
+    if file is not None:
+        yield from _lines(Path(file), blank, on_note) if lines else [_whole(Path(file))]
+
+
+def _lines(file: Path | None, blank: bool, on_note: OnNote | None) -> Iterator[str]:
+    """Lines end with \\n or \\r\\n and with nothing else, whatever the verb, so that other programs count them alike."""
+    name, left_out = file or "standard input", 0
+    try:
+        with nullcontext(sys.stdin.buffer) if file is None else open(file, "rb") as source:
+            for number, raw in enumerate(source):
+                line = raw.decode("utf-8" if number else "utf-8-sig").removesuffix("\n").removesuffix("\r")
+                if blank or line.strip():
+                    yield line
+                else:
+                    left_out += 1
+    except OSError as error:
+        raise EtymonError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EtymonError(f"{name} is not UTF-8 text (line {number + 1}): convert it first") from error
+    if left_out and on_note is not None:
+        on_note(f"blank lines of {name} that were left out: {left_out:,}")
+
+
+def _whole(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise EtymonError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EtymonError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from error
+
+
+def writable(out: str | Path | None, *endings: str) -> None:
+    """Refuses a file that cannot be written, by its name or its place, before there is anything to lose."""
+    if out is None:
+        return
+    path = Path(out)
+    if endings and path.suffix.lower() not in endings:
+        raise EtymonError(f"cannot write {out}: its name must end in {', '.join(endings)}")
+    if path.is_dir():
+        raise EtymonError(f"cannot write {out}: it is a folder, give the name of a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise EtymonError(f"cannot write {out}: {error.strerror}") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs import options
+from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -19,6 +20,11 @@ class Predicted:
 
     row: Mapping[str, Any]
     answer: dict[str, Any]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Both in one record."""
+        return {**self.row, **self.answer}
 
     @property
     def prediction(self) -> Any:
@@ -44,18 +50,24 @@ def predict(
     columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
     beams: Annotated[int, "of answers that are written"] = 1,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    out: Annotated[
+        Path | None, "a file for the answers: .jsonl, .csv, .tsv or .parquet, rows and all"
+    ] = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> list[Predicted]:
     """Answer texts or the rows of a table with a fine-tuned model.
 
     The task and its columns are those that the model was fine-tuned with, unless you say otherwise; a published model answers
     as its class does. What is right need not be known. Rows of similar length are read together; their order stays.
     """
+    from etymon.data.table_writing import WRITTEN, write_table
     from etymon.data.tables import read_table
     from etymon.errors import EtymonError
     from etymon.generation.settings import DecodingSettings
     from etymon.tasks import task_for
-    from etymon.verbs.opening import opened, texts_of
+    from etymon.verbs.opening import opened, texts_of, writable
 
+    writable(out, *WRITTEN)
     chosen = opened(model, device)
     told = options.task_options(
         text=text, second=second, context=context, choices=choices, tokens=tokens, question=question, source=source,
@@ -68,34 +80,32 @@ def predict(
             raise EtymonError(
                 f"the task {known.name!r} reads the columns {', '.join(wanted)}: give a table (--data), not single texts"
             )
-        given: Any = [{wanted[0]: each} for each in texts_of(texts)]
+        given: Any = [{wanted[0]: each} for each in texts_of(texts, on_note=on_note)]
     elif texts:
         raise EtymonError("give texts or --data, not both")
     else:
         given = data
     table = read_table(given, () if columns is None else columns.split(","))
     answers = known.predict(chosen, table, DecodingSettings(beams=beams))
-    return [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
+    found = [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
+    if out is not None:
+        write_table(out, [one.told for one in found])
+    return found
 
 
 def present(
     result: list[Predicted],
-    out: Annotated[
-        Path | None, "a file for the answers: .jsonl, .csv, .tsv or .parquet, rows and all"
-    ] = None,
+    out: Path | None,
     json: Annotated[bool, "a JSON record a row"] = False,
 ) -> None:
     from json import dumps
 
-    from etymon.data.table_writing import write_table
-
     if out is not None:
-        write_table(out, [{**one.row, **one.answer} for one in result])
         print(f"{len(result):,} answers in {out}")
         return
     for one in result:
         if json:
-            print(dumps({**one.row, **one.answer}, ensure_ascii=False, default=str))
+            print(dumps(one.told, ensure_ascii=False, default=str))
             continue
         shares = one.answer.get("probabilities")
         sure = f"\t{max(shares.values() if isinstance(shares, dict) else shares):.3f}" if shares else ""

@@ -24,7 +24,7 @@ class Prepared:
 def prepare(
     *,
     data: Data = (),
-    tokenizer: Annotated[str | Path | None, "folder of the tokenizer"] = None,
+    tokenizer: Annotated[str | Path | None, "folder or hub id of a tokenizer, a model or a run"] = None,
     out: Annotated[str | Path | None, "folder of the store"] = None,
     validation: Annotated[float, "share of the documents held out to judge by"] = 0.05,
     seed: Annotated[int, "chooses the documents held out"] = 0,
@@ -42,9 +42,9 @@ def prepare(
     not changed is left as it is.
     """
     from etymon.data.store import ensure_store, is_store
-    from etymon.data.tokenizer import Tokenizer
     from etymon.errors import EtymonError
     from etymon.verbs.reading import byte_progress, text_files
+    from etymon.verbs.tokenizer import tokenizer_at
 
     if tokenizer is None or out is None:
         missing = "--tokenizer FOLDER" if tokenizer is None else "--out FOLDER"
@@ -54,7 +54,7 @@ def prepare(
     folder = Path(out)
     if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
         raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
-    loaded = Tokenizer.load(tokenizer)
+    loaded = tokenizer_at(tokenizer)
     source = text_files(
         data, boundary=documents, column=column, errors=errors, max_document=max_document, format=format
     )

@@ -20,12 +20,13 @@ from etymon.training.progress import Kind
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.run_file import PhaseFile, RunFile
+from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import Judge, PhasePlan
 from etymon.verbs.run_members import assembled, begun, member_of, opened_teacher, save_members
 from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_settings import chosen, ramped
 from etymon.verbs.run_text import RunText
-from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun, made_once
+from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
 
 TOKENS_A_STEP = 2048
 

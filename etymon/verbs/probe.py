@@ -58,10 +58,11 @@ def probe(
     from etymon.evaluation.probe_data import Task
     from etymon.evaluation.probe_files import Columns, read_tasks
     from etymon.evaluation.probing import probe_model
-    from etymon.verbs.opening import opened
+    from etymon.verbs.opening import opened, writable
 
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
+    writable(None if out is None else Path(out) / "report.html")
     given = [data] if isinstance(data, str | Path) else list(data)
     tasks = [one for one in given if isinstance(one, Task)]
     for task in tasks:

@@ -52,10 +52,11 @@ def prompt(
     from etymon.evaluation.prompt_run import Run
     from etymon.evaluation.prompt_task import open_task
     from etymon.generation.prompting import Prompter
-    from etymon.verbs.opening import opened
+    from etymon.verbs.opening import opened, writable
 
     if limit is not None and limit < 1:
         raise EtymonError(f"limit is {limit}: ask at least 1 query")
+    writable(out)
     asked = [] if shots is None else [f"shots={_listed(shots)}"]
     read = open_task(task, [*asked, *(set or ())], errors)
     run = Run(Prompter(opened(model, device, quantize)), read, drop, limit, on_progress)

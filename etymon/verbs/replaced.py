@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -34,6 +36,7 @@ def replaced(
     file: Annotated[Path | None, "a file with a text a line"] = None,
     batch_size: Annotated[int, "texts that are computed together"] = 32,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> list[Inspection]:
     """Say which tokens of a text were replaced.
 
@@ -49,7 +52,7 @@ def replaced(
 
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
-    asked = texts_of(texts, file)
+    asked = texts_of(texts, file, on_note=on_note)
     loaded = opened(model, device)
     if "replaced" not in loaded.heads:
         raise EtymonError(

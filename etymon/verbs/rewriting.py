@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = "task_specific_params"
 """Where a published configuration keeps the prefixes of T5's tasks."""
+WORD = re.compile(r"\s*\S+\s*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ def rewrite(
     usual: str,
     chunk: bool,
     device: str | None,
+    out: Path | None,
     on_note: Callable[[str], None] | None,
     beams: int,
     length_penalty: float,
@@ -41,15 +44,21 @@ def rewrite(
     max_new_tokens: int | None,
     no_repeat_ngram: int,
 ) -> list[Rewritten]:
-    """The texts rewritten, in their order. `usual` names the published task whose prefix is taken if none is known."""
+    """The texts rewritten, in their order; blank ones stay blank. `usual` names the published task whose prefix is taken if none
+    is known."""
+    from etymon.files import atomic_write
     from etymon.generation.settings import DecodingSettings
     from etymon.verbs.opening import opened
 
     chosen = opened(model, device)
     task = _task(chosen, prefix, usual)
-    settings = DecodingSettings(beams=beams, max_new_tokens=max_new_tokens, no_repeat_ngram=no_repeat_ngram)
-    if beams > 1:
-        settings = replace(settings, length_penalty=length_penalty, length_offset=length_offset)
+    settings = DecodingSettings(
+        beams=beams,
+        length_penalty=length_penalty,
+        length_offset=length_offset,
+        max_new_tokens=max_new_tokens,
+        no_repeat_ngram=no_repeat_ngram,
+    )
     pieces: list[list[str]] = []
     for number, text in enumerate(texts, 1):
         pieces.append(
@@ -57,9 +66,20 @@ def rewrite(
         )
     flat = [task.options.prefix + piece for each in pieces for piece in each]
     written = iter(task.write(chosen, task.sources(flat), settings))
-    return [
+    found = [
         Rewritten(text, " ".join(next(written) for _ in each), len(each)) for text, each in zip(texts, pieces)
     ]
+    if out is not None:
+        with atomic_write(out) as file:
+            file.writelines(_line(one, Path(out).suffix.lower() == ".jsonl") + "\n" for one in found)
+    return found
+
+
+def _line(one: Rewritten, json: bool) -> str:
+    from dataclasses import asdict
+    from json import dumps
+
+    return dumps(asdict(one), ensure_ascii=False) if json else " ".join(one.text.split())
 
 
 def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:
@@ -79,7 +99,7 @@ def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:
 
 
 def _pieces(task: Text2Text, text: str, place: str, chunk: bool, tell: Callable[[str], None]) -> list[str]:
-    """The text, or its sentences in as few parts as the model can read."""
+    """The text, or its sentences in as few parts as the model can read; of a sentence that is too long, its words."""
     from etymon.data.sentences import sentence_starts
     from etymon.errors import EtymonError
 
@@ -88,6 +108,8 @@ def _pieces(task: Text2Text, text: str, place: str, chunk: bool, tell: Callable[
     def length(piece: str) -> int:
         return len(task.sources([prefix + piece])[0])
 
+    if not text.strip():
+        return []
     if (tokens := length(text)) <= room:
         return [text]
     if not chunk:
@@ -95,38 +117,25 @@ def _pieces(task: Text2Text, text: str, place: str, chunk: bool, tell: Callable[
             f"{place} has {tokens:,} tokens, and the model reads {room:,}: shorten it, or have it read in parts (--chunk)"
         )
     starts = [*sentence_starts(text), len(text)]
+    sentences = [text[start:stop] for start, stop in pairwise(starts)]
     parts: list[str] = []
-    for sentence in (text[start:stop] for start, stop in pairwise(starts)):
-        if parts and length(parts[-1] + sentence) <= room:
-            parts[-1] += sentence
-        elif length(sentence) <= room:
-            parts.append(sentence)
+    for piece in (
+        piece for one in sentences for piece in ([one] if length(one) <= room else WORD.findall(one))
+    ):
+        if parts and length(parts[-1] + piece) <= room:
+            parts[-1] += piece
+        elif length(piece) <= room:
+            parts.append(piece)
         else:
-            raise EtymonError(
-                f"{place} has a sentence of {length(sentence):,} tokens, and the model reads {room:,}"
-            )
+            raise EtymonError(f"{place} has a word of {length(piece):,} tokens, and the model reads {room:,}")
     tell(f"{place} has {tokens:,} tokens and is read in {len(parts)} parts of up to {room:,}")
     return [part.strip() for part in parts]
 
 
 def present(
-    result: list[Rewritten],
-    out: Annotated[Path | None, "a file to write, a line a text"] = None,
-    json: Annotated[bool, "a JSON record a text"] = False,
+    result: list[Rewritten], out: Path | None, json: Annotated[bool, "a JSON record a text"] = False
 ) -> None:
-    from json import dumps
-
-    from etymon.files import atomic_write
-
-    def line(one: Rewritten) -> str:
-        if json:
-            return dumps({"source": one.source, "text": one.text, "parts": one.parts}, ensure_ascii=False)
-        return " ".join(one.text.split())
-
-    lines = [line(one) for one in result]
     if out is None:
-        print(*lines, sep="\n")
-        return
-    with atomic_write(out) as file:
-        file.writelines(each + "\n" for each in lines)
-    print(f"{len(lines):,} texts in {out}")
+        print(*(_line(one, json) for one in result), sep="\n")
+    else:
+        print(f"{len(result):,} texts in {out}")

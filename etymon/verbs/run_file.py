@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, fields
 from pathlib import Path
@@ -11,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass
 
-from etymon.config import override, read_yaml, strict
+from etymon.config import load_yaml, override, read_yaml, strict
 from etymon.data.tokenizer_training import KINDS
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
@@ -87,6 +89,8 @@ class CommonFile:
     tensorboard: bool = False
     seed: int = 0
     training: TrainingSettings | None = None
+    settled: str | None = None
+    """A digest of the keys that `training` came of, by which an edited file is known."""
 
     @property
     def kind(self) -> str | None:
@@ -125,8 +129,9 @@ class CommonFile:
         return self
 
     def write(self, path: Path) -> None:
+        tree = plain(asdict(self))
         with atomic_write(path) as file:
-            yaml.safe_dump(plain(asdict(self)), file, sort_keys=False, allow_unicode=True)
+            yaml.safe_dump(tree | {"settled": _digest(tree)}, file, sort_keys=False, allow_unicode=True)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -179,6 +184,8 @@ class RunFile(CommonFile):
 
 
 File = TypeVar("File", bound=CommonFile)
+TEXTS = ("data", "train")
+"""What a run may have otherwise than the one whose file it repeats."""
 
 
 def assemble(
@@ -200,8 +207,10 @@ def assemble_as(
     family = options.get("family")
     if family is not None and tree.get("family", family) != family:
         raise EtymonError(f"{config} is for {tree['family']}, not {family}")
-    if set(options) - {"family", "data", "train"} or any(
-        not each.startswith("training.") for each in overrides
+    if (
+        set(options) - {"family", *TEXTS}
+        or any(not each.startswith("training.") for each in overrides)
+        or edited(tree)
     ):
         # The run file of another run says what its settings came to; with other settings they come to something else.
         tree.pop("training", None)
@@ -210,6 +219,31 @@ def assemble_as(
         raise EtymonError(f"the run is for {family}, and --set family={tree['family']} is not")
     where = "the run's settings" if config is None else str(config)
     return strict(kind, plain(tree), where).check()
+
+
+def edited(tree: Mapping[str, Any]) -> bool:
+    """Whether a run's file asks for something else now than what its `training` came of."""
+    return tree.get("settled") not in (None, _digest(tree))
+
+
+def _digest(tree: Mapping[str, Any]) -> str:
+    asked = {
+        name: value for name, value in tree.items() if name not in (*TEXTS, "text", "training", "settled")
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def begun(folder: Path, kind: type[File]) -> File:
+    """What the run in a folder was asked for."""
+    if not (folder / "run.yaml").is_file():
+        raise EtymonError(f"there is no run in {folder} to resume: it has no run.yaml")
+    file = load_yaml(folder / "run.yaml", kind)
+    if edited(read_yaml(folder / "run.yaml")):
+        raise EtymonError(
+            f"{folder / 'run.yaml'} was edited since, and a run goes on as it began: undo that, or begin a new run with "
+            "--config and another --out"
+        )
+    return file
 
 
 def differing(asked: CommonFile, begun: CommonFile) -> tuple[str, Any, Any] | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -76,3 +77,12 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
             if new and {path.name for path in folder.iterdir()} <= {LOCK}:
                 shutil.rmtree(folder, ignore_errors=True)
             lock.release()
+
+
+def made_once(world: World, make: Callable[[], Any]) -> Any:
+    """What the first process makes, and the others then find in the run's folder."""
+    made = None
+    with world.first_alone() as mine:
+        if mine:
+            made = make()
+    return make() if made is None else made

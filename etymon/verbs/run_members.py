@@ -109,7 +109,11 @@ def save_members(
     unit: TrainingUnit, member: str, folder: Path, *, history: Sequence[Mapping[str, Any]], fold: bool = True
 ) -> None:
     """One model folder a member that is one."""
-    members = {member: unit.model, **unit.companions}
-    for name, part in members.items():
-        if isinstance(part, Model):
-            save(part, folder / name, history=history, fold=fold)
+    for name, model in members(unit, member).items():
+        save(model, folder / name, history=history, fold=fold)
+
+
+def members(unit: TrainingUnit, member: str) -> dict[str, Model]:
+    """The models of a unit by the names of their folders."""
+    parts = {member: unit.model, **unit.companions}
+    return {name: part for name, part in parts.items() if isinstance(part, Model)}

@@ -17,9 +17,7 @@ VALIDATIONS = 10
 """As many as a run has, if it is long enough for them."""
 
 
-def training_settings(
-    recipe: Recipe, file: CommonFile, *, steps: int, rows: int, validations: int
-) -> TrainingSettings:
+def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validations: int) -> TrainingSettings:
     """The recipe for so many steps, with everything that was asked for otherwise."""
     if file.learning_rate is None and not _alike(recipe.optimiser, file.optimiser):
         raise EtymonError(
@@ -29,11 +27,11 @@ def training_settings(
     every = file.validate_every or max(1, -(-steps // validations))
     warmup = max(1, round(chosen(file.warmup, recipe.warmup) * steps))
     if file.warmup is None and file.schedule is None and recipe.warmup_steps is not None:
-        warmup = recipe.warmup_steps
+        # A short run would end on the way up; T5's, which is at the full rate at once, may.
+        rises = recipe.schedule != "inverse-square-root"
+        warmup = min(recipe.warmup_steps, max(1, steps // 2)) if rises else recipe.warmup_steps
     return TrainingSettings(
         steps=steps,
-        rows=rows,
-        slices=file.slices,
         optimiser=OptimiserChoice(
             name=chosen(file.optimiser, recipe.optimiser),
             learning_rate=chosen(file.learning_rate, recipe.learning_rate),

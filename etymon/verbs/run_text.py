@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from etymon.checkpoints.documents import read_json, write_json
@@ -15,9 +16,12 @@ from etymon.data.tokenizer_growing import extends, grow_tokenizer
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
-from etymon.training.progress import Progress
+from etymon.training.progress import Progress, format_bytes
 from etymon.verbs.run_file import CommonFile, RunFile
 from etymon.verbs.tokenizer import training_choice
+
+EVERY = 30
+"""Seconds after which it is said how much of a text is encoded."""
 
 
 class RunTokenizer:
@@ -95,11 +99,14 @@ class RunTokenizer:
         how = {name: value for name, value in choice.items() if name != "framing"}
         if old is not None:
             how = {"size": size, "grown_from": old.fingerprint}
-        origin = {"text": self._fingerprint, **how}
-        if (own / "origin.json").is_file() and read_json(own / "origin.json") == origin:
+        origin = own / "origin.json"
+        if origin.is_file() and read_json(origin) == how | {"text": self._fingerprint}:
             return Tokenizer.load(own)
+        origin.unlink(missing_ok=True)
         if kind == "byte":  # there is nothing to learn
-            return self._kept(train_tokenizer(texts=(), **choice), own, origin)
+            tokenizer = train_tokenizer(texts=(), **choice)
+            tokenizer.save(own)
+            return tokenizer
         what = f"{size:,} tokens" if size else "all characters"
         self.progress.note(f"{'training' if old is None else 'growing'} a tokenizer of {what} on the text")
         with sampled(self._text.documents(), hold_out=False) as (texts, _):
@@ -110,13 +117,9 @@ class RunTokenizer:
             )
         if old is not None:
             self.progress.note(f"the tokenizer has grown from {old.size:,} to {tokenizer.size:,} tokens")
-        return self._kept(tokenizer, own, origin)
-
-    @staticmethod
-    def _kept(tokenizer: Tokenizer, own: Path, origin: dict[str, Any]) -> Tokenizer:
-        (own / "origin.json").unlink(missing_ok=True)
         tokenizer.save(own)
-        write_json(own / "origin.json", origin)
+        # Only now: files that were read are known, and need not be read once more for it.
+        write_json(origin, how | {"text": self._fingerprint})
         return tokenizer
 
 
@@ -150,8 +153,16 @@ class RunText(RunTokenizer):
             link_store(folder, text.folder)
             summary = TokenStore.open(folder, tokenizer).summary
         else:
+            told = monotonic()
+
+            def tell(done: int) -> None:
+                nonlocal told
+                if monotonic() - told >= EVERY:
+                    told = monotonic()
+                    self.progress.note(f"{format_bytes(done)} of text are encoded")
+
             summary = ensure_store(
-                text, tokenizer, folder, validation=self.file.validation, seed=self.file.seed
+                text, tokenizer, folder, validation=self.file.validation, seed=self.file.seed, progress=tell
             )
             if skipped := getattr(text, "skipped", 0):
                 self.progress.note(f"{skipped:,} documents could not be read and were left out")

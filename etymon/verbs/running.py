@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from etymon.checkpoints.folder import ensure_replaceable
-from etymon.config import load_yaml
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
@@ -26,12 +25,12 @@ from etymon.training.feeding import Course, Phase
 from etymon.training.loop import Criterion, Milestone, Trainer, TrainingResult, TrainingSettings
 from etymon.training.progress import Kind, Progress
 from etymon.training.progress import progress as make_progress
-from etymon.training.runs import Run, TrainingState, read_state
+from etymon.training.runs import Run, TrainingState, read_state, require_curves
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.run_file import CommonFile, differing, plain
+from etymon.verbs.run_file import CommonFile, begun, differing, plain
 from etymon.verbs.run_folder import claimed, require_free
 from etymon.verbs.run_judge import PhasePlan
-from etymon.verbs.run_members import save_members
+from etymon.verbs.run_members import members, save_members
 from etymon.verbs.run_settings import VALIDATIONS, steps_within, training_settings
 from etymon.verbs.run_start import grown, start_tokenizer
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 USUAL_BUDGET = "10m"
 OnSample = Callable[[int, str], None]
 Train = Callable[[TrainingSettings, Course], Trainer]
-File = TypeVar("File", bound=CommonFile)
 
 
 class Judging(Protocol):
@@ -58,6 +56,8 @@ class Trained:
     run: Run
     result: TrainingResult
     report: Path
+    phase: int
+    """The number of the one that it ended in."""
 
     @property
     def model(self) -> Model:
@@ -96,12 +96,14 @@ class TrainingRun(ABC):
 
     def check(self) -> None:
         """Refuses what cannot be, before any work."""
-        training_settings(self.recipe, self.file, steps=1, rows=1, validations=1)
+        training_settings(self.recipe, self.file, steps=1, validations=1)
         if self.workers < 0:
             raise EtymonError(f"workers cannot be fewer than 0, and {self.workers} were asked for")
         if not self.resuming:
             require_free(self.folder)
         ensure_replaceable(self.folder / self.member)
+        if self.file.tensorboard:
+            require_curves()
 
     @classmethod
     def resumed(cls, folder: Path, asked: CommonFile, *arguments: Any, **options: Any) -> Self:
@@ -217,9 +219,15 @@ class TrainingRun(ABC):
         finally:
             run.close()
         model.eval()
-        trained = Trained(unit, phases, run, result, self.folder / "report.html")
+        number = course.number_after(state.step)
+        trained = Trained(unit, phases, run, result, self.folder / "report.html", number)
+        if state.step < settings.steps and not result.stopped:
+            self.progress.note(
+                f"ended after {state.step:,} of {settings.steps:,} steps: no validation was better than that of step {state.best_step:,}"
+            )
         metrics = self.settle(trained, world)
         model.history = self.history(settings, state, metrics)
+        model.history[-1]["seen"]["ended"] = not result.stopped
         self.keep(trained, world)
         return self.outcome(
             trained,
@@ -229,8 +237,17 @@ class TrainingRun(ABC):
         )  # fmt: skip
 
     def settle(self, trained: Trained, world: World) -> dict[str, float]:
-        """The last word on the model, before it is kept: its last validation, unless a kind of run knows better."""
-        return trained.result.metrics
+        """The last word on the model, before it is kept: its last validation; where the best one was waited for, the best's."""
+        result = trained.result
+        if (
+            self.file.patience is None
+            or result.stopped
+            or result.state.best_step in (None, result.state.step)
+        ):
+            return result.metrics
+        self.put_back_best(trained)
+        judge = self.judge(trained.unit, trained.phases, world, lambda step, text: None)
+        return judge.validate(result.state.step, trained.phase, last=True)
 
     def opened(
         self, checkpoint: Path | None, heads: frozenset[str], labels: Sequence[str] = ()
@@ -275,10 +292,11 @@ class TrainingRun(ABC):
 
     def put_back_best(self, trained: Trained) -> None:
         """The model as it was at its best, if that was not at the end."""
-        best, model = trained.result.state.best_step, trained.model
+        best = trained.result.state.best_step
         if best is not None and best != trained.result.state.step:
-            kept = load(trained.run.checkpoint(best) / self.member, device=model.device)
-            model.load_state_dict(kept.state_dict())
+            for name, model in members(trained.unit, self.member).items():
+                kept = load(trained.run.checkpoint(best) / name, device=model.device)
+                model.load_state_dict(kept.state_dict())
             self.progress.note(f"the best model is that of step {best:,}")
 
     def course(self, phases: list[PhasePlan], steps: int, world: World) -> Course:
@@ -299,11 +317,11 @@ class TrainingRun(ABC):
         self, trainer: Train, unit: TrainingUnit, phases: list[PhasePlan], world: World
     ) -> TrainingSettings:
         """The family's recipe for as many steps as were asked for, or as fit into the budget by measurement."""
-        file, rows, validations = self.file, phases[0].rows, VALIDATIONS
+        file, validations = self.file, VALIDATIONS
         budget = parse_budget(file.budget or USUAL_BUDGET)
         if budget.unit == "seconds":
             self.progress.note("measuring how long a step takes")
-            probing = training_settings(self.recipe, file, steps=2**20, rows=rows, validations=1)
+            probing = training_settings(self.recipe, file, steps=2**20, validations=1)
             each, patience = 0.0, min(4.0, budget.amount / 10) / len(phases)
             for phase in phases:
                 alone = Course(
@@ -326,7 +344,7 @@ class TrainingRun(ABC):
         else:
             counted = unit if budget.unit == "flops" else None
             steps = pace_of([(phase.share, phase.feed) for phase in phases], counted).steps(budget)
-        return training_settings(self.recipe, file, steps=steps, rows=rows, validations=validations)
+        return training_settings(self.recipe, file, steps=steps, validations=validations)
 
     # --- small questions
 
@@ -372,22 +390,6 @@ class TrainingRun(ABC):
                 "metrics": metrics,
             },
         ]
-
-
-def begun(folder: Path, kind: type[File]) -> File:
-    """What the run in a folder was asked for."""
-    if not (folder / "run.yaml").is_file():
-        raise EtymonError(f"there is no run in {folder} to resume: it has no run.yaml")
-    return load_yaml(folder / "run.yaml", kind)
-
-
-def made_once(world: World, make: Callable[[], Any]) -> Any:
-    """What the first process makes, and the others then find in the run's folder."""
-    made = None
-    with world.first_alone() as mine:
-        if mine:
-            made = make()
-    return make() if made is None else made
 
 
 def _same_but_vocabulary(one: Any, two: Any) -> bool:

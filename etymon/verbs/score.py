@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs.options import Quantize
 from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as on_progress
 
 if TYPE_CHECKING:
@@ -31,27 +32,30 @@ def score(
     overlap: Annotated[int | None, "tokens that windows over a long text share (half of one)"] = None,
     memory: Annotated[
         int | None,
-        "read a text of any length once, in segments that remember this many tokens (Transformer-XL)",
+        "read a text once, in segments that remember this many tokens (Transformer-XL: its own memory)",
     ] = None,
     segment: Annotated[int | None, "tokens a segment, with --memory (256)"] = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     quantize: Quantize = None,
+    on_note: Callable[[str], None] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> list[Score]:
     """Measure how likely a model finds a text.
 
     A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping windows. An
     encoder (BERT) gives the pseudo-log-likelihood, each token predicted from all others. T5 scores a target given a text.
-    With --memory a file of any size is read in parts and never held as a whole.
+    Transformer-XL reads a text of any length once, in segments; with --memory a file is never held as a whole.
     """
     from etymon.errors import EtymonError
-    from etymon.generation.likelihood import score_texts
+    from etymon.generation.likelihood import check_memory, score_texts
     from etymon.verbs.opening import opened, texts_of
 
     if segment is not None and memory is None:
         raise EtymonError("segments need a memory: give --memory as well, or --overlap for windows")
     streamed = file if memory is not None and not lines else None
-    asked = [] if streamed and not texts else texts_of(texts, None if streamed else file, lines=lines)
+    asked = []
+    if texts or not streamed:
+        asked = texts_of(texts, None if streamed else file, lines=lines, on_note=on_note)
     targets = [target] if isinstance(target, str) else list(target)
     count = len(asked) + (streamed is not None)
     if len(targets) == 1:
@@ -64,7 +68,9 @@ def score(
     scores = score_texts(chosen, asked, own, **reading) if asked else []
     if streamed is not None and memory is not None:
         last = targets[-1] if targets else None
-        scores.append(_score_file(chosen, Path(streamed), last, memory, segment, overlap, on_progress))
+        windowed = window is not None or overlap is not None
+        check_memory(chosen, memory, segment, windowed)
+        scores.append(_score_file(chosen, Path(streamed), last, memory, segment, on_progress))
     return scores
 
 
@@ -74,7 +80,6 @@ def _score_file(
     target: str | None,
     memory: int,
     segment: int | None,
-    overlap: int | None,
     tell: Callable[[str], None] | None,
 ) -> Score:
     """The score of a file, which is read in parts, or of a target given the file."""
@@ -82,10 +87,9 @@ def _score_file(
 
     from etymon.data.encoding import Encoder, batches
     from etymon.data.sources import TextFiles
-    from etymon.generation.likelihood import check_memory, score_parts
+    from etymon.generation.likelihood import score_parts
     from etymon.generation.text import tokenizer_of
 
-    check_memory(model, memory, segment, overlap)
     tokenizer = tokenizer_of(model)
     encoder = Encoder(tokenizer, np.dtype(np.int32))
 

@@ -29,6 +29,7 @@ def summarize(
     no_repeat_ngram: Annotated[int, "never repeat so many tokens in a row"] = 0,
     chunk: Annotated[bool, "read a text that is too long in parts, sentence by sentence"] = False,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    out: Annotated[Path | None, "a file to write, a line a text (.jsonl: a JSON record)"] = None,
     on_note: Callable[[str], None] | None = None,
 ) -> list[Rewritten]:
     """Summarise texts with a model that was trained for it.
@@ -36,10 +37,11 @@ def summarize(
     A text that is longer than the model reads is refused with the numbers, or with --chunk read in parts whose summaries
     follow one another.
     """
-    from etymon.verbs.opening import texts_of
+    from etymon.verbs.opening import texts_of, writable
 
+    writable(out)
     return rewrite(
-        model, texts_of(texts, file, lines=False), prefix=prefix, usual="summarization", chunk=chunk, device=device, on_note=on_note,
-        beams=beams, length_penalty=length_penalty, length_offset=length_offset, max_new_tokens=max_new_tokens,
+        model, texts_of(texts, file, lines=False, blank=True), prefix=prefix, usual="summarization", chunk=chunk, device=device, out=out,
+        on_note=on_note, beams=beams, length_penalty=length_penalty, length_offset=length_offset, max_new_tokens=max_new_tokens,
         no_repeat_ngram=no_repeat_ngram,
     )  # fmt: skip

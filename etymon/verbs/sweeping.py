@@ -75,12 +75,11 @@ class Member:
     run: Pretraining
 
     def finished(self) -> bool:
-        """Whether the run took all its steps: what its folder says is taken over."""
+        """Whether the run came to its end: what its folder says is taken over."""
         if self.outcome.figures is None and (self.folder / "run.yaml").is_file():
-            settings = load_yaml(self.folder / "run.yaml", RunFile).training
             past = read_history(model_folder(self.folder))
-            if settings is not None and past and past[-1]["seen"]["steps"] == settings.steps:
-                self.outcome.figures, self.outcome.steps = past[-1]["metrics"], settings.steps
+            if past and past[-1]["seen"].get("ended"):
+                self.outcome.figures, self.outcome.steps = past[-1]["metrics"], past[-1]["seen"]["steps"]
         return self.outcome.figures is not None or self.outcome.diverged
 
     @property

@@ -51,8 +51,10 @@ def tokenizer(
     family: Annotated[
         str | None, "take the kind, special tokens and framing of a family (gpt2, bert, t5, ...)"
     ] = None,
-    lowercase: Annotated[bool, "ignore case"] = False,
-    strip_accents: Annotated[bool, "remove accents and all other combining marks, vowel signs too"] = False,
+    lowercase: Annotated[bool | None, "ignore case (as the family does)"] = None,
+    strip_accents: Annotated[
+        bool | None, "remove accents and all other combining marks, vowel signs too (as the family does)"
+    ] = None,
     normalise: Annotated[
         Literal["nfc", "nfkc", "none"] | None,
         "Unicode form of the text (nfkc for unigram and bpe, else none)",
@@ -61,7 +63,7 @@ def tokenizer(
     from_: Annotated[
         str | Path | None, "folder or hub id of a tokenizer or model: add tokens to it, up to --size"
     ] = None,
-    show: Annotated[str | Path | None, "report on the tokenizer in this folder instead"] = None,
+    show: Annotated[str | Path | None, "report on the tokenizer behind this folder or hub id instead"] = None,
     documents: Documents = None,
     column: Column = None,
     errors: Errors = None,
@@ -74,8 +76,7 @@ def tokenizer(
     The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
     recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
     """
-    from etymon.data.tokenizer import Tokenizer
-    from etymon.data.tokenizer_growing import grow_tokenizer
+    from etymon.data.tokenizer_growing import grow_tokenizer, require_room
     from etymon.data.tokenizer_report import measure_tokenizer
     from etymon.data.tokenizer_training import train_tokenizer
     from etymon.errors import EtymonError
@@ -87,10 +88,11 @@ def tokenizer(
         )
 
     given = [data] if isinstance(data, str | Path) else list(data)
+    how = any(each is not None for each in (kind, family, lowercase, strip_accents, normalise))
     if show is not None:
-        if any((kind, size, out, family, from_, lowercase, strip_accents, normalise)):
+        if how or any((size, out, from_)):
             raise EtymonError("--show reports on a tokenizer as it is: leave out what says how to train one")
-        text, found = source(), Tokenizer.load(show)
+        text, found = source(), tokenizer_at(show)
         with _sampled(text, limit, progress) as samples:
             return Tokenized(
                 Path(show), found, measure_tokenizer(found, chain(*samples)), "the text", text.skipped
@@ -99,9 +101,16 @@ def tokenizer(
         raise EtymonError("say where the tokenizer goes: --out FOLDER")
     if size is not None and size < 1:
         raise EtymonError(f"size must be at least 1, not {size}")
-    if from_ is not None and any((kind, family, lowercase, strip_accents, normalise)):
-        raise EtymonError(f"{from_} has its own kind and ways: leave out what says how to train a new one")
-    old = None if from_ is None else _old(from_, size)
+    old = None
+    if from_ is not None:
+        if how:
+            raise EtymonError(
+                f"{from_} has its own kind and ways: leave out what says how to train a new one"
+            )
+        old = tokenizer_at(from_)
+        if size is None:
+            raise EtymonError(f"{from_} has {old.size:,} tokens: say how many it should have with --size")
+        require_room(old, size)
     kind = "character" if kind == "char" else kind
     choice = {} if old else training_choice(kind, family, size, lowercase, strip_accents, normalise)
     _check_free(Path(out))
@@ -125,8 +134,8 @@ def training_choice(
     kind: str | None,
     family: str | None,
     size: int | None,
-    lowercase: bool = False,
-    strip_accents: bool = False,
+    lowercase: bool | None = None,
+    strip_accents: bool | None = None,
     form: str | None = None,
 ) -> dict[str, Any]:
     """What `train_tokenizer` is told: the family's recipe, as far as it is not overridden."""
@@ -148,33 +157,28 @@ def training_choice(
         sentinels = own.sentinels if family is not None or kind == own.kind else 0
         kind = kind or own.kind
         if family is not None and kind not in LOSSLESS:  # case and accents go only where a family was named
-            lowercase, strip_accents = lowercase or own.lowercase, strip_accents or own.strip_accents
+            lowercase = own.lowercase if lowercase is None else lowercase
+            strip_accents = own.strip_accents if strip_accents is None else strip_accents
     if kind not in LOSSLESS:
         specials.setdefault("unknown", PLAIN["unknown"])
     elif home is None:
         del specials["unknown"]
     usual = {"byte": 256 + len(set(specials.values())) + sentinels, "character": sys.maxunicode}
     return {
-        "kind": kind, "size": size or usual.get(kind or "", DEFAULT_SIZE), "lowercase": lowercase, "strip_accents": strip_accents,
-        "normalise": form, "specials": specials, "sentinels": sentinels, "framing": framing,
+        "kind": kind, "size": size or usual.get(kind or "", DEFAULT_SIZE),
+        "lowercase": bool(lowercase), "strip_accents": bool(strip_accents), "normalise": form, "specials": specials, "sentinels": sentinels, "framing": framing,
         "min_frequency": own.min_frequency if family is not None else 2,
     }  # fmt: skip
 
 
-def _old(name: str | Path, size: int | None) -> Tokenizer:
+def tokenizer_at(name: str | Path) -> Tokenizer:
     """The tokenizer behind a folder of its own, a model's, a run's or a hub id."""
     from etymon.checkpoints.hub import resolve
     from etymon.data.tokenizer import Tokenizer
-    from etymon.data.tokenizer_growing import require_room
-    from etymon.errors import EtymonError
 
-    folder = resolve(str(name))
+    folder = resolve(name)
     own = folder / "tokenizer"
-    old = Tokenizer.load(own if own.is_dir() else folder)
-    if size is None:
-        raise EtymonError(f"{name} has {old.size:,} tokens: say how many it should have with --size")
-    require_room(old, size)
-    return old
+    return Tokenizer.load(own if own.is_dir() else folder)
 
 
 def _check_free(folder: Path) -> None:

@@ -29,17 +29,19 @@ def translate(
     no_repeat_ngram: Annotated[int, "never repeat so many tokens in a row"] = 0,
     chunk: Annotated[bool, "read a text that is too long in parts, sentence by sentence"] = False,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
+    out: Annotated[Path | None, "a file to write, a line a text (.jsonl: a JSON record)"] = None,
     on_note: Callable[[str], None] | None = None,
 ) -> list[Rewritten]:
     """Translate texts with a model that was trained for it.
 
     The columns, the prefix and the longest target are those that the model was fine-tuned with. Texts of similar length are
-    translated together; the order stays.
+    translated together; the order stays, and a blank line stays a blank line.
     """
-    from etymon.verbs.opening import texts_of
+    from etymon.verbs.opening import texts_of, writable
 
+    writable(out)
     return rewrite(
-        model, texts_of(texts, file), prefix=prefix, usual="translation_en_to_de", chunk=chunk, device=device, on_note=on_note,
-        beams=beams, length_penalty=length_penalty, length_offset=length_offset, max_new_tokens=max_new_tokens,
+        model, texts_of(texts, file, blank=True), prefix=prefix, usual="translation_en_to_de", chunk=chunk, device=device, out=out,
+        on_note=on_note, beams=beams, length_penalty=length_penalty, length_offset=length_offset, max_new_tokens=max_new_tokens,
         no_repeat_ngram=no_repeat_ngram,
     )  # fmt: skip

@@ -195,6 +195,15 @@ def test_adapters_are_downloaded_without_looking_for_a_model(hub: Hub, tmp_path:
     assert set(content(resolve("someone/older"))) == {"adapter_config.json", "adapter_model.bin"}
 
 
+def test_the_tokenizer_of_the_source_comes_along(hub: Hub) -> None:
+    wanted = {
+        "config.json": b'{"source_vocabulary": 9}', "model.safetensors": b"weights", "tokenizer.json": b"{}",
+        "source/tokenizer.json": b"{}", "source/tokenizer_config.json": b"{}",
+    }  # fmt: skip
+    hub.repositories["someone/pairs"] = {**wanted, "onnx/tokenizer.json": b"", "source/README.md": b""}
+    assert content(resolve("someone/pairs")) == wanted
+
+
 @pytest.mark.parametrize("kind", ["whole", "pickled"])
 def test_offline_uses_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     hub.repositories["someone/model"] = repository(tmp_path, kind)
@@ -202,7 +211,6 @@ def test_offline_uses_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.Mo
     seen = hub.requests
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert resolve("someone/model") == folder
-    assert resolve("someone/model", offline=True) == folder
     assert hub.requests == seen
     with pytest.raises(EtymonError, match="offline mode is on") as error:
         resolve("someone/other")

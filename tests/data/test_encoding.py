@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from etymon.data import encoding
 from etymon.data.encoding import Encoder, Part, keeps_words_apart
 from etymon.data.sentences import sentence_starts
 from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer_kinds import metaspace_backend
 
 from .test_tokenizer_kinds import kinds  # noqa: F401
 
@@ -53,6 +55,25 @@ def test_tokens_places_and_sentences(kinds: dict[str, Tokenizer], texts: list[st
                     held = tokenizer.tokens[found.tokens[token]] == "▁" or stops[token - base[0]] > place
                     assert held, (kind, text, place)
                 base = end
+
+
+def test_a_line_break_that_is_a_letter_parts_nothing() -> None:
+    pieces = [
+        ("<unk>", 0.0),
+        ("▁", -2.0),
+        ("▁a", -1.5),
+        ("▁b", -1.6),
+        ("\n", -3.0),
+        ("b", -2.0),
+        ("\nb", -1.0),
+    ]
+    backend = metaspace_backend(models.Unigram(pieces, 0, False), normalise="none", collapse=False)
+    backend.add_special_tokens(["<unk>"])
+    tokenizer = Tokenizer(backend, {"unknown": "<unk>"})
+    encoder = Encoder(tokenizer, np.dtype(np.int32))
+    assert encoder.by_word
+    for text in ("a\nb", "a  b", "a \n b", "a\n\nb a"):
+        assert encode(encoder, text).tokens.tolist() == tokenizer.encode(text).tolist()
 
 
 def test_the_memory_is_bounded(kinds: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.data.framing import BERT, DISTILBERT, FRAMINGS, GPT1, PLAIN, ROBERTA, T5, Framing
+from etymon.data.framing import (
+    BART,
+    BERT,
+    DISTILBERT,
+    ELMO,
+    GPT1,
+    PLAIN,
+    ROBERTA,
+    SEQ2SEQ,
+    T5,
+    XLNET,
+    Framing,
+)
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 
@@ -27,7 +39,7 @@ def test_templates() -> None:
 
 
 def test_overhead_is_what_framing_adds() -> None:
-    for framing in FRAMINGS.values():
+    for framing in (PLAIN, BERT, ROBERTA, DISTILBERT, GPT1, T5, BART, SEQ2SEQ, ELMO, XLNET):
         bound = framing.resolve(IDS.get)
         assert len(bound.frame([5, 6]).ids) == 2 + bound.overhead()
         assert len(bound.frame([5], [6, 7]).ids) == 3 + bound.overhead(pair=True)

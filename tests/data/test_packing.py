@@ -100,9 +100,10 @@ def test_segments_come_from_one_document_and_fit() -> None:
     assert np.isin(a_start, split.sentences).all() and np.isin(b_start[two], split.sentences).all()
 
 
-def test_segments_begin_where_the_last_sample_was_full() -> None:
+def test_segments_begin_where_the_last_sample_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
     split, length = many(3), 64
-    table = packing.segments(split, length, BERT, 0, 0, short=0.0, shuffle=False)
+    monkeypatch.setattr(packing, "SHORT", 0.0)
+    table = packing.segments(split, length, BERT, 0, 0, shuffle=False)
     bounds = np.append(split.sentences, len(split.tokens))
     assert table[0, 0] == 0
     for (start, *_), (following, *_) in pairwise(table.tolist()):

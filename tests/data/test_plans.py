@@ -138,8 +138,9 @@ def test_labels_are_balanced(split: Split, table: np.ndarray) -> None:
     assert 0.45 < table[:, 4].mean() < 0.7
 
 
-def test_unused_sentences_go_back(split: Split) -> None:
-    rows = plans.sentence_pairs(split, 10_000, 0, 0, short_probability=0, shuffle=False)
+def test_unused_sentences_go_back(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "SHORT", 0)
+    rows = plans.sentence_pairs(split, 10_000, 0, 0, shuffle=False)
     rows = rows[np.argsort(owner(split, rows[:, 0]), kind="stable")]
     for document in range(len(split)):
         mine = rows[owner(split, rows[:, 0]) == document]
@@ -150,9 +151,10 @@ def test_unused_sentences_go_back(split: Split) -> None:
         assert (mine[-1, 1] if mine[-1, 4] else mine[-1, 3]) == last
 
 
-def test_short_targets(split: Split) -> None:
+def test_short_targets(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     def shares(probability: float) -> float:
-        rows = plans.sentence_pairs(split, 64, 0, 0, short_probability=probability)
+        monkeypatch.setattr(plans, "SHORT", probability)
+        rows = plans.sentence_pairs(split, 64, 0, 0)
         return float(((rows[:, 1] - rows[:, 0]) + (rows[:, 3] - rows[:, 2]) < 50).mean())
 
     assert shares(1.0) > shares(0.1) + 0.2
@@ -222,8 +224,9 @@ def test_ordered_pairs_are_consecutive_and_half_of_them_swapped(split: Split) ->
     assert abs(ahead[swapped == 1].mean() - ahead[swapped == 0].mean()) < 1.5
 
 
-def test_every_sentence_is_in_some_ordered_pair(split: Split) -> None:
-    table = plans.ordered_pairs(split, 10_000, 0, 0, short_probability=0, shuffle=False)
+def test_every_sentence_is_in_some_ordered_pair(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "SHORT", 0)
+    table = plans.ordered_pairs(split, 10_000, 0, 0, shuffle=False)
     spans = np.sort(table[:, :4].reshape(-1, 2)[:, 0])
     assert len(table) == len(split), "all of a document goes into one pair"
     assert (

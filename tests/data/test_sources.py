@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etymon.data import cutting
-from etymon.data.sources import PACKINGS, TextFiles, Texts
+from etymon.data.sources import PACKINGS, TextFiles, Texts, text_source
 from etymon.errors import EtymonError
 from etymon.files import sha256
 
@@ -99,13 +99,24 @@ def test_rows_of_tables(tmp_path: Path) -> None:
     assert read(path, max_document=2000) == texts
     for long in ("x" * 9000, '"' + "x\n" * 4000 + '"'):
         path.write_text(f"text\n{long}\nshort\n")
-        with pytest.raises(EtymonError, match=r"longer than 2,000 bytes; allow more with --max-document"):
+        with pytest.raises(EtymonError, match=r"longer than 2,000 bytes; divide it or leave it out"):
             read(path, max_document=2000)
     path.write_text("text\n" + "x" * 9000 + "\nshort\n")
     assert read(path, max_document=2000, errors="skip", skipped=1) == ["short"]
+    long = "x\n" * 2000 + 'say ""x""\n' + "x\n" * 2000
+    path.write_text(f'id,text\n1,"{long}"\n2,"{long}","{long}"\n3,short\n4\n')
+    assert read(path, max_document=2000, errors="skip", skipped=3) == ["short"]
+    with pytest.raises(EtymonError, match="line 1002: the record is longer"):
+        read(path, max_document=2000)
+    path.write_text('"text\n' + "x\n" * 2000)
+    with pytest.raises(EtymonError, match=r"a.csv, line 999: the record is longer than 2,000 bytes"):
+        read(path, max_document=2000)
+    path.write_text("text,,text,\na,b,c,d\n")
+    with pytest.raises(EtymonError, match=r"a.csv: two columns are called 'text'; rename one"):
+        read(path)
     path.write_text('id,text\n1,a\n2\n\n3,c\r\n4,"d\r\ne"\r\n')
     with pytest.raises(
-        EtymonError, match=r"a.csv, line 3: a row of 1 columns where the header has 2; .* skip"
+        EtymonError, match=r"a.csv, line 3: a row of 1 columns where the header has 2; mend it"
     ):
         read(path)
     assert read(path, errors="skip", skipped=1) == ["a", "c", "d\ne"]
@@ -192,7 +203,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("-", format="txt", boundary="line") == ["one", "two"]
     stdin(b'text,x\n"a\nb",1\n')
     assert read("-", format="csv") == ["a\nb"]
-    with pytest.raises(EtymonError, match=r"standard input has no name: add --format"):
+    with pytest.raises(EtymonError, match=r"standard input has no name: say that it is txt"):
         read("-")
     with pytest.raises(EtymonError, match="cannot read standard input as 'parquet'"):
         read("-", format="parquet")
@@ -205,13 +216,18 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin(b"one")
     assert [found.text for found in source.documents()] == ["one"] and source.fingerprint()
     assert source.size() is None
+    with pytest.raises(EtymonError, match=r"read only once: .*etymon prepare --data -"):
+        text_source(["-"])
 
 
 def test_a_name_does_not_matter_with_a_format(tmp_path: Path) -> None:
     (tmp_path / "corpus.dat").write_text("one\ntwo")
     assert read(tmp_path / "corpus.dat", format="txt", boundary="line") == ["one", "two"]
-    with pytest.raises(EtymonError, match=r"known text files are .*; name another file's kind with --format"):
+    with pytest.raises(EtymonError, match=r"known text files are .*; rename it"):
         read(tmp_path / "corpus.dat")
+    assert read(tmp_path, format="txt") == ["one\ntwo"]
+    (tmp_path / ".hidden").write_bytes(b"\xff")
+    assert read(tmp_path, format="txt") == ["one\ntwo"]
 
 
 # ---------------------------------------------------------------- long texts in parts
@@ -319,6 +335,15 @@ def test_folders_globs_and_gzip_in_sorted_order(tmp_path: Path) -> None:
     assert TextFiles([tmp_path / "c.txt", tmp_path]).listed() == [
         tmp_path / name for name in ("c.txt", "a.txt.gz", "d.jsonl.gz", "deep/b.md")
     ]
+
+
+def test_nothing_and_too_much_in_jsonl(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": null}\n{"text": "a"}\n')
+    assert read(path) == ["a"], "as in .parquet"
+    path.write_text('{"text": "a", "n": ' + "1" * 5000 + "}\n")
+    with pytest.raises(EtymonError, match=r"line 1: not valid JSON .a number of too many digits."):
+        read(path)
 
 
 def test_jsonl_columns(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from etymon.data.store import Split, TokenStore, build_store, ensure_store
 from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
+from tests.reconstruct import sentence_spans
 
 from .conftest import story
 
@@ -54,7 +55,7 @@ def test_sizes_and_sentences(store: TokenStore, tokenizer: Tokenizer, documents:
             text = text_of[split.document(index).astype(np.int32).tobytes()]
             assert split.bytes[index] == len(text.encode())
             assert split.words[index] == len(text.split())
-            spans = split.document_sentences(index)
+            spans = sentence_spans(split, index)
             assert spans[0][0] == split.documents[index] and spans[-1][1] == split.documents[index + 1]
             assert all(stop == start for (_, stop), (start, _) in pairwise(spans))
             ids, starts, stops = tokenizer.offsets(text)
@@ -135,6 +136,22 @@ def test_one_sentence_is_cut_by_tokens(trained: dict[str, Tokenizer], tmp_path: 
         build_store([Document("!")], tokenizer, tmp_path / "t")
     whole = build_store([Document("the river")], tokenizer, tmp_path / "u", validation=0)
     assert whole.validation.tokens == 0 and len(TokenStore.open(tmp_path / "u").validation.tokens) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["Title.\n" + "the river " * 500, "天地玄黄" * 500 + "\nThe end.", "Title\n" + "天地" * 500]
+)
+def test_a_sentence_without_end_is_divided(text: str, trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    tokenizer = trained["byte-bpe"]
+    first = build_store([Document("One. Two.")] * 2, tokenizer, tmp_path / "f", validation=0).train
+    texts = [Document("One. Two.")] * 2 + [Document(text)]
+    summary = build_store(texts, tokenizer, tmp_path / "s", validation=0.1)
+    store, total = TokenStore.open(tmp_path / "s"), len(tokenizer.encode(text)) + first.tokens
+    assert summary.validation.tokens == pytest.approx(0.1 * total, abs=3)
+    assert summary.validation.bytes == pytest.approx(0.1 * len(text.encode()), rel=0.1)
+    assert summary.train.bytes + summary.validation.bytes == len(text.encode()) + first.bytes
+    assert store.validation.sentences[0] == 0 and len(store.train) == 3
+    assert "\ufffd" not in tokenizer.decode(store.validation.tokens) + tokenizer.decode(store.train.tokens)
 
 
 def test_no_text_and_bad_shares(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
@@ -246,7 +263,7 @@ def test_a_spelled_out_special_token_keeps_sentences_right(
     text = "The river.<|endoftext|>The é mountain. It saw a letter."
     build_store([Document(text)], tokenizer, tmp_path / "s", validation=0)
     split: Split = TokenStore.open(tmp_path / "s").train
-    last = split.tokens[slice(*split.document_sentences(0)[-1])]
+    last = split.tokens[slice(*sentence_spans(split, 0)[-1])]
     assert tokenizer.decode(last).strip() == "It saw a letter."
     assert split.bytes[0] == len(text.encode())
 

@@ -34,6 +34,14 @@ def test_rows_come_back_as_they_were(ending: str, tmp_path: Path) -> None:
     assert more == [1, 2], "a column that the first row does not have"
 
 
+@pytest.mark.parametrize("ending", WRITTEN)
+def test_half_a_surrogate_pair_does_not_undo_the_work(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"out{ending}"
+    write_table(path, [{"text": "a \ud83d b", "more": [{"\udc00": "\udc00"}]}])
+    (row,) = read_table(path).rows
+    assert row["text"] == "a \ufffd b" and "\ufffd" in str(row["more"])
+
+
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(
         EtymonError, match=r"out\.xls: answers are written as \.jsonl, \.csv, \.tsv, \.parquet, not as \.xls"

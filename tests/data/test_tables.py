@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ def test_a_file_without_a_header(tmp_path: Path) -> None:
     assert read_table(path, ["en", "zh", "who"]).texts("zh") == ["嗨。", "跑"]
     with pytest.raises(EtymonError, match=r"cmn\.txt, line 1: a row of 3 columns, and 2 were named: en, zh"):
         read_table(path, ["en", "zh"])
+    path.write_text("Hi.\t" + "x" * 200_000, encoding="utf-8")
+    csv.field_size_limit(1 << 17)
+    assert len(read_table(path, ["en", "zh"]).texts("zh")[0]) == 200_000
     with pytest.raises(EtymonError, match=r"cmn\.txt has no named columns: .*--columns"):
         read_table(path)
 

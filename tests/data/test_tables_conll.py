@@ -48,6 +48,10 @@ def test_columns_are_named_or_the_first_and_the_last(tmp_path: Path) -> None:
     (tmp_path / "ner.bio").write_text(COLUMNS, encoding="utf-8")
     named = read_table(tmp_path / "ner.bio", ["words", "pos", "_"])
     assert named.rows[0] == {"words": ["Peter", "saw"], "pos": ["NNP", "VBD"]}
+    (tmp_path / "ner.bio").write_text(
+        "-DOCSTART- O\nPeter B-PER\n", encoding="utf-8"
+    )  # no blank line between
+    assert read_table(tmp_path / "ner.bio").rows == [{"tokens": ["Peter"], "tags": ["B-PER"]}]
     (tmp_path / "bare.iob").write_text("Peter\nsaw\n", encoding="utf-8")
     assert read_table(tmp_path / "bare.iob", ["tokens"]).rows == [{"tokens": ["Peter", "saw"]}]
 
@@ -60,6 +64,8 @@ def test_columns_are_named_or_the_first_and_the_last(tmp_path: Path) -> None:
         ("a.conllu", "1\ta\tb\n", (), r"a\.conllu, line 1: 3 columns instead of CoNLL-U's 10"),
         ("a.conllu", "x\ta" + "\t_" * 8, (), r"a\.conllu, line 1: 'x' is no number of a word"),
         ("a.json", '{"a": 1}\n{"a": 2\n', (), r"a\.json, line 2: not valid JSON"),
+        ("a.json", '{"a": 1}\n{"a": ' + "1" * 5000 + "}", (), r"a\.json, line 2: not valid JSON \(a number of"),
+        ("a.json", "[" * 100_000, (), r"a\.json: not valid JSON \(nested too deeply\)"),
         ("a.json", '{"a": 1}\n3\n', (), r"a\.json, line 2: expected an object, and not int"),
     ],
 )  # fmt: skip

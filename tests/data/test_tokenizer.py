@@ -82,6 +82,29 @@ def test_word_starts(trained: dict[str, Tokenizer]) -> None:
         assert tokenizer.word_starts[list(tokenizer.special_ids)].all()
 
 
+def test_words_begin_without_spaces(documents: list[Document]) -> None:
+    text = "天地。ที่นี่ the river's (mouth) Ж"
+    unigram = train("unigram", [*documents, *[Document(text)] * 30], 400)
+    tokens = {unigram.tokens[number]: number for number in unigram.encode(text).tolist()}
+    assert all(unigram.word_starts[tokens[token]] for token in tokens if token[0] in "▁天地。ท()")
+    assert not any(unigram.word_starts[tokens[token]] for token in tokens if token[0] == "'")
+    assert [token for token in tokens if unigram.spaced[tokens[token]]] == [
+        token for token in tokens if token[0] == "▁"
+    ]
+    byte = train_tokenizer("byte", [], 256, specials={})
+    expected = {
+        "天 a天": [1, 0, 0, 1, 0, 1, 0, 0],
+        "Ж!😀": [0] * 7,
+        "กา": [0] * 6,
+    }  # of one byte few scripts are known
+    for text, starts in expected.items():
+        assert byte.word_starts[byte.encode(text)].tolist() == starts
+    goes_on = [byte.goes_on(number) for number in byte.encode("a한힣😀").tolist()]
+    assert goes_on == [False, *[False, True, True] * 2, False, True, True, True]
+    merged = train("byte-bpe", [Document("กานา") for _ in range(9)], 300)
+    assert merged.word_starts[merged.encode("กานา")].any() and not merged.spaced[merged.encode("กานา")].any()
+
+
 def test_decode_refuses_foreign_ids(tokenizer: Tokenizer) -> None:
     with pytest.raises(EtymonError, match=f"token id {tokenizer.size} is outside the vocabulary"):
         tokenizer.decode([0, tokenizer.size])

@@ -229,6 +229,25 @@ def test_albert_s_sentencepiece(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).encode("The CAFÉ").tolist() == theirs.encode("The CAFÉ")
 
 
+@pytest.mark.parametrize("config", [{}, {"do_lower_case": True}])
+def test_xlnet_s_sentencepiece(config: dict[str, Any], documents: list[Document], tmp_path: Path) -> None:
+    """Accents and quotes are settled before sentencepiece sees the text."""
+    sentencepiece, transformers = pytest.importorskip("sentencepiece"), pytest.importorskip("transformers")
+    text = "\n".join(document.text for document in documents)
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spiece"), model_type="unigram", vocab_size=250,
+        unk_id=0, bos_id=1, eos_id=2, pad_id=5, control_symbols=["<cls>", "<sep>"],
+        user_defined_symbols=["<mask>", "<eod>", "<eop>"], minloglevel=2, hard_vocab_limit=False, num_threads=1,
+    )  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = Tokenizer.load(tmp_path)
+    assert ours.roles["class"] == "<cls>" and ours.roles["separator"] == "<sep>"
+    theirs = transformers.XLNetTokenizer.from_pretrained(tmp_path, **config)
+    for text in ("``The CAFÉ'' river crossed  the Mountain", "Ünder my winter, 12 people", "plain"):
+        assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+
+
 @pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model"])
 def test_sentencepiece_unigram(tmp_path: Path, name: str) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
@@ -289,8 +308,36 @@ def test_a_published_folder() -> None:
     assert ours.framing.frame(ours.encode("hi")).ids.tolist() == theirs("hi")["input_ids"]
 
 
+def test_counts_are_those_of_the_tokenizer_beside(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    words = train_tokenizer("word", ["a b a c a b"] * 3, 20, specials={"unknown": "<unk>"})
+    words.save(tmp_path)
+    counts = Tokenizer.load(tmp_path).counts
+    assert counts is not None and words.counts is not None and np.array_equal(counts, words.counts)
+    shutil.copy(tmp_path / "token_counts.json", tmp_path / "old")
+    trained["wordpiece"].save(tmp_path)
+    assert not (tmp_path / "token_counts.json").exists()
+    shutil.move(tmp_path / "old", tmp_path / "token_counts.json")
+    assert Tokenizer.load(tmp_path).counts is None
+    for damaged in ("[1,", '["a"]', "[null]", "[[1], [2, 3]]"):
+        (tmp_path / "token_counts.json").write_text(damaged)
+        with pytest.raises(EtymonError, match=r"token_counts.json is damaged"):
+            Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["word", "byte", "character", "bpe"])
+def test_a_tokenizer_without_a_family_stays_what_it_is(kind: str, tmp_path: Path) -> None:
+    plain = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>", "mask": "<mask>"}
+    made = train_tokenizer(kind, ["a b c. a b a."] * 5, 300, specials=plain)
+    made.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.fingerprint, loaded.roles, loaded.framing) == (made.fingerprint, plain, made.framing)
+
+
 def test_folders_without_a_tokenizer(tmp_path: Path, trained: dict[str, Tokenizer]) -> None:
     with pytest.raises(EtymonError, match=r"no tokenizer in .*: it needs tokenizer.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "vocab.txt").write_bytes(b"[UNK]\n\xff\xfe\n")
+    with pytest.raises(EtymonError, match=r"vocab.txt is not UTF-8 at byte 6"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(EtymonError, match="damaged or unknown"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import unicodedata
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -188,6 +189,15 @@ def test_a_sample_is_spread_evenly_and_bounded() -> None:
             numbers = [int(text) for text in kept]
             assert 500 < kept.size <= 1000 and kept.size == 6 * len(numbers)
             assert set(np.diff(numbers)) == {32} and numbers[0] == 0
+
+
+def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pickle.dump", full)
+    with pytest.raises(EtymonError, match=r"No space left .* set TMPDIR .*--limit"), sampled([Document("a")]):
+        pass
 
 
 def test_a_sample_holds_out_some() -> None:

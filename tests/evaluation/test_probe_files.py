@@ -194,6 +194,15 @@ def test_refusals(tmp_path, name, content, told):
     assert "\n" not in str(refused.value)
 
 
+def test_tasks_of_one_name_are_told_apart(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "x").mkdir(parents=True)
+        lines = (f"text {number}\t{number % 2}\n" for number in range(40))
+        (tmp_path / name / "x" / "task.tsv").write_text("text\tlabel\n" + "".join(lines))
+    tasks = read_tasks([tmp_path / name / "x" / "task.tsv" for name in ("a", "b", "c")], Columns())
+    assert len({task.name for task in tasks}) == 3
+
+
 def test_other_refusals(tmp_path):
     with pytest.raises(EtymonError, match="no such file or folder"):
         read_tasks([tmp_path / "none"], Columns())

@@ -239,3 +239,10 @@ def test_first_values() -> None:
     mixed = weights(model("gpt2", BOTH, {"tagging"}), "heads.tagging.mixes.1.")
     assert [value.item() for value in mixed.values()] == [1.0, 0.0, 0.0, 0.0]
     assert all(pattern.startswith("heads.*.") for pattern, _ in INITIAL)
+
+
+def test_layers_that_take_turns_are_mixed_each() -> None:
+    made = model("albert", inner_groups=2)
+    with torch.no_grad():
+        assert made.answer("tagging", Batch.of(ROWS)).shape == TASKS["tagging"]
+        assert len(made.layers(Batch.of(ROWS))) == made.family.layers(made.shape)[0] == 5

@@ -215,3 +215,16 @@ def test_heads_of_an_encoder_leave_the_decoder_out(saved: Callable[..., Path]) -
     model = etymon.load(saved("t5"), heads={"tagging"})
     assert model.body.decoder is None and model.new_heads == ("tagging",)
     assert_same(model, tiny("t5", PRETRAINED["t5"]), only="body.")
+
+
+@pytest.mark.parametrize(
+    ("family", "published"), [("bert", "BertForQuestionAnswering"), ("t5", "T5ForQuestionAnswering")]
+)
+def test_labels_of_another_head_are_left_out(family: str, published: str, tmp_path: Path) -> None:
+    """Transformers would give a span as many outputs."""
+    transformers = pytest.importorskip("transformers")
+    etymon.save(tiny(family, {"classification"}, labels=("a", "b", "c")), tmp_path / "judge")
+    etymon.save(etymon.load(tmp_path / "judge", heads={"span"}), tmp_path / "reader")
+    assert "id2label" not in json.loads((tmp_path / "reader" / "config.json").read_text())
+    theirs = getattr(transformers, published).from_pretrained(tmp_path / "reader")
+    assert theirs.qa_outputs.weight.shape[0] == 2

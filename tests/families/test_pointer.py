@@ -100,14 +100,13 @@ def test_a_state_shows_selects_and_detaches_its_window() -> None:
     state = model.start(2)
     assert state.select(torch.tensor([1])).window is not None  # also before there is anything in it
     model.hidden(Batch.of([[1, 2, 3], [4]]), state)
-    shown = state.tensors()
-    assert shown["window.ids"].tolist() == [[-1, -1, 1, 2, 3], [-1, -1, 4, -1, -1]]
-    assert shown["window.hidden"].requires_grad
-    assert not state.detach().tensors()["window.hidden"].requires_grad
+    assert state.window.ids_RM.tolist() == [[-1, -1, 1, 2, 3], [-1, -1, 4, -1, -1]]
+    assert state.window.hidden_RMD.requires_grad
+    assert not state.detach().window.hidden_RMD.requires_grad
     moved = state.select(torch.tensor([1, 0, 1]))
     model.hidden(Batch.of([[5], [6], [7]], starts=[1, 3, 1]), moved)
-    assert moved.tensors()["window.ids"].tolist() == [[-1, 4, 5], [2, 3, 6], [-1, 4, 7]]
-    assert state.tensors()["window.ids"].shape == (2, 5)
+    assert moved.window.ids_RM.tolist() == [[-1, 4, 5], [2, 3, 6], [-1, 4, 7]]
+    assert state.window.ids_RM.shape == (2, 5)
 
 
 def test_wide_heads_leave_the_other_checks_alone() -> None:

@@ -226,3 +226,11 @@ def test_pocket_sizes_are_small(family: str) -> None:
             get_family(family), shape_of(get_family(family), "pocket"), PRETRAINED[family]
         ).parameter_count()
     assert 1_500_000 < count < 6_000_000
+
+
+def test_where_there_is_one_segment_everything_belongs_to_it() -> None:
+    model = tiny("bert", {"classification"}, segments=1).eval()
+    rows, parts = [[3, 4, 5, 6], [7, 8]], [[0, 0, 1, 1], [0, 1]]
+    with torch.no_grad():
+        found = model.answer("classification", Batch.of(rows, segments=parts))
+        assert torch.equal(found, model.answer("classification", Batch.of(rows)))

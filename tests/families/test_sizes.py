@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 import torch
 
+from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
 from etymon.families.family import Family
+from etymon.families.loading import shape_of
 from etymon.families.model import Model
 
 FAMILIES = [get_family(name) for name in REGISTRY]
@@ -317,3 +320,59 @@ def test_a_head_more_changes_no_other_parameter(family: Family) -> None:
 def test_no_parameter_is_built_that_nobody_asked_for(family: Family) -> None:
     bare = {name for name, _ in tiny(family.name, heads=set()).named_parameters()}
     assert not any(name.startswith("heads.") for name in bare)
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [pytest.param(family, size, id=f"{family.name}-{size}") for family in FAMILIES for size in family.sizes],
+)
+def test_a_size_is_known_again(family: Family, size: str) -> None:
+    """By the settings that were written of it: how a model is fine-tuned goes by its size."""
+    shape = shape_of(family, size)
+    config = {"model_type": family.model_type, **family.settings.write(asdict(shape))}
+    assert family.shape(**family.settings.read(config, "config.json")[0]) == shape
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "rate", "decay"),
+    [
+        ("electra", "small", 3e-4, 0.8), ("electra", "base", 1e-4, 0.8), ("electra", "large", 5e-5, 0.9),
+        ("electra", None, 1e-4, 0.8), ("electra", "pocket", None, None), ("roberta", "large", 2e-5, None),
+    ],
+)  # fmt: skip
+def test_sizes_are_fine_tuned_as_published(
+    family: str, size: str | None, rate: float | None, decay: float | None
+) -> None:
+    known = get_family(family)
+    found, trained = known.tuning_for(size), known.recipe_for(size)
+    assert found.layer_decay == decay
+    assert found.learning_rate == (trained.learning_rate / 2 if rate is None else rate)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"heads": 0}, {"layers": 0}, {"dim": -4}, {"vocabulary": 0}, {"inner_dim": 0}, {"positions": 0},
+     {"dropout": 1.0}, {"dropout": -0.5}, {"deviation": -1.0}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_shape_that_cannot_be_is_refused_in_one_line(family: Family, bad: dict[str, Any]) -> None:
+    if not {*bad} <= {one.name for one in fields(family.shape)}:
+        return
+    with pytest.raises(
+        EtymonError, match=f"^bad value in the shape of {family.title}: {next(iter(bad))} is "
+    ):
+        shape_of(family, None, **bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({"cutoffs": [10, 20, 40], "divisor": 8}, "divisor 8 leaves nothing"),
+        ({"divisor": 8}, "give cutoffs, or leave it out"),
+        ({"cutoffs": [10, 100]}, "below the 100 words"),
+    ],
+)
+def test_bins_that_cannot_be_are_refused_of_elmo_too(bad: dict[str, Any], told: str) -> None:
+    with pytest.raises(EtymonError, match=told):
+        shape_of(get_family("elmo"), "tiny", vocabulary=200, targets=100, **bad)

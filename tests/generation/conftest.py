@@ -54,9 +54,14 @@ def tiny_tokenizer(family: str) -> Tokenizer:
     )
 
 
-def tiny_model(family: str, seed: int = 0) -> Model:
+def remembering(memory: int) -> Model:
+    """A Transformer-XL that sees so many tokens back."""
+    return tiny_model("transformer-xl", memory=memory)
+
+
+def tiny_model(family: str, seed: int = 0, **changed: Any) -> Model:
     known, tokenizer = get_family(family), tiny_tokenizer(family)
-    shape = known.shape(vocabulary=tokenizer.size + SPARE, **SHAPES[family])
+    shape = known.shape(**{"vocabulary": tokenizer.size + SPARE, **SHAPES[family], **changed})
     model = Model(known, shape, {"vocabulary"}).initialise(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -68,6 +73,15 @@ def tiny_model(family: str, seed: int = 0) -> Model:
                 bias.copy_(torch.randn(bias.shape, generator=generator))
     model.tokenizer = tokenizer
     return model.eval()
+
+
+def two_tongues() -> Model:
+    """A Transformer whose source has a tokenizer of its own, which knows more words than the target's."""
+    source, target = tiny_tokenizer("bart"), tiny_tokenizer("transformer")
+    source.framing = target.framing
+    model = tiny_model("transformer", source_vocabulary=source.size, vocabulary=target.size)
+    model.tokenizer, model.source_tokenizer = target, source
+    return model
 
 
 @pytest.fixture(scope="session")

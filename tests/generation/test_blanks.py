@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.saving import save
 from etymon.generation import blanks, decode
@@ -84,7 +85,7 @@ def test_spans_take_their_places(tiny, monkeypatch):
     first, second = tokenizer.sentinels[:2]
     heard = []
 
-    def scripted(_, prompts, settings):
+    def scripted(_, prompts, settings, limits=None):
         heard.extend(prompts)
         capital, france = tokenizer.encode("capital").tolist(), tokenizer.encode("France").tolist()
         best = [first, *capital, second, *france, tokenizer.id("end")]
@@ -125,7 +126,7 @@ def test_a_text_that_is_written_anew_tells_its_spans(tiny, monkeypatch):
         ids = tokenizer.framing.frame(tokenizer.encode(text)).ids.tolist()
         return Sequence(ids, log_prob, log_prob, True)
 
-    def scripted(_, prompts, settings):
+    def scripted(_, prompts, settings, limits=None):
         heard.extend(prompts)
         texts = ("Paris is the capital of France.", "Paris is the of old France.", "Rome is the city of")
         return [[written(text, -0.5 * number) for number, text in enumerate(texts, 1)]]
@@ -156,6 +157,31 @@ def test_a_long_text_is_written_anew_as_far_as_there_are_positions(tiny):
     kept = model.tokenizer.decode(model.tokenizer.encode(words)[: model.positions - 4])
     found = fill_texts(model, [f"{kept} <mask>"], top_k=1)[0]
     assert len(found.blanks[0]) == 1 and 0 < found.blanks[0][0].probability < 1
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_filling_does_not_depend_on_the_other_texts(family, tiny):
+    texts = ["Paris is the ___ of France.", "The ___ sat on the ___, as ___ do. The ___ dog ate ___ soup."]
+    together = fill_texts(tiny(family), texts, top_k=1)
+    alone = [fill_texts(tiny(family), [text], top_k=1)[0] for text in texts]
+    assert [one.filled for one in together] == [one.filled for one in alone]
+    sure, expected = ([one.blanks[0][0].probability for one in found] for found in (together, alone))
+    assert sure == pytest.approx(expected, rel=1e-3, abs=0)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_a_piece_goes_on_with_the_word_before_it(kind):
+    words = ["running walking talking singing jumping looked walked talked"] * 20
+    tokenizer = train_tokenizer(kind, words, 60, specials={"unknown": "[UNK]", "mask": "[MASK]"})
+    piece = next(
+        number
+        for number, token in enumerate(tokenizer.tokens)
+        if token.removeprefix("##").isalpha() and not tokenizer.spaced[number]
+    )
+    text = tokenizer.tokens[piece].removeprefix("##")
+    word = blanks._word(tokenizer, piece)
+    assert blanks.Blanked("jump [MASK] now", [(5, 11)]).with_words([word]) == f"jump{text} now"
+    assert blanks.Blanked("so:\n [MASK] now", [(5, 11)]).with_words([word]) == f"so:\n{text} now"
 
 
 def test_refusals(tiny):

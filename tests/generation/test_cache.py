@@ -17,6 +17,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.state import SPARE
 from etymon.nn.vocabulary import Context
 from tests.decoders import rows_of
+from tests.generation.conftest import remembering
 from tests.generation.test_looking_back import looking_back
 
 WRITERS = [name for name in REGISTRY if "state" in get_family(name).capabilities and name != "xlnet"]
@@ -127,13 +128,14 @@ def test_a_pointer_forgets_several_calls() -> None:
 @torch.inference_mode()
 def test_what_a_branch_does_is_nobody_else_s_business(tiny: Callable[[str], Model]) -> None:
     checked = Checked(tiny("gpt2"))
-    before = {name: part.clone() for name, part in checked.stepper.state.tensors().items()}
+    caches = checked.stepper.state.self_caches
+    before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
     branch = checked.stepper.branch(torch.tensor([2, 0, 0]))
     branch.extend([[1, 2], [3], [4, 5, 6]])
     branch.select(torch.tensor([1]))
     assert branch.state.lengths == (8,)
-    for name, part in checked.stepper.state.tensors().items():
-        assert torch.equal(part, before[name])
+    for cache, (keys, values) in zip(caches, before, strict=True):
+        assert torch.equal(cache.keys, keys) and torch.equal(cache.values, values)
     checked.step(1, 2, 3)
 
 
@@ -200,3 +202,14 @@ def test_prompts_that_begin_alike_are_read_once(tiny: Callable[[str], Model]) ->
         together.prefill(prompts, 3, None), apart.prefill(prompts, 3, None), atol=1e-5, rtol=0
     )
     assert len(together.hidden_ND) == 6 and len(apart.hidden_ND) == 108
+
+
+@torch.inference_mode()
+def test_a_prompt_beyond_a_memory_is_the_same_beside_one_that_begins_alike() -> None:
+    shared = rows_of([34])[0]
+    prompts = [[*shared, *rows_of([20], seed=1)[0]], [*shared, 5, 6]]
+    for memory, read in ((16, 90), (64, 22)):
+        stepper = Stepper(remembering(memory), normalised=True)
+        alone = torch.cat([stepper.prefill([prompt], 3, None) for prompt in prompts])
+        torch.testing.assert_close(stepper.prefill(prompts, 3, None), alone, atol=1e-5, rtol=0)
+        assert len(stepper.hidden_ND) == read  # with memory enough, the beginning is read once

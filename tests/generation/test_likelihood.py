@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.saving import save
 from etymon.generation import likelihood
 from etymon.generation.likelihood import score_texts, windows
+from etymon.generation.prompting import Prompt, Prompter
 from etymon.nn.batch import Batch
+from tests.generation.conftest import tiny_model
 
 TEXTS = ["The cat sat.", "Paris is the capital of France — 日本語!", "dog"]
 
@@ -157,3 +160,30 @@ def test_refusals(tiny):
         score_texts(tiny("bert"), ["The cat " * 40])
     with pytest.raises(EtymonError, match="below the window of 48 tokens"):
         score_texts(tiny("gpt2"), ["The cat"], overlap=48)
+
+
+def test_a_model_without_a_token_to_begin_with_is_given_the_first_one():
+    """GPT-1 as published."""
+    model = tiny_model("gpt1")
+    model.tokenizer = train_tokenizer("word-bpe", TEXTS, 120, specials={"unknown": "<unk>"})
+    text = "the cat sat"
+    ids = model.tokenizer.encode(text).tolist()
+    with torch.no_grad():
+        hidden, _ = model.hidden(Batch.of([ids[:-1]]))
+        log_probs = model.heads["vocabulary"].log_probs(hidden, None)
+    expected = [float(log_probs[at, token]) for at, token in enumerate(ids[1:])]
+    score = score_texts(model, [text])[0]
+    assert score.log_probs == pytest.approx(expected, abs=1e-5) and len(expected) == len(ids) - 1
+    assert score.bytes == len(text) - model.tokenizer.offsets(text)[2][0]
+    (given,) = Prompter(model).score([Prompt("the cat")], [[" sat"]])[0]
+    assert score_texts(model, ["the cat"], [" sat"])[0].log_likelihood == pytest.approx(given.log_prob)
+    with pytest.raises(EtymonError, match="a text is one token, and the model has none to predict it from"):
+        score_texts(model, [model.tokenizer.decode(ids[:1])])
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_windows_are_for_decoders(family, tiny):
+    target = ["a"] if family == "t5" else None
+    for option in ({"window": 8}, {"overlap": 3}):
+        with pytest.raises(EtymonError, match="reads a text as a whole: leave window and overlap out"):
+            score_texts(tiny(family), ["The cat"], target, **option)

@@ -12,12 +12,12 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.model import Model
-from etymon.generation import DecodingSettings, decode, prompting
+from etymon.generation import DecodingSettings, decode, generate_texts, prompting
 from etymon.generation.likelihood import score_texts
 from etymon.generation.prompting import Prompt, Prompter
 from etymon.generation.stepping import common
 from etymon.nn.batch import Batch
-from tests.generation.conftest import SHAPES, TEXTS, tiny_model, tiny_tokenizer
+from tests.generation.conftest import SHAPES, TEXTS, remembering, tiny_model, tiny_tokenizer, two_tongues
 
 DECODERS = ("gpt2", "gpt1", "gpt3", "gptj")
 SHARED = "cats do:\n\nParis: France\n\n"
@@ -102,6 +102,16 @@ def test_a_pointer_gets_its_window_back(tokens, monkeypatch):
     check(with_pointer())
 
 
+def test_a_beginning_beyond_a_memory_is_not_shared():
+    prompter = Prompter(remembering(8))
+    together = prompter.score(PROMPTS, COMPLETIONS)
+    for prompt, completions, likelihoods in zip(PROMPTS, COMPLETIONS, together, strict=True):
+        (alone,) = prompter.score([prompt], [completions])
+        assert [one.log_prob for one in likelihoods] == pytest.approx(
+            [one.log_prob for one in alone], abs=1e-5
+        )
+
+
 def test_sources_of_an_encoder_decoder(tiny, monkeypatch):
     """Their completions are targets: `etymon score --target`, with the end token."""
     monkeypatch.setattr(prompting, "BATCH_TOKENS", 100)
@@ -118,6 +128,18 @@ def test_sources_of_an_encoder_decoder(tiny, monkeypatch):
             [one.log_likelihood for one in expected], abs=1e-5
         )
         assert [one.tokens for one in likelihoods] == [one.tokens for one in expected]
+
+
+def test_a_source_is_read_by_its_own_tokenizer():
+    prompter = Prompter(two_tongues())
+    found = prompter.score(PROMPTS, [["the mat"]] * len(PROMPTS))
+    expected = score_texts(prompter.model, [prompt.text for prompt in PROMPTS], ["the mat"] * len(PROMPTS))
+    assert [one.log_prob for (one,) in found] == pytest.approx(
+        [one.log_likelihood for one in expected], abs=1e-5
+    )
+    settings = DecodingSettings(max_new_tokens=5)
+    written = generate_texts(prompter.model, [prompt.text for prompt in PROMPTS], settings)
+    assert [one.ids for one in prompter.generate(PROMPTS, settings)] == [one.ids for one in written]
 
 
 def counted(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -18,6 +18,7 @@ from etymon.families.saving import save
 from etymon.generation.likelihood import score_texts
 from etymon.nn.batch import Batch
 from tests.carrying import carrying
+from tests.generation.conftest import remembering
 
 TEXT = "The cat sat on the mat, and the naïve dog ate soup. " * 12
 
@@ -51,6 +52,14 @@ def test_segments_remember(model: Any) -> None:
     forgetful = score_texts(model, [TEXT], memory=0, segment=16)[0]
     assert forgetful.log_probs[:16] == pytest.approx(expected[:16], rel=1e-4)
     assert forgetful.log_likelihood != pytest.approx(score.log_likelihood)
+
+
+def test_a_memory_of_its_own_is_used_unless_told() -> None:
+    model = remembering(32)
+    own = score_texts(model, [TEXT * 2])[0]
+    assert own.tokens > 256
+    assert own.log_probs == score_texts(model, [TEXT * 2], memory=32, segment=256)[0].log_probs
+    assert own.log_likelihood != score_texts(model, [TEXT * 2], window=own.tokens)[0].log_likelihood
 
 
 def test_a_target_is_scored_given_all_of_the_text(model: Any) -> None:
@@ -117,8 +126,9 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Any, tmp_path: Path) -> Non
         with pytest.raises(EtymonError, match=r"BERT carries nothing.*leave memory out$"):
             etymon.score(tiny("bert"), memory=8, **options)
         with carrying():
-            with pytest.raises(EtymonError, match="give overlap or memory, not both"):
-                etymon.score(tiny("gpt2"), memory=8, overlap=2, **options)
+            for windows in ({"overlap": 2}, {"window": 12}):
+                with pytest.raises(EtymonError, match="give window and overlap or memory, not both"):
+                    etymon.score(tiny("gpt2"), memory=8, **windows, **options)
             with pytest.raises(EtymonError, match="a memory of -1 tokens"):
                 etymon.score(tiny("gpt2"), memory=-1, **options)
         with pytest.raises(EtymonError, match="segments need a memory"):

@@ -18,7 +18,7 @@ from etymon.generation.stepping import Stepper
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from tests.decoders import WORDS, rows_of, tiny_decoder
-from tests.generation.conftest import tiny_model
+from tests.generation.conftest import remembering, tiny_model
 from tests.generation.reference import fit
 from tests.generation.test_looking_back import looking_back
 
@@ -81,6 +81,17 @@ def test_models_that_look_back(prefix: bool, pointer: int) -> None:
     for by in (0.0, 0.05, 0.5):
         draft = shaken(looking_back("gpt2", prefix, pointer), by)
         assert ids(decode(model, PROMPTS, settings, draft=draft)) == ids(plain)
+
+
+def test_texts_far_longer_than_a_memory() -> None:
+    """What is read at once sees no more than what is read token by token."""
+    model, settings = remembering(16), DecodingSettings(max_new_tokens=60, end_ids=(1,), log_probs=True)
+    plain = decode(model, PROMPTS, settings)
+    for draft in (remembering(16), shaken(remembering(16), 0.05)):
+        found = decode(model, PROMPTS, settings, draft=draft)
+        assert ids(found) == ids(plain)
+        for row, expected in zip(found, plain, strict=True):
+            assert row[0].token_log_probs == pytest.approx(expected[0].token_log_probs, abs=1e-4)
 
 
 def test_up_to_the_last_position() -> None:

@@ -16,7 +16,9 @@ from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.nn import visibility
 from etymon.nn.batch import Batch
-from etymon.nn.state import KeyValueState
+from etymon.nn.memory import SegmentMemory
+from etymon.nn.ragged import Layout
+from etymon.nn.state import KeyValueState, Places
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocabulary": 23, "positions": 16, "dim": 12, "layers": 2, "heads": 2},
@@ -235,19 +237,33 @@ def test_rows_leave_move_and_multiply(reading: tuple[Model, list[list[int]], Any
         assert_near(got, [whole[0][4:5], whole[1][2:3], whole[2][5:6]])
 
 
-def test_a_state_shows_and_detaches_its_tensors() -> None:
+def test_a_state_detaches_its_tensors() -> None:
     model = MODELS["t5"]
     memory, state = model.encode(Batch.of([[1, 2, 3]])), model.start(1)
     step(model, [[4, 5]], state, memory)
-    assert set(state.tensors()) == {
-        f"{kind}.{layer}.{part}"
-        for kind in ("self", "cross")
-        for layer in range(2)
-        for part in ("keys", "values")
-    }
-    assert all(tensor.requires_grad for tensor in state.tensors().values())
     detached = state.detach()
     assert detached.lengths == (2,)
-    assert not any(tensor.requires_grad for tensor in detached.tensors().values())
-    for name, tensor in state.tensors().items():
-        assert torch.equal(tensor, detached.tensors()[name])
+    for own, free in zip(held(state), held(detached), strict=True):
+        assert own.requires_grad and not free.requires_grad and torch.equal(own, free)
+
+
+def held(state: Any) -> list[Tensor]:
+    """The keys and values of all layers, and of what they read of a source."""
+    return [
+        part for cache in (*state.self_caches, *state.cross_caches) for part in (cache.keys, cache.values)
+    ]
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_copies_stay_on_the_device(length: int) -> None:
+    """Whatever the device of the rows that are asked for."""
+    keys = torch.zeros(2, 1, 4, device="meta")
+    layout = Layout([1, 1], "meta")
+    state = KeyValueState(1, 2, length)
+    state.self_caches[0].append(keys, keys, Places(layout, state.lengths))
+    state.advance(layout)
+    copied = state.fork(2).self_caches[0].keys
+    assert copied is not None and copied.device.type == "meta" and len(copied) == 4
+    memory = SegmentMemory(1, 2, 3)
+    memory.extend([torch.zeros(2, 3, 4, device="meta")], [3, 3])
+    assert memory.detach().fork(2).lengths == (3, 3, 3, 3)

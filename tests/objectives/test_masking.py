@@ -132,6 +132,36 @@ def test_words_are_hidden_whole(name: str, tokenizer: Tokenizer, split: Split) -
     assert drawn.counts.max() == budget and drawn.counts.mean() > 0.85 * budget
 
 
+CHINESE = np.array(list("天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏闰余成岁律吕调阳云腾致雨露结为霜"))
+
+
+@pytest.mark.parametrize(
+    ("family", "objective", "masking"),
+    [
+        ("albert", "masked-sentence-order", "ngram"),
+        ("roberta", "masked", "whole-words"),
+        ("bart", "denoising", ""),
+    ],
+)
+def test_scripts_without_spaces_are_hidden_as_much(family: str, objective: str, masking: str) -> None:
+    rng = key(0, "chinese")
+    texts = ["".join("".join(rng.choice(CHINESE, 16)) + "。" for _ in range(20)) for _ in range(12)]
+    known = get_family(family)
+    tokenizer = train_tokenizer(
+        known.tokenizer.kind, texts, 400, specials=known.tokenizer.specials, framing=known.framing
+    )
+    own = get_objective(objective, tokenizer, 64, **({"masking": masking} if masking else {}))
+    split = Split.of_texts(texts, tokenizer)
+    examples: list[Any] = [own.prepare(split, row, key(*row.tolist())) for row in own.plan(split, 0, 0)]
+    if masking:
+        asked, wanted = [len(example.places) / len(example.ids) for example in examples], 0.15
+    else:  # the words that are left
+        left = [(example.ids != tokenizer.id("mask")).sum() for example in examples]
+        asked = [1 - shown / len(example.targets) for shown, example in zip(left, examples, strict=True)]
+        wanted = 0.28  # spans overlap now and then
+    assert min(asked) > 0 and np.mean(asked) == pytest.approx(wanted, abs=0.05)
+
+
 def test_n_grams_keep_words_together(tokenizer: Tokenizer, split: Split) -> None:
     def neighbours(name: str) -> float:
         """Of the words asked for, the share whose next word is asked for as well."""

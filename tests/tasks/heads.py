@@ -71,6 +71,7 @@ def begun(
     heads = task.fit(known).heads
     found = task.labels(table)
     shape = {**tiny.SHAPES[family], "vocabulary": tokenizer.size, **(NEO if family == "gpt3" else {})}
+    dropout = dropout or (1e-9 if options.get("r_drop") else 0.0)  # which drops nothing: R-Drop asks for some
     shape |= {field.name: dropout for field in fields(known.shape) if "dropout" in field.name}
     model = Model(known, shape_of(known, None, **shape), heads, labels or found or ("0", "1")).initialise(
         seed

@@ -26,7 +26,7 @@ from etymon.nn.ragged import Layout, Padding
 from etymon.objectives.objective import weighted_loss
 from etymon.tasks import get_task, task_of
 from etymon.tasks.answer import Answer, Answered, AnswerOptions
-from etymon.tasks.answer_scores import normalised
+from etymon.tasks.answer_scores import answer_scores, normalised
 from etymon.tasks.answer_windows import Tokens
 from etymon.tasks.headed import HeadOptions
 from etymon.tasks.spans import best_spans, row_log_softmax
@@ -389,6 +389,11 @@ def test_two_passes_are_compared_without_a_word_of_what_is_hidden() -> None:
     )
 
 
+def test_characters_are_words_in_writing_without_spaces() -> None:
+    found = answer_scores(["北京市", "the 3 rivers"], [["北京"], ["3 rivers of x"]], ["f1", "exact"])
+    assert found["f1"].value == pytest.approx((80 + 100 * 2 / 3) / 2) and found["exact"].value == 0
+
+
 def test_t5_writes_its_answers() -> None:
     task, _ = bound("t5", prefix="squad ")
     found = task.texts(TABLE)
@@ -397,7 +402,9 @@ def test_t5_writes_its_answers() -> None:
     assert task.task.understood([" The winter", "unanswerable "]) == [Answered("The winter"), Answered("")]
     told: list[str] = []
     task.encode(TABLE, told.append, learn=True)
-    assert any("of 4 texts in 'source' are longer than 32 tokens and are cut" in note for note in told)
+    assert any(
+        "of 4 rows are longer than 32 tokens, and their longest texts are cut" in note for note in told
+    )
     assert task.record(Answered("it")) == {"prediction": "it"}
 
 

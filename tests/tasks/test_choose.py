@@ -68,6 +68,21 @@ def test_what_is_right_is_a_number_a_letter_or_the_choice_itself(label: Any, fir
     assert made(first=first).right(read_table([row])) == [right]
 
 
+def test_of_a_long_context_the_beginning_is_cut() -> None:
+    row = {
+        "before": "The captain crossed the river. " * 20,
+        "choices": ["the garden", "a letter"],
+        "label": 0,
+    }
+    table = read_table([{**row, "text": text} for text in ("What was crossed", "Who opened the window")])
+    task, model = begun("bert", "choose", table, context="before")
+    told: list[str] = []
+    examples = task.encode(table, told.append)
+    one, two = (model.tokenizer.decode(examples.example(n)["ids"]) for n in range(2))
+    assert "what was crossed the garden" in one and "who opened the window the garden" in two
+    assert examples.example(0)["lengths"].tolist() == [48, 48] and told
+
+
 def test_numbers_that_are_choices_too_are_not_guessed() -> None:
     rows = [{"text": "1 + 1", "choices": ["1", "2", "3"], "label": 1}]
     assert made().right(read_table(rows)) == [1], "what is no text is a number"
@@ -96,11 +111,11 @@ def test_records_count_as_the_table_does() -> None:
     task = made(first=1)
     row = {"text": "The captain", "choices": ["a bridge", "a river"], "label": 2}
     table = read_table([row])
-    assert task.record(Chosen(1, None, (0.2, 0.8))) == {"prediction": 2, "probabilities": [0.2, 0.8]}
-    assert task.shown(table, 0, Chosen(0, None)) == "The captain\n-> a bridge\n(a river)"
+    assert task.record(Chosen(1, (0.2, 0.8))) == {"prediction": 2, "probabilities": [0.2, 0.8]}
+    assert task.shown(table, 0, Chosen(0)) == "The captain\n-> a bridge\n(a river)"
     assert task.wanted_texts(table) == ["choice2"]
     assert task.understood(["choice1", " choice2", "choice0", "river", "choice9"]) == [
-        Chosen(0, None), Chosen(1, None), Chosen(None, None), Chosen(None, None), Chosen(8, None),
+        Chosen(0), Chosen(1), Chosen(None), Chosen(None), Chosen(8),
     ]  # fmt: skip
     twice = read_table([row] * 2)
-    assert task.score([Chosen(8, None), Chosen(None, None)], twice, ["accuracy"])["accuracy"].value == 0
+    assert task.score([Chosen(8), Chosen(None)], twice, ["accuracy"])["accuracy"].value == 0

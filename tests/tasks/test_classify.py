@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import etymon
-from etymon.data.tables import Table
+from etymon.data.tables import Table, read_table
+from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
+from etymon.families import get_family
 from etymon.families.saving import save
 from tests import tiny
 from tests.oracle.runner import gradients
@@ -177,3 +179,23 @@ def test_a_published_model_chooses_as_transformers_does(cls: str, family: str, t
             shares = model(**{name: tensor[None] for name, tensor in read.items()}).logits[0].softmax(-1)
         assert one.prediction == int(shares.argmax())
         assert one.answer["probabilities"] == pytest.approx(shares.tolist(), abs=1e-5)
+
+
+def test_a_text_without_tokens_is_named() -> None:
+    family = get_family("gpt2")  # whose framing adds none
+    words = train_tokenizer(
+        "wordpiece", tiny.texts(), 300, lowercase=True, strip_accents=True,
+        specials={"unknown": "[UNK]", "end": "[E]"}, sentinels=0, framing=family.framing,
+    )  # fmt: skip
+    task, model = begun("gpt2")
+    model.tokenizer = words
+    task.bind(model)
+    table = read_table([TABLE.rows[0], {"text": "\u200b", "label": "good"}])
+    for refuse in (task.encode, lambda table: task.predict(model, table)):
+        with pytest.raises(EtymonError, match=r"^row 2: its text has no tokens; leave the row out"):
+            refuse(table)
+
+
+def test_a_prefix_is_for_answers_that_are_written() -> None:
+    with pytest.raises(EtymonError, match="prefix is for answers that are written, and a head of BERT gives"):
+        begun("bert", prefix="sst2 ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,6 +9,7 @@ from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
+from etymon.tasks import feature_cache
 from etymon.tasks.feature_cache import FeatureCache
 from tests import tiny
 
@@ -44,23 +44,16 @@ def test_what_is_kept_is_what_would_be_computed(family: str, monkeypatch: pytest
     assert asked == [(4, 6), (1,), (2,)]  # every row once, whatever it came with
 
 
-def test_what_does_not_fit_is_computed_again() -> None:
+def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model("bert")
     row = sum(layer.nbytes for layer in made.layers(batch_of([0])))
-    cache, batch = FeatureCache(made, most_bytes=row + 1), batch_of([0, 1, 2])
+    monkeypatch.setattr(feature_cache, "MOST_BYTES", row + 1)
+    cache, batch = FeatureCache(made), batch_of([0, 1, 2])
     for _ in range(2):
         for kept, computed in zip(cache.layers([0, 1, 2], batch), made.layers(batch), strict=True):
             torch.testing.assert_close(kept, computed, rtol=0, atol=1e-6)
         assert set(cache.kept) == {0} and cache.bytes == row == cache.kept[0].nbytes
         assert cache.kept[0].base is None  # not a part of something larger
-
-
-def test_half_as_many_bytes() -> None:
-    made, batch = model("bert"), batch_of([0, 1])
-    cache = FeatureCache(made, half=True)
-    for kept, computed in zip(cache.layers(["a", "b"], batch), made.layers(batch), strict=True):
-        torch.testing.assert_close(kept, computed, rtol=2e-3, atol=2e-3)
-    assert cache.kept["a"].dtype == np.float16 and cache.bytes == 2 * 3 * 5 * 32
 
 
 def test_letters_that_came_with_a_batch_are_those_of_its_rows() -> None:

@@ -138,6 +138,9 @@ def test_r_drop(name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients_of(model).values())
     model.eval()
     assert set(task.loss(TrainingUnit(model, task), prepared)) == {"loss"}, "judged by the loss alone"
+    _, without = begun("bert", name, table)
+    with pytest.raises(EtymonError, match="this model has none: leave --r-drop out"):
+        task.tie(without, 48, frozen=False)
 
 
 @pytest.mark.parametrize(

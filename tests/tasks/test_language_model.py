@@ -27,6 +27,7 @@ from etymon.training.feeding import Feed, Position, validation_slices
 from etymon.training.figures import evaluate
 from etymon.training.unit import TrainingUnit
 from tests import tiny
+from tests.reconstruct import sentence_spans
 
 TEXTS = [*(text[:90] for text in tiny.texts(12, seed=5)), "Größer war der Fluß. Er fror."]
 TABLE = read_table([{"tweet": text} for text in TEXTS])
@@ -61,9 +62,7 @@ def test_texts_as_a_split_are_those_of_a_store(family: str, tmp_path: Path) -> N
     found = [(own[tuple(stored.document(n).tolist())], n) for n in range(len(stored) - 1)]
     assert found
     for mine, theirs in found:
-        spans = [
-            [b - a for a, b in each.document_sentences(n)] for each, n in ((split, mine), (stored, theirs))
-        ]
+        spans = [[b - a for a, b in sentence_spans(each, n)] for each, n in ((split, mine), (stored, theirs))]
         assert spans[0] == spans[1] and len(spans[0]) > 1
     again = pickle.loads(pickle.dumps(split))
     assert np.array_equal(again.tokens, split.tokens) and np.array_equal(again.words, split.words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,20 @@ def test_predictions_do_not_depend_on_their_neighbours(family: str) -> None:
     assert backwards[::-1] == together
 
 
+def test_a_number_of_new_tokens_is_kept_or_refused() -> None:
+    """Whatever stands beside a text."""
+    task, model = bound("gpt2")  # 64 positions
+    prompts = task.sources(PAIRS.texts("source"))
+    lengths = [len(prompt) for prompt in prompts]
+    room = 64 - max(lengths)
+    assert min(lengths) < max(lengths)
+    task.write(model, prompts, DecodingSettings(max_new_tokens=room))
+    with pytest.raises(EtymonError, match=f"ask for at most {room} new tokens"):
+        task.write(model, prompts, DecodingSettings(max_new_tokens=room + 1))
+    (alone,) = task.write(model, prompts[2:], DecodingSettings(max_new_tokens=room + 1, min_new_tokens=room))
+    assert alone
+
+
 def test_a_feed_of_bundles_is_exact_from_any_position() -> None:
     task, _ = bound("t5")
     task.batch_tokens = 30
@@ -187,6 +202,17 @@ def test_rouge() -> None:
     assert found["rouge1"].value == pytest.approx(100 * 2 * 0.75 / 1.75)
 
 
+def test_rouge_of_other_letters() -> None:
+    pytest.importorskip("rouge_score")
+    for written, right, value in (
+        ("Сегодня хорошая погода!", "сегодня плохая погода", 200 / 3),
+        ("今天天气好。", "今天天气很好", 100 * 10 / 11),
+        ("2024", "2024", 100),
+        ("un café", "un cafe", 50),  # as the library has it
+    ):
+        assert text_scores([written], [right], ["rougeL"])["rougeL"].value == pytest.approx(value), written
+
+
 def test_a_bootstrap_interval_narrows_with_the_rows() -> None:
     draw = np.random.default_rng(0)
     widths = []
@@ -208,3 +234,14 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_separator_that_fills_a_row_leaves_nothing_of_the_source() -> None:
     (row,), cut = _cut([np.arange(20)], [4], tail=6)
     assert (row.tolist(), cut) == ([14, 15, 16, 17, 18, 19], 1)
+
+
+def test_training_sees_no_more_of_a_source_than_a_decode_will() -> None:
+    """Transformer-XL's new tokens see as far back as its memory is long, and so a row is no longer than that."""
+    task: Any = get_task("text2text", {}, get_family("transformer-xl"))
+    model = tiny.model("transformer-xl", task)
+    task.bind(model, 400)
+    assert model.body.reach == model.shape.memory == task.limits["length"]
+    model.shape, model.body.stack.memory = replace(model.shape, memory=0), 0
+    task.bind(model, 400)
+    assert task.limits["length"] == 400

@@ -40,7 +40,7 @@ def answered(
 def test_texts_are_named_and_labels_are_written() -> None:
     task, _ = written("classify", PAIRS, second="second", prefix="pairs ")
     asked = task.texts(PAIRS)
-    assert asked["source"][0] == "pairs text: The captain crossed the river. second: A bridge."
+    assert asked["source"][0] == "pairs second: A bridge. text: The captain crossed the river."
     assert asked["target"] == ["a", "b", "a"]
     examples = task.encode(PAIRS, learn=True)
     assert len(examples) == 3 and task.limits["length"] >= max(
@@ -57,6 +57,43 @@ def test_what_is_no_label_is_none_and_counted_as_wrong(monkeypatch: pytest.Monke
     assert task.shown(TABLE, 2, answers[2]).endswith("-> None\n(so-so)")
 
 
+LONG = "the captain crossed the river in winter and opened the window. " * 8
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_of_a_long_row_the_longest_text_alone_is_cut(family: str) -> None:
+    row = {"before": LONG, "text": "the answer", "choices": ["the garden", "a letter"], "label": 0}
+    table, told = read_table([row, {**row, "choices": ["a letter", "the garden"]}]), list[str]()
+    task, model = written("choose", table, family, context="before", way="text")
+    task.bind(model, 64)
+    examples = task.encode(table, told.append, learn=True)
+    one, two = (examples.example(number)["source"] for number in range(2))
+    assert not np.array_equal(one, two) and 50 <= len(one) <= 64
+    assert told == ["2 of 2 rows are longer than 64 tokens, and their longest texts are cut (--length)"]
+    (text, _), cut = task.asked(table, task.writing.room_for_sources)
+    assert cut == 2 and text.startswith("question: the captain")
+    assert text.endswith(" the answer choice1: the garden choice2: a letter")
+
+
+def test_texts_of_a_long_row_are_cut_to_the_same_length() -> None:
+    table = read_table([{"text": LONG, "second": LONG + LONG, "label": label} for label in "ab"])
+    task, _ = written("classify", table, second="second")
+    (asked, _), _ = task.asked(table, 48)
+    second, text = asked.removeprefix("second: ").split(" text: ")
+    assert second == text and LONG.startswith(text) and 44 <= len(task.writing.sources([asked])[0]) <= 48
+
+
+def test_a_published_model_is_asked_for_labels_that_nobody_taught_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.model("t5", frozenset({"vocabulary"})).eval()
+    task: Any = task_for(model, "classify", {"prefix": "sst2 "})
+    answers = answered(task, model, TABLE, ["bad", " good", "nonsense"], monkeypatch)
+    assert [one.label for one in answers] == ["bad", "good", "nonsense"]
+    assert task.score(answers, TABLE, ["accuracy"])["accuracy"].value == pytest.approx(200 / 3)
+    several: Any = task_for(model, "classify", {"multi_label": True})
+    answers = answered(several, model, SEVERAL, ["long | old", "|", "nonsense"], monkeypatch)
+    assert several.score(answers, SEVERAL, ["accuracy"])["accuracy"].value == pytest.approx(200 / 3)
+
+
 def test_a_label_is_known_as_the_tokenizer_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table = read_table([{"text": "The river", "label": "Good-bye"}, {"text": "A letter", "label": "Bad"}])
     task, model = written("classify", table, "gpt1", way="text")
@@ -71,10 +108,20 @@ def test_a_label_is_known_as_the_tokenizer_writes_it(monkeypatch: pytest.MonkeyP
         written("classify", alike, "gpt1", way="text")
 
 
-@pytest.mark.parametrize("own", [{"smoothing": 0.1}, {"class_weights": "balanced"}, {"r_drop": 1.0}])
+@pytest.mark.parametrize(
+    "own", [{"smoothing": 0.1}, {"class_weights": "balanced"}, {"r_drop": 1.0}, {"symmetric": True}]
+)
 def test_what_only_a_head_can_do_is_refused(own: dict[str, Any]) -> None:
     with pytest.raises(EtymonError, match=f"{next(iter(own))} is for a head, and T5 writes its answers"):
         written("classify", TABLE, **own)
+
+
+@pytest.mark.parametrize("name", ["classify", "regress"])
+def test_what_a_family_has_for_its_heads_is_no_hindrance(name: str) -> None:
+    known = get_family("gpt1")
+    own = known.task_options(name, ["language_model"])
+    assert own
+    get_task(name, {**own, "way": "text"}, known).fit(known)
 
 
 def test_several_labels_in_one_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
         chosen = AdversarialSettings.of(adversarial)
         return Trainer(
             unit, Course([Phase(0, feed)]),
-            TrainingSettings(steps=10, rows=rows, slices=slices, clip=None, adversarial=chosen, seed=seed),
+            TrainingSettings(steps=10, clip=None, adversarial=chosen, seed=seed),
             Run(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=progress("silent"),
         )  # fmt: skip
 
@@ -344,9 +344,7 @@ def test_what_is_usual_is_filled_in() -> None:
     assert AdversarialSettings.of({"name": "freelb", "steps": 2}) == AdversarialSettings(
         "freelb", 0.1, 0.1, 2
     )
-    whole = strict(
-        TrainingSettings, {"steps": 1, "rows": 1, "adversarial": vars(AdversarialSettings.of("pgd"))}, "x"
-    )
+    whole = strict(TrainingSettings, {"steps": 1, "adversarial": vars(AdversarialSettings.of("pgd"))}, "x")
     assert whole.adversarial == AdversarialSettings.of("pgd")
     assert AdversarialSettings("pgd", 1.0, 0.3, 3).cost == pytest.approx(2 + 4 / 3)
 

@@ -41,7 +41,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
             **{name: settings.pop(name) for name in ("learning_rate", "weight_decay") if name in settings}
         )
         schedule = ScheduleChoice(settings.pop("schedule", "cosine"), settings.pop("warmup", 0))
-        chosen = {"steps": 10, "rows": rows, "slices": slices, "clip": None, **settings}
+        chosen = {"steps": 10, "clip": None, **settings}
         return Trainer(
             unit,
             Course([Phase(0, feed)]),

@@ -95,8 +95,6 @@ def test_a_choice_is_checked() -> None:
             strict(ScheduleChoice, wrong, "run.yaml")
     with pytest.raises(EtymonError, match="did you mean 'cosine'"):
         ScheduleChoice("cosin")
-    with pytest.raises(EtymonError, match="did you mean 'cosine'"):
-        rate("cosin", 0, 10, 1)
     with pytest.raises(EtymonError, match="unknown key 'warm_up'"):
         strict(ScheduleChoice, {"warm_up": 3}, "run.yaml")
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from etymon.data.tables import read_table
 from etymon.families import get_family
 from etymon.objectives import get_objective
+from etymon.objectives.objective import Term
 from etymon.tasks import get_task
 from etymon.training.feeding import Course, Feed, Phase, Position
 from etymon.training.speed import operations_a_token, step_operations
@@ -52,3 +56,27 @@ def test_operations_are_those_of_several_slices(tmp_path: Path) -> None:
     assert len({tokens for _, tokens in counted}) > 1
     operations, tokens = (sum(each) for each in zip(*counted, strict=True))
     assert operations_a_token(unit, feed, 4) == operations / tokens != counted[0][0] / counted[0][1]
+
+
+def test_kernels_that_only_processors_have_are_counted(tmp_path: Path) -> None:
+    """Dropout of attention chooses another kernel, and the work is the same; longer rows have more of it."""
+
+    def cost(length: int, dropout: float) -> float:
+        objective = get_objective("causal", tiny.tokenizer("gpt2"), length)
+        unit = TrainingUnit(tiny.model("gpt2", objective, dropout), objective)
+        return operations_a_token(unit, Feed(objective, store.train, 0, slices=1, rows=4))
+
+    store = tiny.store("gpt2", tmp_path)
+    short, long = (cost(length, 0.0) for length in (16, 32))
+    assert short < long == cost(32, 0.2)
+
+    class Reader(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(3, 5)
+
+        def forward(self, prepared: Any) -> dict[str, Term]:
+            return {"loss": Term(self.lstm(torch.ones(7, 2, 3, requires_grad=True))[0].sum())}
+
+    gates = 4 * 5
+    assert step_operations(Reader(), SimpleNamespace(counts={"loss": 1})) == 3 * 2 * 7 * 2 * gates * (3 + 5)

@@ -40,7 +40,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
         feed = Feed(objective, stores[family].train, 0, slices=slices, rows=2)
         return Trainer(
             TrainingUnit(model, objective, companions), Course([Phase(0, feed)]),
-            TrainingSettings(**{"steps": 12, "rows": 2, "slices": slices, "unfreeze": 0.5, **settings}),
+            TrainingSettings(**{"steps": 12, "unfreeze": 0.5, **settings}),
             Run(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=progress("silent"),
         )  # fmt: skip
 

@@ -146,6 +146,18 @@ def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
         etymon.convert(run.folder, tmp_path / "more", average=2, partial=True)
 
 
+def test_what_rounding_cannot_do_is_refused(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the river", encoding="utf-8")
+    with pytest.raises(EtymonError, match=r"BERT writes no text from left to right.*leave out --data"):
+        etymon.convert(saved, tmp_path / "out", quantize="int8", data=tmp_path / "text.txt")
+    etymon.convert(saved, tmp_path / "small", quantize="int8")
+    with pytest.raises(
+        EtymonError, match="holds weights of eight bits: convert the model that they were made of"
+    ):
+        etymon.convert(tmp_path / "small", tmp_path / "out", dtype="bfloat16")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_text_to_judge_by_is_looked_for_first(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(EtymonError, match=r"cannot read .*nowhere.txt: No such file"):
         etymon.convert(saved, tmp_path / "out", quantize="int8", data=tmp_path / "nowhere.txt")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,10 @@ import torch
 
 import etymon
 from etymon.errors import EtymonError
+from etymon.evaluation.probing import untrained
 from etymon.nn.batch import Batch
+from etymon.verbs.opening import texts_of, writable
+from tests.generation.conftest import two_tongues
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -51,6 +56,16 @@ def test_poolings_by_hand(folder, pooling, size):
             hidden, _ = model.hidden(Batch.of([ids]))
         pooled = {"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0]}[pooling]
         np.testing.assert_allclose(vector, pooled, atol=1e-5)
+
+
+def test_a_source_is_read_by_its_own_tokenizer():
+    model = two_tongues()
+    ids = model.source_tokenizer.framing.frame(model.source_tokenizer.encode(TEXTS[2])).ids
+    assert max(ids) >= model.tokenizer.size
+    with torch.no_grad():
+        expected = model.encode(Batch.of([ids])).hidden_MD.mean(0)
+    np.testing.assert_allclose(etymon.embed(model, TEXTS[2])[0], expected, atol=1e-5)
+    assert untrained(model, 0).source_tokenizer is model.source_tokenizer
 
 
 def test_an_encoder_of_two_stacks(folder):
@@ -114,7 +129,8 @@ def test_every_kind_of_file_in_blocks(folder, run, tmp_path, monkeypatch):
     for name in ("v.npy", "v.parquet", "v.jsonl"):
         code, printed, told = run("embed", folder("bert"), "--file", lines, "--out", tmp_path / name)
         assert (code, printed) == (0, "")
-        assert told == f"5 vectors of 24 numbers in {tmp_path / name}\n"
+        note = f"etymon: note: blank lines of {lines} that were left out: 4\n"
+        assert told == f"{note}5 vectors of 24 numbers in {tmp_path / name}\n"
     found = np.load(tmp_path / "v.npy")
     assert (found.dtype, found.shape) == (np.float32, (5, 24))
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -138,7 +154,61 @@ def test_a_failed_file_is_not_written(folder, tmp_path, monkeypatch):
         etymon.embed(folder("gpt2"), ["The cat"], out=tmp_path / "v.csv")
 
 
+def test_lines_end_where_other_programs_end_them(folder, run, tmp_path, monkeypatch):
+    text = "\ufeffThe cat\r\nthe\u2028dog\x0cate\x85soup\rand\n \nParis"
+    (tmp_path / "lines.txt").write_bytes(text.encode())
+    expected = ["The cat", "the\u2028dog\x0cate\x85soup\rand", "Paris"]
+    notes: list[str] = []
+    assert texts_of((), tmp_path / "lines.txt", on_note=notes.append) == expected
+    assert notes == [f"blank lines of {tmp_path / 'lines.txt'} that were left out: 1"]
+    kept = texts_of((), tmp_path / "lines.txt", blank=True)
+    assert kept == [*expected[:2], " ", "Paris"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert run("embed", folder("bert"), "-", "--out", tmp_path / "v.jsonl")[0] == 0
+    found = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [record["text"] for record in found] == expected
+
+
+@pytest.mark.parametrize("verb", ["embed", "generate", "fill"])
+def test_bytes_that_are_no_text_are_one_line(folder, run, verb, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc ___\nd\xff\n")))
+    code, _, err = run(verb, folder("bert"), "-")
+    assert (code, err) == (
+        2,
+        "etymon: error: standard input is not UTF-8 text (line 2): convert it first\n",
+    )
+    code, _, err = run(verb, folder("bert"), "a\udcff")
+    assert code == 2 and "holds bytes that are no UTF-8 text" in err and err.count("\n") == 1
+
+
+def test_results_have_a_place_before_there_are_any(tmp_path):
+    (tmp_path / "file").write_text("here")
+    for ask in (
+        partial(etymon.embed, texts="a", out=tmp_path / "file" / "v.npy"),
+        partial(etymon.generate, prompts="a", report=True, out=tmp_path / "file" / "report.html"),
+        partial(etymon.translate, texts="a", out=tmp_path / "file" / "out.txt"),
+        partial(etymon.summarize, texts="a", out=tmp_path / "file" / "more" / "out.txt"),
+        partial(etymon.predict, texts="a", out=tmp_path / "answers.txt"),
+        partial(etymon.evaluate, data=[{"text": "a"}], out=tmp_path / "file" / "out.txt"),
+        partial(etymon.prompt, task="no-such-task", out=tmp_path / "file" / "out.jsonl"),
+        partial(etymon.probe, data="no-such-data", out=tmp_path / "file"),
+        partial(etymon.context, data="no-such-data", out=tmp_path / "file"),
+    ):
+        with pytest.raises(EtymonError, match="cannot write"):
+            ask("no-such-model")
+    with pytest.raises(EtymonError, match="it is a folder"):
+        writable(tmp_path)
+    writable(tmp_path / "new" / "v.npy", ".npy")
+    assert not list((tmp_path / "new").iterdir())
+
+
 def test_refusals(folder):
+    with pytest.raises(EtymonError, match="there is no pooling 'men': did you mean 'mean'"):
+        etymon.embed(folder("bert"), TEXTS, pooling="men")
+    model = etymon.load(folder("bert"))
+    with pytest.raises(EtymonError, match=r"give its folder, or model\.quantized\(\)"):
+        etymon.embed(model, TEXTS, quantize="int8")
+    assert etymon.embed(model.quantized(), TEXTS, quantize="int8").shape == (5, 24)
     for family in ("t5", "gpt2"):
         with pytest.raises(EtymonError, match="no class token to pool by: use mean or max"):
             etymon.embed(folder(family), TEXTS, pooling="cls")

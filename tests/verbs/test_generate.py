@@ -4,7 +4,9 @@ import io
 import json
 import math
 import sys
+from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -54,9 +56,9 @@ def test_several_prompts_and_texts(folder, run):
 
 
 def test_prompts_from_standard_input(folder, run, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The cat\n\nParis\n"))
-    code, out, _ = run("generate", folder("t5"), "-", "--max-new-tokens", 3, "--json")
-    assert code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The cat\n\nParis\n")))
+    code, out, err = run("generate", folder("t5"), "-", "--max-new-tokens", 3, "--json")
+    assert (code, err) == (0, "etymon: note: blank lines of standard input that were left out: 1\n")
     assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["The cat", "Paris"]
 
 
@@ -141,6 +143,32 @@ def test_a_report_without_training_text(folder, run):
     assert any("--data" in line for line in found.lines())
 
 
+def test_a_report_hears_what_was_asked(folder):
+    asked = {"max_new_tokens": 4, "report": True}
+    found = etymon.generate(folder("gpt2"), "The cat", beams=3, length_penalty=2.0, **asked)
+    assert [way.name for way in found.ways][-2:] == ["contrastive, alpha 0.6, top-k 4", "3 beams"]
+    (alone,) = etymon.generate(folder("gpt2"), "The cat", beams=3, length_penalty=2.0, max_new_tokens=4)
+    assert found[-1] == alone
+    found = etymon.generate(folder("gpt2"), "The cat", penalty_alpha=0.4, top_k=5, **asked)
+    assert [way.name for way in found.ways][-2:] == ["contrastive, alpha 0.4, top-k 5", "4 beams"]
+
+
+def test_a_report_finds_the_text_of_its_model_alone(folder, tmp_path, monkeypatch):
+    """Neither that of another tokenizer nor what lies about where a hub's name is said."""
+    from etymon.verbs.generation_report import _training_text
+
+    monkeypatch.chdir(tmp_path)
+    ours, other = (etymon.load(folder(family)).tokenizer for family in ("gpt2", "t5"))
+    (tmp_path / "text.txt").write_text("The cat sat on the mat.\n")
+    source = text_source([str(tmp_path / "text.txt")])
+    (tmp_path / "model").mkdir()
+    for name, tokenizer in (("store", ours), ("store-other", other)):
+        build_store(source.documents(), tokenizer, tmp_path / name, validation=0.0, source=source)
+    with ExitStack() as stack:
+        assert len(_training_text(ours, (), Path("model"), stack)) == 1
+        assert _training_text(ours, (), Path("gpt2"), stack) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -148,7 +176,7 @@ def test_a_report_without_training_text(folder, run):
         (("gpt2", "x", "--penalty-alpha", "0.6"), "needs top_k"),
         (("gpt2", "x", "--out", "page.html"), "ask for it (--report)"),
         (("gpt2", "x", "--report", "--choice", "a"), "leave out choices"),
-        (("gpt2", "x", "--draft-tokens", "99"), "draft_tokens is 99"),
+        (("gpt2", "x", "--draft-tokens", "99"), "is for a draft model"),
         (("gpt2", "x", "--temperature", "0"), "temperature is 0.0"),
         (("gpt2", "x", "--max-new-tokens", "100"), "48 positions"),
         (("bert", "x"), "etymon fill"),

@@ -9,13 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import etymon
+from etymon.data.sources import TextFiles
 from etymon.data.store import TokenStore
 from etymon.errors import EtymonError
+from etymon.families import get_family
+from etymon.verbs import run_text
 from etymon.verbs.reading import byte_progress, parse_size
+from etymon.verbs.run_file import assemble
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume, with_test_sizes
 
@@ -30,6 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with gzip.open(folder / "b.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(json.dumps({"text": text}) for text in tiny.texts()[:20]))
     tiny.tokenizer("gpt2").save(folder / "tokenizer")
+    (folder / "empty").mkdir()
     return folder
 
 
@@ -93,8 +99,10 @@ def test_skipped_documents_are_counted(place: Path, tmp_path: Path, run: Run) ->
     ("more", "reason"),
     [
         (["--out", "{place}"], "holds something that is not a token store"),
-        (["--tokenizer", "{place}/nowhere"], "no tokenizer in"),
+        (["--tokenizer", "{place}/nowhere"], "no such folder"),
+        (["--tokenizer", "{place}/empty"], "no tokenizer in"),
         (["--validation", "1"], "validation is a share"),
+        (["--seed", str(2**63)], "the seed is a number of up to 63 bits"),
         (["--workers", "0"], "workers must be at least 1"),
         (["--max-document", "huge"], "cannot read 'huge' as a size"),
         (["--column", "body"], "no column 'body'; columns there: 'text'"),
@@ -104,6 +112,15 @@ def test_mistakes(more: list[str], reason: str, place: Path, tmp_path: Path, run
     code, _, err = run(*arguments(place, tmp_path / "s", *(word.format(place=place) for word in more)))
     assert code == 2 and reason in err and "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tokenizer_of_a_run_will_do(place: Path, tmp_path: Path, run: Run) -> None:
+    code, _, err = run(
+        *arguments(place, tmp_path / "s", "--tokenizer", place)
+    )  # which holds it, as a run does
+    assert code == 0, err
+    code, out, err = run("tokenizer", "--show", place, "--data", place / "a.txt")
+    assert code == 0 and f"byte-bpe tokenizer of {tiny.tokenizer('gpt2').size} tokens" in out, err
 
 
 def test_what_is_missing_is_named(run: Run) -> None:
@@ -136,6 +153,30 @@ def test_pretraining_on_a_store_is_like_on_the_text(place: Path, tmp_path: Path)
 
 
 # ---------------------------------------------------------------- progress and sizes
+
+
+def test_a_new_run_reads_its_text_twice_and_says_how_far(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, notes, real = [], [], TextFiles._open
+    source = TextFiles([place / "a.txt"])
+    monkeypatch.setattr(TextFiles, "_open", lambda self, path: opened.append(path) or real(self, path))
+    monkeypatch.setattr(run_text, "EVERY", 0)
+    told = SimpleNamespace(note=notes.append)
+    file = assemble({"family": "gpt2", "data": [str(place / "a.txt")]})
+    for reads in (2, 2):  # for the tokenizer and for the store; the second time for neither
+        text = run_text.RunText(
+            tmp_path,
+            file,
+            get_family("gpt2"),
+            source,
+            told,
+            vocabulary=300,
+            resuming=False,  # type: ignore[arg-type]
+        )
+        text.store(text.tokenizer())
+        assert len(opened) == reads
+    assert any("of text are encoded" in note for note in notes)
 
 
 def test_sizes() -> None:

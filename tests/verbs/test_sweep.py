@@ -136,6 +136,15 @@ def test_only_what_can_be_compared_is(text: Path, tmp_path: Path, capsys: pytest
     assert len(swept.rankings) == 2, "bits per target of different tokens"
 
 
+def test_a_run_whose_patience_ends_is_a_run(text: Path, tmp_path: Path) -> None:
+    swept = sweep(
+        "gpt2", tmp_path / "sweep", text, grid=["learning_rate=1e-3,30"], budget="12steps",
+        also=["patience=1", "validate_every=1", "optimiser=adamw"],
+    )  # fmt: skip
+    (ranking,) = swept.rankings
+    assert swept.done == 2 and not swept.failed and min(cell.runs[0].steps for cell in ranking.cells) < 12
+
+
 def test_a_cell_that_diverges_comes_last(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,10 @@ def test_families(corpus: Path, tmp_path: Path) -> None:
         data=data, kind="unigram", family="bert", size=400, out=tmp_path / "m", progress="silent"
     ).tokenizer
     assert mixed.kind == "unigram" and mixed.framing.name == "bert" and mixed.id("mask") is not None
+    accents = etymon.tokenizer(
+        data=data, family="bert", strip_accents=False, size=400, out=tmp_path / "a", progress="silent"
+    ).tokenizer
+    assert accents.decode(accents.encode("Café")) == "café"
     characters = etymon.tokenizer(
         data=data, kind="character", family="gpt2", size=400, out=tmp_path / "c", progress="silent"
     ).tokenizer
@@ -109,6 +113,7 @@ def test_a_limit_spreads(tmp_path: Path, corpus: Path) -> None:
             ["--out", "{corpus}", "--kind", "bpe", "--data", "{corpus}"],
             "holds something that is not a tokenizer",
         ),
+        (["--show", "t", "--no-lowercase", "--data", "{corpus}"], "leave out what says how to train"),
         (["--show", "t", "--kind", "bpe", "--data", "{corpus}"], "leave out what says how to train"),
     ],
 )

@@ -14,9 +14,8 @@ class Adagrad(torch.optim.Optimizer):
     (PyTorch's own makes its state beforehand, which cannot be begun anew after a rehearsal.)
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, learning_rate: float, first: float = 1.0) -> None:
+    def __init__(self, groups: Sequence[dict[str, Any]], *, learning_rate: float) -> None:
         super().__init__(groups, {"lr": learning_rate, "weight_decay": 0.0})
-        self.first = first
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -27,7 +26,7 @@ class Adagrad(torch.optim.Optimizer):
                     continue
                 kept = self.state[parameter]
                 if not kept:
-                    kept["sum"] = torch.full_like(parameter, self.first)
+                    kept["sum"] = torch.ones_like(parameter)
                 kept["sum"].addcmul_(gradient, gradient)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.addcdiv_(gradient, kept["sum"].sqrt(), value=-group["lr"])

@@ -37,11 +37,9 @@ class Muon(torch.optim.Optimizer):
         learning_rate: float,
         betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
-        momentum: float = MOMENTUM,
     ) -> None:
         defaults = {
-            "lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0, "momentum": momentum,
-            "matrices": False,
+            "lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0, "matrices": False,
         }  # fmt: skip
         super().__init__(groups, defaults)
 
@@ -63,14 +61,14 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """One step of matrices of the same shape, side by side: small ones cost their calls, not their arithmetic."""
-        momentum, rate = group["momentum"], group["lr"]
+        rate = group["lr"]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         moments = [self.state[parameter]["momentum"] for parameter in parameters]
-        torch._foreach_lerp_(moments, gradients, 1 - momentum)
-        updates = orthogonal(torch.stack(torch._foreach_lerp(gradients, moments, momentum)))
+        torch._foreach_lerp_(moments, gradients, 1 - MOMENTUM)
+        updates = orthogonal(torch.stack(torch._foreach_lerp(gradients, moments, MOMENTUM)))
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
         alpha = -rate * 0.2 * max(parameters[0].shape) ** 0.5
         torch._foreach_add_(parameters, list(updates), alpha=alpha)

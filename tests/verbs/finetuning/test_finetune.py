@@ -219,11 +219,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_translate_and_evaluate_from_the_command_line(
     model: Path, tmp_path: Path, pairs: Path, run: Callable[..., tuple[int, str, str]]
 ) -> None:
-    (tmp_path / "in.txt").write_text("The dog sees the cat.\nA king.\n", encoding="utf-8")
-    code, shown, _ = run(
-        "translate", model, "--file", tmp_path / "in.txt", "--out", tmp_path / "out.txt", "--beams", 2
-    )
-    assert code == 0 and len((tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")) == 3, shown
+    (tmp_path / "in.txt").write_text("The dog sees the cat.\n\nA king.\n", encoding="utf-8-sig")
+    asked = ["translate", model, "--file", tmp_path / "in.txt", "--beams", 2]
+    code, shown, _ = run(*asked, "--out", tmp_path / "out.txt")
+    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
+    assert code == 0 and len(lines) == 4 and lines[1] == lines[3] == "", shown
+    assert run(*asked, "--out", tmp_path / "out.jsonl")[0] == 0
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [each["source"] for each in records] == ["The dog sees the cat.", "", "A king."]
+    assert [each["text"] for each in records] == lines[:3]
+    code, _, error = run(*asked, "--out", tmp_path / "in.txt" / "out.txt")
+    assert code == 2 and "cannot write" in error
     code, shown, error = run(
         "evaluate",
         model,
@@ -252,8 +258,12 @@ def test_long_texts_are_refused_with_the_numbers_or_read_in_parts(
     code, shown, error = run("summarize", model, text, "--chunk", "--json", "--max-new-tokens", 3)
     parts = json.loads(shown)["parts"]
     assert code == 0 and parts > 1 and f"is read in {parts} parts of up to 48" in error
-    code, _, error = run("summarize", model, "dog " * 200, "--chunk")
-    assert code == 2 and "has a sentence of" in error
+    code, shown, error = run("summarize", model, "dog " * 200, "--chunk", "--json", "--max-new-tokens", 3)
+    assert code == 0 and json.loads(shown)["parts"] > 4, "a sentence that is too long is cut at words"
+    code, _, error = run("summarize", model, "dog" * 200, "--chunk")
+    assert code == 2 and "has a word of" in error
+    code, _, error = run("summarize", model, "The dog.", "--beams", 1, "--length-penalty", 2)
+    assert code == 2 and "belong to beam search" in error
 
 
 # ------------------------------------------------------------ what the page says

@@ -350,7 +350,7 @@ def test_tables_of_every_kind_and_answers_in_every_kind(
     code, _, error = run(
         "predict", learnt.folder, "--data", tmp_path / "test.csv", "--out", tmp_path / "out.xls"
     )
-    assert code == 2 and "answers are written as .jsonl, .csv, .tsv, .parquet, not as .xls" in error
+    assert code == 2 and "its name must end in .jsonl, .csv, .tsv, .parquet" in error
 
 
 def test_answers_on_the_command_line(learnt: Finetuned, run: Command) -> None:

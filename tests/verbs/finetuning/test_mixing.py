@@ -13,8 +13,10 @@ import yaml
 
 import etymon
 from etymon.errors import EtymonError
+from etymon.families import get_family
 from etymon.tasks.task import falling
 from etymon.training.runs import Run
+from etymon.verbs import mixing
 from etymon.verbs.finetune import Finetuned
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
@@ -183,3 +185,23 @@ def test_a_prepared_store_is_no_member(mixture: Path, tmp_path: Path) -> None:
     mixture.write_text(yaml.safe_dump(tree), encoding="utf-8")
     with pytest.raises(EtymonError, match="is text, not a prepared store: name the files"):
         mix("t5", mixture, tmp_path / "run")
+
+
+def test_text_is_hidden_as_the_family_does(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    made = mixing.get_objective
+
+    def get_objective(name: str, *arguments: Any, **options: Any) -> Any:
+        seen.append(options)
+        return made(name, *arguments, **options)
+
+    monkeypatch.setattr(mixing, "get_objective", get_objective)
+    tree = yaml.safe_load(mixture.read_text(encoding="utf-8"))
+    tree["members"][0] |= {"objective": "masked", "options": {"density": 0.2}}
+    (tmp_path / "labels.jsonl").write_text('{"text": "a river", "label": "x"}\n{"text": "b", "label": "y"}\n')
+    tree["members"][1] = {"name": "labels", "task": "classify", "data": [str(tmp_path / "labels.jsonl")]}
+    mixture.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    mix("roberta", mixture, tmp_path / "run", steps=1)
+    assert seen == [{**get_family("roberta").recipe.options, "density": 0.2}]

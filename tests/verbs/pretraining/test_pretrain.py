@@ -16,6 +16,7 @@ import etymon
 from etymon import cli
 from etymon.data.sources import Texts
 from etymon.data.store import TokenStore
+from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.training.feeding import validation_slices
 from etymon.training.figures import evaluate
@@ -24,7 +25,8 @@ from etymon.training.runs import Run
 from etymon.training.unit import TrainingUnit
 from etymon.verbs import pretrain as verb
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_settings import steps_within
+from etymon.verbs.run_file import RunFile
+from etymon.verbs.run_settings import steps_within, training_settings
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain
 
@@ -128,6 +130,39 @@ def test_command_line_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "validation bits per byte" in captured.out and str(out / "report.html") in captured.out
     assert "tokens to train on" in captured.err
     assert etymon.load(out).history[0]["data"] == f"{tmp_path}/*.txt"
+
+
+def test_patience_ends_a_run_with_its_best_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etymon.verbs.run_judge.VALIDATION_SAMPLES", 2)
+    done = pretrain(
+        "gpt2", tmp_path / "run", learning_rate=30.0, set=["optimiser=adamw", "patience=2"], validate_every=1, save_every=1,
+        progress="plain",
+    )  # fmt: skip
+    told = capsys.readouterr().err
+    best = done.steps - 2
+    assert done.steps < 12 and not done.stopped
+    assert f"no validation was better than that of step {best}" in told
+    assert f"the best model is that of step {best}" in told
+    # What is kept is what was judged, by all of the held-out text.
+    again = etymon.load(done.model_folder)
+    objective = get_objective("causal", again.tokenizer, 32)
+    split = TokenStore.open(done.folder / "store", again.tokenizer).validation
+    figures = evaluate(
+        TrainingUnit(again, objective), validation_slices(objective, split, 0, rows=4, slices=2)
+    )
+    assert figures["loss"] == pytest.approx(done.metrics["loss"], rel=1e-5)
+    assert again.history[-1]["seen"]["ended"]
+
+
+def test_a_warm_up_is_half_of_a_short_run_at_most() -> None:
+    recipe = get_family("gpt1").recipe_for("base")
+    for steps, warmup in ((100, 50), (3000, 1500), (100_000, 2000)):
+        settings = training_settings(recipe, RunFile("gpt1"), steps=steps, validations=1)
+        assert settings.schedule.warmup == warmup
+    t5 = get_family("t5").recipe_for("small")
+    assert training_settings(t5, RunFile("t5"), steps=100, validations=1).schedule.warmup == t5.warmup_steps
 
 
 def test_documents_that_are_left_out_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

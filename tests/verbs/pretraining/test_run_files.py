@@ -125,6 +125,33 @@ def test_the_resolved_file_is_complete_and_repeats_the_run(
     assert other.steps == 3
 
 
+def test_an_edited_file_is_worked_out_anew(straight: Callable[[str], Pretrained], tmp_path: Path) -> None:
+    old = (straight("gpt2").folder / "run.yaml").read_text(encoding="utf-8")
+    begun, after = "budget: 12steps", "budget: 3steps"
+    assert begun in old and assemble({}, _file(tmp_path, old)).training is not None
+    edited = _file(tmp_path, old.replace(begun, after))
+    assert assemble({}, edited).training is None
+    told = dict.fromkeys(("size", "steps", "batch", "slices", "length", "learning_rate", "validation", "validate_every", "save_every"))  # fmt: skip
+    assert pretrain("gpt2", tmp_path / "new", config=edited, **told).steps == 3
+    # What was edited in the section itself counts; a run in its own folder goes on as it began.
+    own = _file(tmp_path, old.replace("  log_layers_every: 50", "  log_layers_every: 7"))
+    settings = assemble({}, own).training
+    assert settings is not None and settings.log_layers_every == 7
+    (tmp_path / "new" / "run.yaml").write_text(old.replace(begun, after), encoding="utf-8")
+    with pytest.raises(
+        EtymonError, match=r"run\.yaml was edited since, and a run goes on as it began: undo that"
+    ):
+        resume("gpt2", tmp_path / "new")
+    for name in ("steps", "log_layers_every", "validate_every", "save_every", "keep"):
+        with pytest.raises(EtymonError, match=f"training.{name} must be at least 1, not 0"):
+            assemble({}, own, [f"training.{name}=0"])
+
+
+def _file(folder: Path, text: str) -> Path:
+    (folder / "given.yaml").write_text(text, encoding="utf-8")
+    return folder / "given.yaml"
+
+
 def test_what_was_left_open_is_filled_in(tmp_path: Path) -> None:
     phases = "phases=[{share: 0.5, length: 16}, {share: 0.5, objective: masked}]"
     run = pretrain("bert", tmp_path / "run", steps=2, batch=None, length=None, set=[phases])
