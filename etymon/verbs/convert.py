@@ -24,6 +24,8 @@ class Converted:
     """Of rounding: figures before and after."""
     left_out: tuple[str, ...] = ()
     """Heads that the layout has no place for."""
+    averaged: tuple[int, ...] = ()
+    """The steps of the checkpoints that it is the mean of."""
 
 
 def convert(
@@ -70,10 +72,11 @@ def convert(
     if data is not None and quantize is None:
         raise EtymonError("a text is only looked at to judge rounding: give --quantize int8 with --data")
     text = None if data is None else texts_of((), data, lines=False)[0]
+    steps: tuple[int, ...] = ()
     if average is not None:
         if heads is not None or revision is not None or ignore_config_key or partial:
             raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
-        model = _averaged(Path(source), average)
+        steps, model = _averaged(Path(source), average)
     else:
         model = load(
             source,
@@ -107,22 +110,29 @@ def convert(
     if quantize is not None:
         changes = {"megabytes": (4 * count / 1e6, written / 1e6), **changes}
     return Converted(
-        Path(target), model.family.title, count, tuple(sorted(model.asked)), model.new_heads, changes
+        Path(target),
+        model.family.title,
+        count,
+        tuple(sorted(model.asked)),
+        model.new_heads,
+        changes,
+        averaged=steps,
     )
 
 
-def _averaged(run: Path, count: int) -> Model:
+def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
     from etymon.errors import EtymonError
     from etymon.families.averaging import average_checkpoints
     from etymon.training.runs import Run
 
-    steps = Run(run).checkpoints()  # the best may be an older one
+    steps = Run(run).checkpoints()  # of which the best may be much older than the others
     if not 1 <= count <= len(steps):
         raise EtymonError(
             f"{run} has {len(steps)} checkpoints, of which {count} cannot be averaged: "
             "train with --keep N to have as many"
         )
-    return average_checkpoints([Run(run).checkpoint(step) for step in steps[-count:]])
+    chosen = tuple(steps[-count:])
+    return chosen, average_checkpoints([Run(run).checkpoint(step) for step in chosen])
 
 
 def _figures(model: Model, text: str | None) -> dict[str, float]:
@@ -149,6 +159,8 @@ def _figures(model: Model, text: str | None) -> dict[str, float]:
 
 def present(result: Converted) -> None:
     print(f"{result.family}, {result.parameters:,} parameters, written to {result.folder}")
+    if result.averaged:
+        print(f"the mean of the checkpoints after steps {', '.join(map(str, result.averaged))}")
     if result.left_out:
         print(f"left out, since such files have no place for them: {', '.join(result.left_out)}")
     if result.new_heads:

@@ -67,6 +67,8 @@ def evaluate(
     from etymon.verbs.opening import opened, writable
 
     writable(out)
+    if resamples < 0:
+        raise EtymonError(f"resamples cannot be fewer than 0, and {resamples} were asked for")
     if data is None:
         raise EtymonError("there are no rows to score on: give --data with a table or two parallel files")
     chosen = opened(model, device)

@@ -135,7 +135,7 @@ def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
         run.save(
             TrainingState(step), {}, lambda aside, model=model: etymon.save(model, aside / "model"), keep=4
         )  # type: ignore[misc]
-    etymon.convert(run.folder, tmp_path / "mean", average=3)
+    assert etymon.convert(run.folder, tmp_path / "mean", average=3).averaged == (1, 2, 3)
     mean = etymon.load(tmp_path / "mean")
     expected = (sum(weights[1:]) / 3).float()
     torch.testing.assert_close(mean.body.words.weight.detach(), expected, rtol=1e-6, atol=0)
