@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.checkpoints.documents import read_json, write_json
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder
+from etymon.files import atomic_folder, read_json, write_json
 
 WORDS, LAYERS = "_elmo_lstm._token_embedder.", "_elmo_lstm._elmo_lstm."
 WAYS = ("forward", "backward")

@@ -9,20 +9,9 @@ from typing import Any
 
 import torch
 
-from etymon.checkpoints.documents import holds, read_json, write_json
 from etymon.checkpoints.weights import ADAPTERS, SHARD_SIZE, WHOLE, write_weights
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, sha256
-
-__all__ = [
-    "checksums",
-    "ensure_replaceable",
-    "read_config",
-    "read_json",
-    "verify_checksums",
-    "write_json",
-    "write_model_folder",
-]
+from etymon.files import atomic_folder, holds, read_json, sha256, write_json
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"

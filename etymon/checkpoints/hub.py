@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from etymon.checkpoints.documents import read_json
 from etymon.checkpoints.weights import ADAPTERS, INDEX, WHOLE
 from etymon.errors import EtymonError
+from etymon.files import read_json
 
 # What we read, and nothing else: repositories also carry TensorFlow, Flax, ONNX and Core ML copies.
 WANTED = [

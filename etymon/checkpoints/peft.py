@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from etymon.checkpoints.documents import read_json
 from etymon.checkpoints.folder import ADAPTER_CONFIG
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.weights import ADAPTER_FILES, Weights, open_weights
 from etymon.errors import EtymonError
+from etymon.files import read_json
 
 ROOT = "base_model.model."
 PART = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")

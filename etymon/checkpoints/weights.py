@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import secrets
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from etymon.checkpoints.documents import holds, read_json, write_json
 from etymon.errors import EtymonError
+from etymon.files import holds, read_json, write_json
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -31,20 +30,18 @@ MODEL_FILES = (WHOLE, INDEX, PICKLED, PICKLED_INDEX)
 ADAPTERS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTERS, "adapter_model.bin")
 SHARD_SIZE = 5 * 10**9
+Reader = Callable[[str], torch.Tensor]
 
 
 class Weights(Mapping[str, torch.Tensor]):
     """The tensors of a folder by name, in sorted order. `weights[name]` reads one."""
 
-    def __init__(self, readers: Mapping[str, Reader]) -> None:
+    def __init__(self, readers: Mapping[str, Reader], files: list[Path]) -> None:
         self._readers = {name: readers[name] for name in sorted(readers)}
-
-    @property
-    def files(self) -> list[Path]:
-        return sorted({reader.path for reader in self._readers.values()})
+        self.files = files
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._readers[name].read(name)
+        return self._readers[name](name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._readers  # the inherited one would read the tensor to find out
@@ -68,7 +65,7 @@ def open_weights(folder: str | os.PathLike[str], files: Sequence[str] = MODEL_FI
     for name in files:
         path = folder / name
         if path.is_file():
-            return _open_index(path) if name.endswith(".json") else Weights(_by_name(_open_file(path)))
+            return _open_index(path) if name.endswith(".json") else Weights(_open_file(path), [path])
     raise EtymonError(
         f"no weights in {folder}: looked for {', '.join(files[:-1])} and {files[-1]}, but {holds(folder)}"
     )
@@ -80,13 +77,9 @@ def write_weights(
     """Write `tensors` into `folder` as Transformers would: one file, or shards of at most `shard_size` bytes.
 
     The same tensors give the same bytes, whatever the order of `tensors`. Tied names must have been dropped by
-    the caller. Weights that are already there are not replaced file by file, because a crash in between would
-    mix two models: write a new folder (`write_model_folder`).
+    the caller. The folder is a new one (that of `atomic_folder`): file by file, a crash would mix two models.
     """
     folder = Path(folder)
-    for present in (WHOLE, INDEX):
-        if (folder / present).exists():
-            raise EtymonError(f"{folder} already holds weights ({present}); write to a new folder")
     _refuse_aliases(tensors)
     shards = _shards(tensors, shard_size)
     if len(shards) == 1:
@@ -99,90 +92,57 @@ def write_weights(
         "total_parameters": sum(tensor.numel() for tensor in tensors.values()),
         "total_size": sum(_bytes(tensor) for tensor in tensors.values()),
     }
+    for file, names in zip(files, shards):
+        _write_file(file, tensors, names)
+    weight_map = {name: file.name for file, names in zip(files, shards) for name in names}
+    write_json(folder / INDEX, {"metadata": totals, "weight_map": weight_map})
+
+
+def _open_file(path: Path) -> dict[str, Reader]:
+    """The names in one weights file, each with what reads it."""
+    if path.suffix == ".bin":
+        tensors = _unpickled(path)
+        return dict.fromkeys(tensors, tensors.__getitem__)
     try:
-        for file, names in zip(files, shards):
-            _write_file(file, tensors, names)
-        weight_map = {name: file.name for file, names in zip(files, shards) for name in names}
-        write_json(
-            folder / INDEX, {"metadata": totals, "weight_map": weight_map}
-        )  # last: it makes them a model
-    except BaseException:
-        for file in files:
-            file.unlink(missing_ok=True)
-        raise
+        file = safe_open(str(path), framework="pt")  # also compares the header with the file's length
+    except SafetensorError as error:
+        raise _damaged(path, str(error)) from error
+    except OSError as error:
+        raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
 
-
-class Reader(Protocol):
-    """One open weights file."""
-
-    path: Path
-    names: frozenset[str]
-
-    def read(self, name: str) -> torch.Tensor: ...
-
-
-class SafetensorsFile:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def read(name: str) -> torch.Tensor:
         try:
-            self._file = safe_open(
-                str(path), framework="pt"
-            )  # also compares the header with the file's length
+            return cast(torch.Tensor, file.get_tensor(name))
         except SafetensorError as error:
             raise _damaged(path, str(error)) from error
-        except OSError as error:
-            raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
-        self.names = frozenset(self._file.keys())
 
-    def read(self, name: str) -> torch.Tensor:
-        try:
-            tensor: torch.Tensor = self._file.get_tensor(name)
-        except SafetensorError as error:
-            raise _damaged(self.path, str(error)) from error
-        return tensor
+    return dict.fromkeys(file.keys(), read)
 
 
-class PickledFile:
+def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     """A state dict that `torch.save` wrote, opened without running any code that it may hold."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        # Files from before torch 1.6 are not zip archives; those have to be read whole.
-        mapped = zipfile.is_zipfile(path)
-        try:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        except PermissionError as error:
-            raise EtymonError(f"cannot read {path}: {error.strerror}") from error
-        except pickle.UnpicklingError as error:
-            code = re.search(r"GLOBAL (\S+)", str(error))
-            if code is None:
-                raise _damaged(path, "not a PyTorch state dict") from error
-            raise EtymonError(
-                f"{path} holds code ({code[1]}), not only tensors, and was not opened; get a safetensors version"
-            ) from error
-        except Exception as error:  # a broken pickle may raise anything at all
-            raise _damaged(path, str(error)) from error
-        if not isinstance(found, dict):
-            raise EtymonError(
-                f"{path} holds a {type(found).__name__}, not tensors by name; save a state_dict"
-            )
-        for name, value in found.items():
-            if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-                what = f"{name!r} is a {type(value).__name__}, not a tensor"
-                raise EtymonError(f"{path} is not a state dict: {what}; save model.state_dict() alone")
-        self._tensors = {name: value.detach() for name, value in found.items()}
-        self.names = frozenset(self._tensors)
-
-    def read(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-
-def _open_file(path: Path) -> Reader:
-    return PickledFile(path) if path.suffix == ".bin" else SafetensorsFile(path)
-
-
-def _by_name(reader: Reader) -> dict[str, Reader]:
-    return dict.fromkeys(reader.names, reader)
+    # Files from before torch 1.6 are not zip archives; those have to be read whole.
+    mapped = zipfile.is_zipfile(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except PermissionError as error:
+        raise EtymonError(f"cannot read {path}: {error.strerror}") from error
+    except pickle.UnpicklingError as error:
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code is None:
+            raise _damaged(path, "not a PyTorch state dict") from error
+        raise EtymonError(
+            f"{path} holds code ({code[1]}), not only tensors, and was not opened; get a safetensors version"
+        ) from error
+    except Exception as error:  # a broken pickle may raise anything at all
+        raise _damaged(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise EtymonError(f"{path} holds a {type(found).__name__}, not tensors by name; save a state_dict")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            what = f"{name!r} is a {type(value).__name__}, not a tensor"
+            raise EtymonError(f"{path} is not a state dict: {what}; save model.state_dict() alone")
+    return {name: value.detach() for name, value in found.items()}
 
 
 def _open_index(index: Path) -> Weights:
@@ -200,13 +160,14 @@ def _open_index(index: Path) -> Weights:
             "download or copy them again"
         )
     readers = {file: _open_file(index.parent / file) for file in files}
-    lost = sorted(name for name, file in weight_map.items() if name not in readers[file].names)
+    lost = sorted(name for name, file in weight_map.items() if name not in readers[file])
     if lost:
         raise EtymonError(
             f"{index} names tensors that its shards do not hold: {_some(lost)}; index and shards belong to "
             "different models, download them again together"
         )
-    return Weights({name: readers[file] for name, file in weight_map.items()})
+    named = {name: readers[file][name] for name, file in weight_map.items()}
+    return Weights(named, [index.parent / file for file in files])
 
 
 def _damaged(path: Path, reason: str) -> EtymonError:
@@ -235,29 +196,18 @@ def _shards(tensors: Mapping[str, torch.Tensor], shard_size: int | None) -> list
 
 
 def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], names: list[str]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    # safetensors replaces the file by one that only its owner may read: note what the umask gives.
+    path.touch()
+    mode = path.stat().st_mode
     shard = {name: tensors[name].detach().to("cpu").contiguous() for name in names}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # safetensors replaces the file by one that only its owner may read: note what the umask gives.
-        aside.touch()
-        mode = aside.stat().st_mode
-        save_file(shard, aside, metadata={"format": "pt"})
-        aside.chmod(mode)
-        with open(aside, "r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        save_file(shard, path, metadata={"format": "pt"})
     except SafetensorError as error:
         failure = re.search(r"I/O error: (.*?)(?: \(os error \d+\))?$", str(error))
         if failure is None:
             raise
         raise EtymonError(f"cannot write {path}: {failure[1]}; nothing was changed there") from error
-    except OSError as error:
-        raise EtymonError(
-            f"cannot write {path}: {error.strerror or error}; nothing was changed there"
-        ) from error
-    finally:
-        aside.unlink(missing_ok=True)
+    path.chmod(mode)
 
 
 def _refuse_aliases(tensors: Mapping[str, torch.Tensor]) -> None:

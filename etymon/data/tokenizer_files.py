@@ -24,6 +24,7 @@ from etymon.data.tokenizer_kinds import (
     wordpiece_backend,
 )
 from etymon.errors import EtymonError
+from etymon.files import read_json
 
 # Read when a folder does not say which token has which role.
 USUAL_TOKENS = {
@@ -42,7 +43,10 @@ PUBLISHED_SENTINELS = 100  # T5's sentencepiece file does not hold them; its tok
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """Read tokenizer.json, or vocab.txt, or vocab.json + merges.txt, or a sentencepiece model."""
     folder = Path(folder)
-    config = _read_json(folder / "tokenizer_config.json")
+    config, special = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
     if (folder / "tokenizer.json").is_file():
         try:
             backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -60,7 +64,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
                 "spiece.model or tokenizer.model"
             )
         backend = _from_sentencepiece(folder / names[0], config)
-    roles = _roles(backend, {**_read_json(folder / "special_tokens_map.json"), **config})
+    roles = _roles(backend, {**special, **config})
     tokenizer = Tokenizer(backend, roles, config=config)
     if (folder / COUNTS).is_file():
         try:
@@ -265,15 +269,3 @@ def _roles(backend: tokenizers.Tokenizer, declared: Mapping[str, Any]) -> dict[s
         if "class" not in roles and {"begin", "end", "mask"} <= set(roles):  # RoBERTa and BART do with those
             roles |= {"class": roles["begin"], "separator": roles["end"]}
     return roles
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise EtymonError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise EtymonError(f"{path} must hold a JSON object")
-    return content

@@ -6,7 +6,6 @@ Legend: L layers, H heads, Q queries, T keys.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,29 +19,7 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import encode_prompts, source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.trace import trace
-
-
-@dataclass(frozen=True)
-class Attended:
-    """`weights[layer, head, query, key]` of one kind of attention; every query's weights add up to one."""
-
-    kind: str
-    """self, encoder, decoder, or cross: from what is written to what was read."""
-    queries: list[str]
-    keys: list[str]
-    weights: np.ndarray
-
-    @property
-    def square(self) -> bool:
-        return self.kind != "cross"
-
-    def rolled_out(self) -> np.ndarray:
-        """How much of every token's input is left in each last state, if half of a layer's output is what came in and half
-        what was attended to, heads in equal parts: `prod((A + I) / 2)` (Abnar and Zuidema 2020)."""
-        flow = np.eye(len(self.queries))
-        for layer_QT in self.weights.mean(1):
-            flow = (layer_QT + np.eye(len(flow))) / 2 @ flow
-        return flow
+from etymon.report.heatmaps import Attended
 
 
 def attended(model: Model, source: str, target: str | None = None) -> list[Attended]:

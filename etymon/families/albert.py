@@ -17,6 +17,7 @@ from etymon.families.encoders import (
     POCKET,
     POCKET_RECIPE,
     POOLED_HEADS,
+    TASK_CLASSES,
     TASK_NAMES,
     EncoderShape,
     dropped,
@@ -25,10 +26,10 @@ from etymon.families.encoders import (
     encoder,
     name_map,
 )
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
-from etymon.nn.initialise import COMMON, Filler, truncated_normal
+from etymon.nn.initialise import truncated_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -80,16 +81,6 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
 
 PAIRS = Head(lambda s, body, labels: dropped(s, 2), after="pooler")
 HEADS = {**POOLED_HEADS, "next_sentence": PAIRS, "sentence_order": PAIRS}
-ARCHITECTURES = [
-    Architecture("AlbertForPreTraining", frozenset({"vocabulary", "sentence_order"})),
-    Architecture("AlbertForMaskedLM", frozenset({"vocabulary"})),
-    Architecture("AlbertForSequenceClassification", frozenset({"classification"})),
-    Architecture("AlbertForMultipleChoice", frozenset({"choice"})),
-    Architecture("AlbertForTokenClassification", frozenset({"tagging"})),
-    Architecture("AlbertForQuestionAnswering", frozenset({"span"})),
-    Architecture("AlbertModel", frozenset({"pooler"}), prefix=""),
-    Architecture("AlbertModel", frozenset(), prefix=""),
-]
 
 
 def names(shape: Shape) -> NameMap:
@@ -130,10 +121,6 @@ SETTINGS = SettingsMap(
 )
 
 
-def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    return [*COMMON, ("*.weight", truncated_normal(shape.deviation))]
-
-
 OPTIONS = {"masking": "ngram"}
 FAMILY = Family(
     name="albert",
@@ -143,10 +130,13 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=[
+        Architecture("AlbertForPreTraining", frozenset({"vocabulary", "sentence_order"})),
+        *classes("Albert", "ForMaskedLM", *TASK_CLASSES, pooled=True),
+    ],
     names=names,
     settings=SETTINGS,
-    initial=initial,
+    initial=truncated_weights,
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
     layers=lambda shape: (shape.layers * shape.inner_groups + 1, shape.dim),
     objective="masked-sentence-order",

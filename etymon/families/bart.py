@@ -16,7 +16,7 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
 from etymon.families.seq2seq import TASK_NAMES, divides, layer_names, stack, task_heads
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.dropout import Rate
@@ -111,12 +111,6 @@ def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
 
 
 HEADS = {"vocabulary": Head(vocabulary_head), **task_heads()}
-ARCHITECTURES = [
-    Architecture("BartForConditionalGeneration", frozenset({"vocabulary"})),
-    Architecture("BartForSequenceClassification", frozenset({"classification"})),
-    Architecture("BartForQuestionAnswering", frozenset({"span"})),
-    Architecture("BartModel", frozenset(), prefix=""),
-]
 
 
 def names(shape: Shape) -> NameMap:
@@ -216,7 +210,7 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=classes("Bart", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering"),
     names=names,
     settings=SETTINGS,
     initial=initial,

@@ -13,6 +13,7 @@ from etymon.families.encoders import (
     POCKET,
     POCKET_RECIPE,
     POOLED_HEADS,
+    TASK_CLASSES,
     TASK_NAMES,
     WORDPIECE,
     EncoderShape,
@@ -21,9 +22,9 @@ from etymon.families.encoders import (
     encoder,
     name_map,
 )
-from etymon.families.family import Architecture, Family, Recipe
+from etymon.families.family import Architecture, Family, Recipe, classes
 from etymon.nn.bodies import Body
-from etymon.nn.initialise import COMMON, Filler, truncated_normal
+from etymon.nn.initialise import truncated_weights
 
 Shape = EncoderShape
 
@@ -54,19 +55,6 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     return encoder(shape, segments=shape.segments)
 
 
-ARCHITECTURES = [
-    Architecture("BertForPreTraining", frozenset({"vocabulary", "next_sentence"})),
-    Architecture("BertForMaskedLM", frozenset({"vocabulary"})),
-    Architecture("BertForNextSentencePrediction", frozenset({"next_sentence"})),
-    Architecture("BertForSequenceClassification", frozenset({"classification"})),
-    Architecture("BertForMultipleChoice", frozenset({"choice"})),
-    Architecture("BertForTokenClassification", frozenset({"tagging"})),
-    Architecture("BertForQuestionAnswering", frozenset({"span"})),
-    Architecture("BertModel", frozenset({"pooler"}), prefix=""),
-    Architecture("BertModel", frozenset(), prefix=""),
-]
-
-
 def names(shape: Shape) -> NameMap:
     table = {
         **body_names("bert."),
@@ -87,10 +75,6 @@ SETTINGS = SettingsMap(
 )  # fmt: skip
 
 
-def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    return [*COMMON, ("*.weight", truncated_normal(shape.deviation))]
-
-
 FAMILY = Family(
     name="bert",
     title="BERT",
@@ -99,10 +83,13 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=POOLED_HEADS,
-    architectures=ARCHITECTURES,
+    architectures=[
+        Architecture("BertForPreTraining", frozenset({"vocabulary", "next_sentence"})),
+        *classes("Bert", "ForMaskedLM", "ForNextSentencePrediction", *TASK_CLASSES, pooled=True),
+    ],
     names=names,
     settings=SETTINGS,
-    initial=initial,
+    initial=truncated_weights,
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
     objective="masked-next-sentence",
     recipe=Recipe(

@@ -18,6 +18,7 @@ from etymon.families.encoders import (
     LAYER,
     POCKET,
     POCKET_RECIPE,
+    TASK_CLASSES,
     TASK_NAMES,
     WORDPIECE,
     embedding_names,
@@ -25,11 +26,11 @@ from etymon.families.encoders import (
     name_map,
     vocabulary_head,
 )
-from etymon.families.family import Architecture, Family, Head, Recipe
+from etymon.families.family import Family, Head, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
-from etymon.nn.initialise import COMMON, Filler, normal
+from etymon.nn.initialise import normal_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -82,14 +83,6 @@ HEADS = {
     "tagging": Head(lambda s, body, labels: Projection(s.dim, labels, dropout=s.dropout)),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2, dropout=s.span_dropout)),
 }
-ARCHITECTURES = [
-    Architecture("DistilBertForMaskedLM", frozenset({"vocabulary"})),
-    Architecture("DistilBertForSequenceClassification", frozenset({"classification"})),
-    Architecture("DistilBertForMultipleChoice", frozenset({"choice"})),
-    Architecture("DistilBertForTokenClassification", frozenset({"tagging"})),
-    Architecture("DistilBertForQuestionAnswering", frozenset({"span"})),
-    Architecture("DistilBertModel", frozenset(), prefix=""),
-]
 
 
 def names(shape: Shape) -> NameMap:
@@ -133,10 +126,6 @@ SETTINGS = SettingsMap(
 )
 
 
-def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    return [*COMMON, ("*.weight", normal(shape.deviation))]
-
-
 FAMILY = Family(
     name="distilbert",
     title="DistilBERT",
@@ -145,10 +134,10 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=classes("DistilBert", "ForMaskedLM", *TASK_CLASSES),
     names=names,
     settings=SETTINGS,
-    initial=initial,
+    initial=normal_weights,
     capabilities=frozenset({"bidirectional"}),
     objective="masked",
     recipe=Recipe(

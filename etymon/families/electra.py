@@ -21,6 +21,7 @@ from etymon.families.encoders import (
     FIELDS,
     POCKET,
     POCKET_RECIPE,
+    TASK_CLASSES,
     TASK_NAMES,
     TOKEN_HEADS,
     WORDPIECE,
@@ -32,12 +33,12 @@ from etymon.families.encoders import (
     name_map,
     vocabulary_head,
 )
-from etymon.families.family import Architecture, Family, Head, Recipe
+from etymon.families.family import Architecture, Family, Head, Recipe, classes
 from etymon.nn.blocks import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
-from etymon.nn.initialise import COMMON, Filler, truncated_normal
+from etymon.nn.initialise import truncated_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -83,15 +84,6 @@ HEADS = {
     "choice": Head(lambda s, body, labels: first_token(s, 1, s.choice_dropout, drop_input=False), at="first"),
     **TOKEN_HEADS,
 }
-ARCHITECTURES = [
-    Architecture("ElectraForPreTraining", frozenset({"replaced"})),
-    Architecture("ElectraForMaskedLM", frozenset({"vocabulary"})),
-    Architecture("ElectraForSequenceClassification", frozenset({"classification"})),
-    Architecture("ElectraForMultipleChoice", frozenset({"choice"})),
-    Architecture("ElectraForTokenClassification", frozenset({"tagging"})),
-    Architecture("ElectraForQuestionAnswering", frozenset({"span"})),
-    Architecture("ElectraModel", frozenset(), prefix=""),
-]
 
 
 def names(shape: Shape) -> NameMap:
@@ -126,10 +118,6 @@ SETTINGS = SettingsMap(
 )
 
 
-def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    return [*COMMON, ("*.weight", truncated_normal(shape.deviation))]
-
-
 RECIPE = Recipe(
     learning_rate=2e-4,
     optimiser="adam-bert",
@@ -147,10 +135,13 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=[
+        Architecture("ElectraForPreTraining", frozenset({"replaced"})),
+        *classes("Electra", "ForMaskedLM", *TASK_CLASSES),
+    ],
     names=names,
     settings=SETTINGS,
-    initial=initial,
+    initial=truncated_weights,
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
     objective="replaced",
     recipe=RECIPE,

@@ -223,6 +223,9 @@ def name_map(
     )
 
 
+TASK_CLASSES = (
+    "ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "ForQuestionAnswering",
+)  # fmt: skip
 ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 FIELDS = [
     Field("vocabulary", "vocab_size"),

@@ -57,6 +57,30 @@ class Architecture:
     prefix: str | None = None
 
 
+ENDINGS = {
+    "ForMaskedLM": {"vocabulary"},
+    "ForCausalLM": {"vocabulary"},
+    "LMHeadModel": {"vocabulary"},
+    "ForConditionalGeneration": {"vocabulary"},
+    "DoubleHeadsModel": {"vocabulary", "choice"},
+    "ForNextSentencePrediction": {"next_sentence"},
+    "ForSequenceClassification": {"classification"},
+    "ForMultipleChoice": {"choice"},
+    "ForTokenClassification": {"tagging"},
+    "ForQuestionAnswering": {"span"},
+}
+"""The heads of a class by the ending of its name."""
+
+
+def classes(name: str, *endings: str, pooled: bool = False) -> list[Architecture]:
+    """Classes by the endings of their names, in this order, and the bare body's, if `pooled` with a pooler first."""
+    bare = [frozenset({"pooler"}), frozenset[str]()][not pooled :]
+    return [
+        *(Architecture(name + ending, frozenset(ENDINGS[ending])) for ending in endings),
+        *(Architecture(f"{name}Model", heads, prefix="") for heads in bare),
+    ]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The published way to train, as far as it carries over to any size; sizes may override the rate."""

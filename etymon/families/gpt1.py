@@ -27,10 +27,10 @@ from etymon.families.decoders import (
     name_map,
     pocket_recipe,
 )
-from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
+from etymon.families.family import Family, Recipe, TokenizerChoice, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
-from etymon.nn.initialise import COMMON, Filler, normal
+from etymon.nn.initialise import normal_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -46,14 +46,6 @@ SIZES: dict[str, dict[str, Any]] = {"pocket": SMALL_POCKET, "base": {}}
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
     return decoder(shape, lambda: block(shape, norm_first=False), norm=False)
-
-
-ARCHITECTURES = [
-    Architecture("OpenAIGPTLMHeadModel", frozenset({"vocabulary"})),
-    Architecture("OpenAIGPTDoubleHeadsModel", frozenset({"vocabulary", "choice"})),
-    Architecture("OpenAIGPTForSequenceClassification", frozenset({"classification"})),
-    Architecture("OpenAIGPTModel", frozenset(), prefix=""),
-]
 
 
 def names(shape: Shape) -> NameMap:
@@ -76,10 +68,6 @@ SETTINGS = SettingsMap(
 )
 
 
-def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    return [*COMMON, ("*.weight", normal(shape.deviation))]
-
-
 FAMILY = Family(
     name="gpt1",
     title="GPT-1",
@@ -88,10 +76,10 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=classes("OpenAIGPT", "LMHeadModel", "DoubleHeadsModel", "ForSequenceClassification"),
     names=names,
     settings=SETTINGS,
-    initial=initial,
+    initial=normal_weights,
     capabilities=CAPABILITIES,
     objective="causal",
     recipe=Recipe(learning_rate=2.5e-4, weight_decay=0.01, schedule="cosine", warmup_steps=2000),

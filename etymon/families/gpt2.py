@@ -28,7 +28,7 @@ from etymon.families.decoders import (
     pocket_recipe,
     residual_initial,
 )
-from etymon.families.family import Architecture, Family, Recipe
+from etymon.families.family import Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 
@@ -54,16 +54,6 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     return decoder(shape, lambda: block(shape, norm_first=True))
 
 
-ARCHITECTURES = [
-    Architecture("GPT2LMHeadModel", frozenset({"vocabulary"})),
-    Architecture("GPT2DoubleHeadsModel", frozenset({"vocabulary", "choice"})),
-    Architecture("GPT2ForSequenceClassification", frozenset({"classification"})),
-    Architecture("GPT2ForTokenClassification", frozenset({"tagging"})),
-    Architecture("GPT2ForQuestionAnswering", frozenset({"span"})),
-    Architecture("GPT2Model", frozenset(), prefix=""),
-]
-
-
 def names(shape: Shape) -> NameMap:
     return name_map(shape, TABLE_NAMES, FUSED)
 
@@ -87,7 +77,14 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=classes(
+        "GPT2",
+        "LMHeadModel",
+        "DoubleHeadsModel",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+    ),
     names=names,
     settings=SETTINGS,
     initial=residual_initial,

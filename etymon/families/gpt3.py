@@ -35,7 +35,7 @@ from etymon.families.decoders import (
     residual_initial,
     separate,
 )
-from etymon.families.family import Architecture, Family, Recipe
+from etymon.families.family import Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.visibility import Band, Causal
@@ -114,15 +114,6 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     }
     rules = [Causal() if kind == "dense" else Band(shape.band) for kind in kinds(shape.pattern, shape.layers)]
     return decoder(shape, lambda: block(shape, norm_first=True, **options), rules)
-
-
-ARCHITECTURES = [
-    Architecture("GPTNeoForCausalLM", frozenset({"vocabulary"})),
-    Architecture("GPTNeoForSequenceClassification", frozenset({"classification"})),
-    Architecture("GPTNeoForTokenClassification", frozenset({"tagging"})),
-    Architecture("GPTNeoForQuestionAnswering", frozenset({"span"})),
-    Architecture("GPTNeoModel", frozenset(), prefix=""),
-]
 
 
 def names(shape: Shape) -> NameMap:
@@ -228,7 +219,9 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=classes(
+        "GPTNeo", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
+    ),
     names=names,
     settings=SETTINGS,
     initial=residual_initial,

@@ -30,7 +30,7 @@ from etymon.families.decoders import (
     separate,
     vocabulary_head,
 )
-from etymon.families.family import Architecture, Family, Recipe
+from etymon.families.family import Family, Recipe, classes
 from etymon.nn.blocks import ParallelBlock
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -85,14 +85,6 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     return decoder(shape, layer, table=False)
 
 
-ARCHITECTURES = [
-    Architecture("GPTJForCausalLM", frozenset({"vocabulary"})),
-    Architecture("GPTJForSequenceClassification", frozenset({"classification"})),
-    Architecture("GPTJForQuestionAnswering", frozenset({"span"})),
-    Architecture("GPTJModel", frozenset(), prefix=""),
-]
-
-
 def names(shape: Shape) -> NameMap:
     return name_map(
         shape,
@@ -140,7 +132,7 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads={**HEADS, "vocabulary": vocabulary_head(bias=True)},
-    architectures=ARCHITECTURES,
+    architectures=classes("GPTJ", "ForCausalLM", "ForSequenceClassification", "ForQuestionAnswering"),
     names=names,
     settings=SETTINGS,
     initial=initial,

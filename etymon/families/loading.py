@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 
 from etymon.checkpoints import bilm
-from etymon.checkpoints.documents import read_json
 from etymon.checkpoints.folder import ADAPTER_CONFIG, read_config
 from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.peft import read_adapter_config
@@ -21,6 +20,7 @@ from etymon.families import family_of, get_family
 from etymon.families.family import Family
 from etymon.families.filling import fill, fill_int8, name_map, stored_heads
 from etymon.families.model import FEATURES_KEY, Model
+from etymon.files import read_json
 from etymon.nn.features import FeatureSettings
 
 HISTORY = "history.json"

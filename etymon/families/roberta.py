@@ -21,6 +21,7 @@ from etymon.families.encoders import (
     POCKET,
     POCKET_RECIPE,
     POOLED_HEADS,
+    TASK_CLASSES,
     TASK_NAMES,
     EncoderShape,
     body_names,
@@ -29,7 +30,7 @@ from etymon.families.encoders import (
     name_map,
     vocabulary_head,
 )
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
 from etymon.nn.blocks import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.heads import DeepProjection, Projection
@@ -64,15 +65,6 @@ HEADS = {
     ),
     "choice": Head(lambda s, body, labels: Projection(s.dim, 1, dropout=s.dropout), after="pooler"),
 }
-ARCHITECTURES = [
-    Architecture("RobertaForMaskedLM", frozenset({"vocabulary"})),
-    Architecture("RobertaForSequenceClassification", frozenset({"classification"})),
-    Architecture("RobertaForMultipleChoice", frozenset({"choice"})),
-    Architecture("RobertaForTokenClassification", frozenset({"tagging"})),
-    Architecture("RobertaForQuestionAnswering", frozenset({"span"})),
-    Architecture("RobertaModel", frozenset({"pooler"}), prefix=""),
-    Architecture("RobertaModel", frozenset(), prefix=""),
-]
 
 
 def names(shape: Shape) -> NameMap:
@@ -144,7 +136,7 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=ARCHITECTURES,
+    architectures=classes("Roberta", "ForMaskedLM", *TASK_CLASSES, pooled=True),
     names=names,
     settings=SETTINGS,
     initial=initial,

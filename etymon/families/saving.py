@@ -10,7 +10,6 @@ from typing import Any
 
 import etymon
 from etymon.checkpoints import bilm
-from etymon.checkpoints.documents import write_json
 from etymon.checkpoints.folder import write_model_folder
 from etymon.checkpoints.hub import SOURCE
 from etymon.errors import EtymonError
@@ -18,6 +17,7 @@ from etymon.families.cards import card
 from etymon.families.filling import best_architecture, name_map
 from etymon.families.loading import FORCED_KEYS, HISTORY, OWN_TYPE
 from etymon.families.model import FEATURES_KEY, TOKEN_KEYS, Model
+from etymon.files import write_json
 from etymon.nn.int8 import stored as stored_int8
 
 LABEL_KEYS = ("id2label", "label2id")

@@ -13,7 +13,7 @@ from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
 from etymon.families.decoders import BYTE_BPE, HEADS, check_cutoffs, layer_norm, pocket_recipe
-from etymon.families.family import Architecture, Family, Head, Recipe
+from etymon.families.family import Family, Head, Recipe, classes
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.dropout import Rate
@@ -132,13 +132,6 @@ def vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
     return AdaptiveVocabulary(
         body.embeddings.words, shape.cutoffs, tied=shape.tied, tied_maps=shape.tied_maps or ()
     )
-
-
-ARCHITECTURES = [
-    Architecture("TransfoXLLMHeadModel", frozenset({"vocabulary"})),
-    Architecture("TransfoXLForSequenceClassification", frozenset({"classification"})),
-    Architecture("TransfoXLModel", frozenset(), prefix=""),
-]
 
 
 # --- as it is published
@@ -279,7 +272,7 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads={**HEADS, "vocabulary": Head(vocabulary)},
-    architectures=ARCHITECTURES,
+    architectures=classes("TransfoXL", "LMHeadModel", "ForSequenceClassification"),
     names=names,
     settings=SETTINGS,
     settled=settled,

@@ -9,7 +9,7 @@ Legend: N tokens, n asked positions, D width, E width of word vectors, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from etymon.errors import EtymonError
 from etymon.nn.linear import Embedding
 from etymon.nn.ragged import permute
-from etymon.nn.vocabulary import Context, DenseVocabulary, chunks, cross_entropy, draw, linear_loss
+from etymon.nn.vocabulary import Context, DenseVocabulary, Score, chunks, cross_entropy, linear_loss
 
 SMALL = 10_000
 """Words of a vocabulary that is not worth cutting."""
@@ -228,24 +228,10 @@ class AdaptiveVocabulary(DenseVocabulary):
     ) -> Tensor:
         return self.logits(hidden_ND, at, context)
 
-    def loss_and_sample(
-        self,
-        hidden_ND: Tensor,
-        at: Tensor | None,
-        targets_n: Tensor,
-        uniforms_n: Tensor,
-        temperature: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        def read(log_p_CV: Tensor, part: slice) -> Tensor:
-            return draw(log_p_CV.div_(temperature).softmax(-1), uniforms_n[part])
-
-        return self.loss(hidden_ND, at, targets_n), self._by_chunk(hidden_ND, at, None, read)
-
-    def divergence(
-        self, hidden_ND: Tensor, at: Tensor | None, teacher: Callable[[slice], Tensor], temperature: float
-    ) -> Tensor:
+    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         raise EtymonError(
-            "a student with an adaptive softmax cannot learn distributions: leave shape.cutoffs out"
+            "a model with an adaptive softmax knows no label smoothing, z_loss, weights or distributions of a teacher: "
+            "leave them or shape.cutoffs out"
         )
 
     def _features(self, hidden_ND: Tensor, at: Tensor | None) -> Tensor:

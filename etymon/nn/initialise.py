@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,14 @@ def constant(value: float) -> Filler:
 
 COMMON: list[tuple[str, Filler]] = [("*norm.weight", constant(1.0)), ("*bias", constant(0.0))]
 """What all families agree on; a family's own rules come first."""
+
+
+def normal_weights(shape: Any) -> list[tuple[str, Filler]]:
+    return [*COMMON, ("*.weight", normal(shape.deviation))]
+
+
+def truncated_weights(shape: Any) -> list[tuple[str, Filler]]:
+    return [*COMMON, ("*.weight", truncated_normal(shape.deviation))]
 
 
 @torch.no_grad()

@@ -84,22 +84,6 @@ class SegmentMemory:
         ]
         return chosen
 
-    def keep(self, rows: Tensor) -> None:
-        chosen = self.select(rows)
-        self.lengths, self.layers = chosen.lengths, chosen.layers
-
-    def fork(self, copies: int) -> SegmentMemory:
-        return self.select(torch.arange(len(self.lengths)).repeat_interleave(copies))
-
-    def crop(self, lengths: Sequence[int]) -> None:
-        if tuple(lengths) != self.lengths:
-            raise ValueError(
-                "a memory of segments cannot be cropped: what it has dropped would have to come back"
-            )
-
-    def detach(self) -> SegmentMemory:
-        return self.select(torch.arange(len(self.lengths)))
-
     def tensors(self) -> dict[str, Tensor]:
         return {
             f"memory.{layer}": part.contiguous() for layer, part in enumerate(self.layers) if part is not None

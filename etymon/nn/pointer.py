@@ -12,7 +12,6 @@ Legend: N tokens, n asked positions, D width, L window, K keys, G blocks of S qu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -153,13 +152,11 @@ class PointerVocabulary(DenseVocabulary):
         )
         return torch.logaddexp(log_gate_n + own_n, log_copy_n)
 
-    def loss_and_sample(self, *arguments: object, **options: object) -> tuple[Tensor, Tensor]:
-        raise EtymonError("a generator of replaced tokens reads both sides, and a pointer only back")
-
-    def divergence(
-        self, hidden_ND: Tensor, at: Tensor | None, teacher: Callable[[slice], Tensor], temperature: float
-    ) -> Tensor:
-        raise EtymonError("a student with a pointer cannot learn distributions: leave shape.pointer out")
+    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+        raise EtymonError(
+            "a model with a pointer knows no label smoothing, z_loss, weights or distributions of a teacher: "
+            "leave them or shape.pointer out"
+        )
 
     def _pointed(
         self, hidden_ND: Tensor, at: Tensor | None, context: Context | None

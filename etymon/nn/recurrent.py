@@ -12,10 +12,8 @@ forget, candidate, output), P width of the output.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,49 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from etymon.nn.batch import Batch
 from etymon.nn.dropout import Dropout
-from etymon.nn.ragged import Layout, permute
-
-
-@dataclass(frozen=True)
-class TimeOrder:
-    """The tokens of a layout by time: `steps` are the slices of one moment each, of the longest rows first."""
-
-    rows: Tensor
-    """The longest row first."""
-    places: Tensor
-    """Where every row is then: the inverse of `rows`."""
-    steps: tuple[tuple[int, int], ...]
-    orders: tuple[Tensor, Tensor]
-    """Which token comes next: read from the beginning, and read from the end."""
-    inverses: tuple[Tensor, Tensor]
-
-    @staticmethod
-    def of(layout: Layout) -> TimeOrder:
-        lengths = np.asarray(layout.lengths, np.int64)
-        rows = np.argsort(-lengths, kind="stable")
-        places = np.argsort(rows)
-        counts = np.bincount(lengths, minlength=1)[::-1].cumsum()[::-1][
-            1:
-        ]  # rows that have a token at each time
-        stops = counts.cumsum()
-        row = np.repeat(np.arange(layout.rows), lengths)
-        index = np.arange(layout.tokens) - layout.host_starts[row]
-        found = []
-        for time in (index, lengths[row] - 1 - index):
-            inverse = (stops - counts)[time] + places[row] if len(time) else time
-            order = np.empty_like(inverse)
-            order[inverse] = np.arange(len(inverse))
-            found.append((order, inverse))
-        (ahead, ahead_inverse), (back, back_inverse) = (
-            [torch.from_numpy(part).to(layout.device) for part in pair] for pair in found
-        )
-        return TimeOrder(
-            rows=torch.from_numpy(rows).to(layout.device),
-            places=torch.from_numpy(places).to(layout.device),
-            steps=tuple(zip((stops - counts).tolist(), stops.tolist(), strict=True)),
-            orders=(ahead, back),
-            inverses=(ahead_inverse, back_inverse),
-        )
+from etymon.nn.recurrent_layers import Packing
 
 
 class Weights(nn.Linear):
@@ -243,19 +199,6 @@ class RecurrentState:
         lengths = [self.lengths[row] for row in rows.tolist()]
         return RecurrentState(self.hidden_LGRP[:, :, rows], self.cell_LGRC[:, :, rows], lengths)
 
-    def keep(self, rows: Tensor) -> None:
-        self.__dict__.update(self.select(rows).__dict__)
-
-    def fork(self, copies: int) -> RecurrentState:
-        return self.select(torch.arange(len(self.lengths)).repeat_interleave(copies))
-
-    def crop(self, lengths: Sequence[int]) -> None:
-        if tuple(lengths) != self.lengths:
-            raise ValueError("a recurrent state is of its last token alone and cannot be cropped")
-
-    def detach(self) -> RecurrentState:
-        return RecurrentState(self.hidden_LGRP.detach(), self.cell_LGRC.detach(), self.lengths)
-
     def forget(self, rows: Sequence[int]) -> None:
         forgotten = set(rows)
         keep = [row not in forgotten for row in range(len(self.lengths))]
@@ -308,38 +251,31 @@ class TwoWayStack(nn.Module):
     def forward(
         self, x_ND: Tensor, batch: Batch, memory: Any = None, state: RecurrentState | None = None
     ) -> Tensor:
-        time: TimeOrder = batch.views.get("time") or TimeOrder.of(batch.layout)
-        batch.views["time"] = time
+        if "packings" not in batch.views:
+            batch.views["packings"] = Packing(batch.layout), Packing(batch.layout, backwards=True)
+        packings: tuple[Packing, Packing] = batch.views["packings"]
+        ahead = packings[0]  # rows and steps are the same in both
         old = state or self.start(batch.layout.rows)
         hidden, cell = [], []
         if self.seen is not None:
             self.seen.append(x_ND)
-        ways = [
-            permute(x_NP, order, inverse)
-            for x_NP, order, inverse in zip(x_ND.chunk(2, -1), time.orders, time.inverses, strict=True)
-        ]
+        ways = [packing.pack(x_NP) for x_NP, packing in zip(x_ND.chunk(2, -1), packings, strict=True)]
         for number, layer in enumerate(self.layers):
             ways = [self.dropout(x_NP) for x_NP in ways]
             y_GNP, hidden_GRP, cell_GRC = run(
                 list(layer.values()),  # type: ignore[operator]
                 ways,
-                time.steps,
-                old.hidden_LGRP[number][:, time.rows],
-                old.cell_LGRC[number][:, time.rows],
+                ahead.steps,
+                old.hidden_LGRP[number][:, ahead.rows],
+                old.cell_LGRC[number][:, ahead.rows],
                 self.cell_clip,
                 self.projection_clip,
             )
             ways = [y_NP + x_NP if number else y_NP for x_NP, y_NP in zip(ways, y_GNP)]
-            hidden.append(hidden_GRP[:, time.places].detach())
-            cell.append(cell_GRC[:, time.places].detach())
+            hidden.append(hidden_GRP[:, ahead.back].detach())
+            cell.append(cell_GRC[:, ahead.back].detach())
             if self.seen is not None or number == len(self.layers) - 1:
-                x_ND = torch.cat(
-                    [
-                        permute(y_NP, inverse, order)
-                        for y_NP, order, inverse in zip(ways, time.orders, time.inverses, strict=True)
-                    ],
-                    dim=-1,
-                )
+                x_ND = torch.cat([packing.flat(y_NP) for y_NP, packing in zip(ways, packings)], -1)
             if self.seen is not None:
                 self.seen.append(x_ND)
         if state is not None:

@@ -42,10 +42,13 @@ class Packing:
         rows = np.argsort(-lengths, kind="stable")
         steps = np.arange(layout.longest)
         sizes = (lengths[:, None] > steps).sum(0)
+        starts = np.cumsum(sizes) - sizes
         step = np.repeat(steps, sizes)
-        row = rows[np.arange(len(step)) - np.repeat(np.cumsum(sizes) - sizes, sizes)]
+        row = rows[np.arange(len(step)) - np.repeat(starts, sizes)]
         index = layout.host_starts[row] + (lengths[row] - 1 - step if backwards else step)
         self.sizes = sizes.tolist()
+        self.steps = tuple(zip(starts.tolist(), (starts + sizes).tolist()))
+        """The slices of the packed tokens that are one step each."""
         self.batch_sizes = torch.from_numpy(sizes)
         self.index, self.inverse, self.rows, self.back = (
             torch.from_numpy(part.astype(np.int64)).to(layout.device)

@@ -79,9 +79,6 @@ class Source:
         missing = None if self.missing_RT is None else change(self.missing_RT)
         return Source(change(self.values_RTH), keys, missing, change(self.lengths_R), numbers)
 
-    def detach(self) -> Source:
-        return self._changed(Tensor.detach, self.numbers)
-
 
 @dataclass
 class Call:
@@ -158,15 +155,3 @@ class RecurrentState:
 
     def rewind(self, mark: Mark) -> None:
         self.lengths, self.now, self.past = mark[0], mark[1], list(mark[2])
-
-    def detach(self) -> Self:
-        copy = type(self)(0)
-        copy.lengths = self.lengths
-        if self.now is not None and self.source is not None:
-            copy.now = self.now.changed(lambda part, axis: part.detach())
-            copy.source = self.source.detach()
-            copy.past = [
-                Call(call.states.changed(lambda part, axis: part.detach()), call.before, call.new, call.first)
-                for call in self.past
-            ]
-        return copy

@@ -1,14 +1,13 @@
 """What a model carries from one call to the next.
 
-One protocol for key/value caches, windows of a pointer, memories of segments and recurrent states: per-row
-lengths, choosing and repeating rows, detaching, and the tensors to save.
+Decodes carry key/value caches and the window of a pointer; streams of text anything that is a `StreamState`.
 
 Legend: N new tokens, R rows, H heads, C capacity, K head width, D width, T most new tokens of a row, M places of a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, Protocol, Self
@@ -19,27 +18,13 @@ from torch import Tensor
 from etymon.nn.ragged import Layout, Padding
 
 
-class State(Protocol):
+class StreamState(Protocol):
+    """A state that streams of text carry from segment to segment, in training too. It holds no history."""
+
     lengths: tuple[int, ...]
 
     def select(self, rows: Tensor) -> Self:
-        """The given rows, in that order (beams reorder, finished rows leave)."""
-
-    def keep(self, rows: Tensor) -> None:
-        """The same in place, for at most as many rows as there are: only rows that change places are copied."""
-
-    def fork(self, copies: int) -> Self:
-        """Every row repeated `copies` times, side by side (beams, shared prefixes)."""
-
-    def crop(self, lengths: Sequence[int]) -> None:
-        """Every row forgets what lies beyond its length; nothing is copied."""
-
-    def detach(self) -> Self:
-        """The same values without their history."""
-
-
-class StreamState(State, Protocol):
-    """A state that streams of text carry from segment to segment, in training too."""
+        """The given rows, in that order."""
 
     def forget(self, rows: Sequence[int]) -> None:
         """These rows begin anew."""
@@ -141,12 +126,6 @@ class Cache:
                 setattr(copy, name, new)
         return copy
 
-    def detached(self) -> Cache:
-        copy = Cache(self.capacity)
-        if self.keys is not None and self.values is not None:
-            copy.keys, copy.values = self.keys.detach(), self.values.detach()
-        return copy
-
 
 def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
     rows = rows.to(part_RHCK.device)
@@ -209,18 +188,10 @@ class Window:
             raise ValueError(f"a window can be cropped by {SPARE} tokens before the last call")
 
     def select(self, rows: Tensor) -> Window:
-        return self._changed(
-            lambda column: column[rows], [self.new[row] for row in rows.tolist() if self.new]
-        )
-
-    def detach(self) -> Window:
-        return self._changed(Tensor.detach, self.new)
-
-    def _changed(self, change: Callable[[Tensor], Tensor], new: Sequence[int]) -> Window:
         other = Window(self.reach)
-        if new:
-            other._hidden_RMD, other._ids_RM = change(self._hidden_RMD), change(self._ids_RM)
-            other.new = tuple(new)
+        if self.new:
+            other._hidden_RMD, other._ids_RM = self._hidden_RMD[rows], self._ids_RM[rows]
+            other.new = tuple(self.new[row] for row in rows.tolist())
         return other
 
 
@@ -262,6 +233,7 @@ class KeyValueState:
         self.lengths, self.window = mark[0], copy(mark[1])
 
     def select(self, rows: Tensor) -> KeyValueState:
+        """The given rows, in that order (beams reorder, finished rows leave)."""
         chosen = copy(self)
         chosen.spare = None
         chosen.self_caches = [cache.pick(rows, self.filled_cells) for cache in self.self_caches]
@@ -273,6 +245,7 @@ class KeyValueState:
         return chosen
 
     def keep(self, rows: Tensor) -> None:
+        """The same in place, for at most as many rows as there are: only rows that change places are copied."""
         order = rows.tolist()
         moved = [place for place, row in enumerate(order) if place != row]
         # Gradients cannot go through an array that is written over and over.
@@ -308,6 +281,7 @@ class KeyValueState:
         self.window = None if other.window is None else other.window.select(rows)
 
     def crop(self, lengths: Sequence[int]) -> None:
+        """Every row forgets what lies beyond its length; nothing is copied."""
         dropped = [old - new for old, new in zip(self.lengths, lengths, strict=True)]
         if min(dropped, default=0) < 0 or min(lengths, default=0) < 0:
             raise ValueError(f"rows of {self.lengths} tokens cannot be cropped to {tuple(lengths)}")
@@ -319,12 +293,5 @@ class KeyValueState:
                 self.window = Window(self.window.reach)
 
     def fork(self, copies: int) -> KeyValueState:
+        """Every row repeated `copies` times, side by side (beams, shared prefixes)."""
         return self.select(torch.arange(len(self.lengths)).repeat_interleave(copies))
-
-    def detach(self) -> KeyValueState:
-        free = copy(self)
-        free.spare = None
-        free.self_caches = [cache.detached() for cache in self.self_caches]
-        free.cross_caches = [cache.detached() for cache in self.cross_caches]
-        free.window = None if self.window is None else self.window.detach()
-        return free

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.state import KeyValueState
 
@@ -211,8 +210,6 @@ class DenseVocabulary(nn.Module):
     ) -> Tensor:
         """The same for training alone: a share of every target is all words in equal parts (label smoothing),
         `z_loss` times log² of the normaliser keeps the logits small, and targets may have weights."""
-        if type(self) is not DenseVocabulary:
-            raise EtymonError("label smoothing, z_loss and weights need an ordinary softmax: leave them out")
         score = cross_entropy(targets_n, smoothing=smoothing, z_loss=z_loss, weights_n=weights_n)
         return self._scored(hidden_ND, at, score)
 
@@ -240,6 +237,7 @@ class DenseVocabulary(nn.Module):
         return self._scored(hidden_ND, at, divergence(teacher, temperature))
 
     def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+        """Where all that scores plain logits goes through: heads of another kind refuse it."""
         return linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:

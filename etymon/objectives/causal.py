@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_leng
 class CausalExample:
     ids: np.ndarray
     targets: np.ndarray
-    """What the last of the ids are asked for. Those before them are given: they and the first that is asked are a prefix,
-    read in both directions."""
+    """What the last of the ids are asked for. Those before them are given: to `causal`, they and the first that is asked are
+    a prefix, read in both directions."""
 
 
 @dataclass
@@ -31,6 +32,23 @@ class CausalPrepared(Prepared):
     targets: Tensor
     at: Tensor | None
     """Where targets are asked for; None if everywhere."""
+
+
+def asked(examples: Sequence[CausalExample], batch: Batch, text_lengths: np.ndarray) -> dict[str, Any]:
+    """The fields of a `CausalPrepared`: a batch of these examples, and what the last of their ids are asked for."""
+    targets = np.concatenate([example.targets for example in examples])
+    stops = np.cumsum(batch.layout.lengths)
+    at = np.concatenate([np.arange(stop - len(each.targets), stop) for stop, each in zip(stops, examples)])
+    count_bytes, characters = text_lengths[targets].sum(0).tolist()
+    return {
+        "counts": {"loss": len(targets)},
+        "tokens": batch.layout.tokens,
+        "bytes": count_bytes,
+        "characters": characters,
+        "batch": batch,
+        "targets": torch.from_numpy(targets),
+        "at": None if len(at) == batch.layout.tokens else torch.from_numpy(at),
+    }
 
 
 class Causal(Objective):
@@ -58,29 +76,17 @@ class Causal(Objective):
 
     def collate(self, examples: Sequence[CausalExample]) -> CausalPrepared:
         examples = by_length(examples)
-        asked = [len(example.targets) for example in examples]
-        batch = Batch.of(
-            [example.ids for example in examples],
-            prefix=[len(example.ids) - count + 1 for example, count in zip(examples, asked, strict=True)],
-        )
-        targets = np.concatenate([example.targets for example in examples])
-        stops = np.cumsum(batch.layout.lengths)
-        at = np.concatenate([np.arange(stop - count, stop) for stop, count in zip(stops, asked, strict=True)])
-        count_bytes, characters = self.text_lengths[targets].sum(0).tolist()
-        return CausalPrepared(
-            counts={"loss": len(targets)},
-            tokens=batch.layout.tokens,
-            bytes=count_bytes,
-            characters=characters,
-            batch=batch,
-            targets=torch.from_numpy(targets),
-            at=None if len(at) == batch.layout.tokens else torch.from_numpy(at),
-        )
+        prefix = [len(example.ids) - len(example.targets) + 1 for example in examples]
+        batch = Batch.of([example.ids for example in examples], prefix=prefix)
+        return CausalPrepared(**asked(examples, batch, self.text_lengths))
 
     def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
         hidden, _ = unit.model.hidden(prepared.batch)
-        head = unit.model.heads["vocabulary"]
-        if self.z_loss and unit.model.training:
+        return self._terms(unit.model, prepared, hidden)
+
+    def _terms(self, model: Any, prepared: CausalPrepared, hidden: Tensor) -> dict[str, Term]:
+        head = model.heads["vocabulary"]
+        if self.z_loss and model.training:
             return {
                 "loss": Term(head.smoothed_loss(hidden, prepared.at, prepared.targets, z_loss=self.z_loss))
             }

@@ -11,8 +11,9 @@ Legend: N tokens, R rows, H heads, T longest row, D width, K width of a head.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,17 +52,20 @@ class Teaching:
             yield own, taught
 
     def terms(
-        self,
-        unit: Unit,
-        batch: Batch,
-        hidden_ND: Tensor,
-        at: Tensor | None,
-        seen: tuple[Trace, Trace] | None,
-        taught_ND: Tensor,
+        self, unit: Unit, prepared: Any, ordinary: Callable[[Any, Any, Tensor], dict[str, Term]]
     ) -> dict[str, Term]:
-        terms = {}
+        """The ordinary objective's, which are made of a model, a slice and its hidden states, and the teacher's."""
+        batch: Batch = prepared.batch
+        with self.looking(unit) as seen:
+            hidden_ND, _ = unit.model.hidden(batch)
+            with torch.no_grad():
+                taught_ND, _ = unit.teacher.hidden(batch)
+        terms = {
+            name: replace(term, weight=term.weight * self.hard)
+            for name, term in ordinary(unit.model, prepared, hidden_ND).items()
+        }
         if self.soft:
-            places = None if self.everywhere else at
+            places = None if self.everywhere else prepared.at
             index = torch.arange(len(hidden_ND), device=hidden_ND.device) if places is None else places
             head = unit.teacher.heads["vocabulary"]
 
@@ -116,13 +120,7 @@ class DistilledMasked(Masked):
         return {**super()._counts(masked, tokens, rows), **self.teaching.counts(masked, tokens)}
 
     def loss(self, unit: Unit, prepared: MaskedPrepared) -> dict[str, Term]:
-        with self.teaching.looking(unit) as seen:
-            hidden, _ = unit.model.hidden(prepared.batch)
-            with torch.no_grad():
-                taught, _ = unit.teacher.hidden(prepared.batch)
-        terms = self._terms(unit.model, prepared, hidden)
-        terms["masked"] = Term(terms["masked"].sum, self.teaching.hard)
-        return terms | self.teaching.terms(unit, prepared.batch, hidden, prepared.at, seen, taught)
+        return self.teaching.terms(unit, prepared, self._terms)
 
 
 class DistilledCausal(Causal):
@@ -150,14 +148,7 @@ class DistilledCausal(Causal):
         return prepared
 
     def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
-        with self.teaching.looking(unit) as seen:
-            hidden, _ = unit.model.hidden(prepared.batch)
-            with torch.no_grad():
-                taught, _ = unit.teacher.hidden(prepared.batch)
-        context = Context(prepared.batch)
-        total = unit.model.heads["vocabulary"].loss(hidden, None, prepared.targets, context)
-        terms = {"loss": Term(total, self.teaching.hard)}
-        return terms | self.teaching.terms(unit, prepared.batch, hidden, None, seen, taught)
+        return self.teaching.terms(unit, prepared, self._terms)
 
 
 def _relations(model: Any, seen: Trace, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,17 @@ class Blend:
 class MixturePrepared(Prepared):
     parts: dict[str, Prepared]
 
+    @staticmethod
+    def of(parts: dict[str, Prepared]) -> MixturePrepared:
+        counts = {f"{name}/{term}": n for name, part in parts.items() for term, n in part.counts.items()}
+        return MixturePrepared(
+            counts=counts,
+            tokens=sum(part.tokens for part in parts.values()),
+            bytes=sum(part.bytes for part in parts.values()),
+            characters=sum(part.characters for part in parts.values()),
+            parts=parts,
+        )
+
     def to(self, device: torch.device | str) -> Self:
         return replace(self, parts={name: part.to(device) for name, part in self.parts.items()})
 
@@ -117,15 +128,7 @@ class Mixture(Objective):
             if not own:
                 nothing = dict.fromkeys(parts[name].counts, 0.0)
                 parts[name] = replace(parts[name], counts=nothing, tokens=0, bytes=0.0, characters=0.0)
-        return MixturePrepared(
-            counts={
-                f"{name}/{term}": count for name, part in parts.items() for term, count in part.counts.items()
-            },
-            tokens=sum(part.tokens for part in parts.values()),
-            bytes=sum(part.bytes for part in parts.values()),
-            characters=sum(part.characters for part in parts.values()),
-            parts=parts,
-        )
+        return MixturePrepared.of(parts)
 
     def loss(self, unit: Unit, prepared: MixturePrepared) -> dict[str, Term]:
         terms = {}

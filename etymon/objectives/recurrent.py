@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from etymon.data import streams as text_streams
 from etymon.data.store import Split
@@ -14,15 +13,12 @@ from etymon.data.streams import FRESH, STREAM, Reset
 from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
-from etymon.objectives.causal import CausalPrepared
+from etymon.objectives.causal import CausalExample, CausalPrepared, asked
 from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, needed_id, text_lengths
 
 
 @dataclass(frozen=True)
-class Segment:
-    ids: np.ndarray
-    targets: np.ndarray
-    """What the last of the ids are asked for."""
+class Segment(CausalExample):
     stream: int
     fresh: bool
 
@@ -69,8 +65,8 @@ class Recurrent(Streaming):
             split, self.length, seed, epoch, streams, reset=self.reset, shuffle=shuffle
         )
         sizes = table[:, text_streams.STOP] - table[:, text_streams.START] - 1
-        asked = np.maximum(1, np.ceil(sizes * self.recent).astype(np.int64)) if shuffle else sizes
-        return np.column_stack((table, asked))
+        recent = np.maximum(1, np.ceil(sizes * self.recent).astype(np.int64)) if shuffle else sizes
+        return np.column_stack((table, recent))
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> Segment:
         ids = text_streams.read(split, row, self.separator)
@@ -78,20 +74,8 @@ class Recurrent(Streaming):
 
     def collate(self, examples: Sequence[Segment]) -> RecurrentPrepared:
         batch = Batch.of([example.ids for example in examples])
-        targets = np.concatenate([example.targets for example in examples])
-        stops = np.cumsum(batch.layout.lengths)
-        at = np.concatenate(
-            [np.arange(stop - len(each.targets), stop) for stop, each in zip(stops, examples, strict=True)]
-        )
-        count_bytes, characters = self.text_lengths[targets].sum(0).tolist()
         return RecurrentPrepared(
-            counts={"loss": len(targets)},
-            tokens=batch.layout.tokens,
-            bytes=count_bytes,
-            characters=characters,
-            batch=batch,
-            targets=torch.from_numpy(targets),
-            at=None if len(at) == batch.layout.tokens else torch.from_numpy(at),
+            **asked(examples, batch, self.text_lengths),
             streams=tuple(example.stream for example in examples),
             fresh=tuple(example.fresh for example in examples),
         )

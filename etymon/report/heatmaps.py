@@ -1,13 +1,16 @@
-"""Pictures of attention: a page to look around in, or one picture as SVG or PNG."""
+"""Pictures of attention: a page to look around in, or one picture as SVG or PNG.
+
+Legend: Q queries, T keys.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -15,29 +18,34 @@ from etymon.files import atomic_write
 from etymon.report.page import escape, page
 from etymon.report.plots import printable
 
-
-class Weights(Protocol):
-    """`weights[layer, head, query, key]` with the names of queries and keys."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def queries(self) -> list[str]: ...
-    @property
-    def keys(self) -> list[str]: ...
-    @property
-    def weights(self) -> np.ndarray: ...
-    @property
-    def square(self) -> bool: ...
-
-    def rolled_out(self) -> np.ndarray: ...
-
-
 LARGEST = 50.0
 """Inches of a picture's longer side: tokens of a long text become smaller, and no picture takes gigabytes."""
 
 
-def attention_page(title: str, subtitle: str, maps: Sequence[Weights]) -> str:
+@dataclass(frozen=True)
+class Attended:
+    """`weights[layer, head, query, key]` of one kind of attention; every query's weights add up to one."""
+
+    kind: str
+    """self, encoder, decoder, or cross: from what is written to what was read."""
+    queries: list[str]
+    keys: list[str]
+    weights: np.ndarray
+
+    @property
+    def square(self) -> bool:
+        return self.kind != "cross"
+
+    def rolled_out(self) -> np.ndarray:
+        """How much of every token's input is left in each last state, if half of a layer's output is what came in and half
+        what was attended to, heads in equal parts: `prod((A + I) / 2)` (Abnar and Zuidema 2020)."""
+        flow = np.eye(len(self.queries))
+        for layer_QT in self.weights.mean(1):
+            flow = (layer_QT + np.eye(len(flow))) / 2 @ flow
+        return flow
+
+
+def attention_page(title: str, subtitle: str, maps: Sequence[Attended]) -> str:
     """One HTML file that needs nothing else: kinds, layers and heads to choose, every weight to point at."""
     records = [
         {
@@ -58,7 +66,7 @@ def _packed(weights: np.ndarray) -> str:
     return base64.b64encode((weights.clip(0, 1) * 65535).round().astype("<u2").tobytes()).decode("ascii")
 
 
-def attention_picture(path: str | PathLike[str], one: Weights, layer: int | None, head: int | None) -> None:
+def attention_picture(path: str | PathLike[str], one: Attended, layer: int | None, head: int | None) -> None:
     """One heat map (None: the mean of all layers, of all heads) to an .svg or .png file."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -5,7 +5,7 @@ Legend: N tokens, R rows (windows), D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from etymon.tasks.answers_given import given_answers, told_apart
 from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.scores import Score
 from etymon.tasks.spans import Found, best_spans, followed_spans, row_log_softmax
-from etymon.tasks.task import Fit
+from etymon.tasks.task import Fit, Tell, silent
 
 SPAN, CONDITIONAL = "span", "conditional_span"
 HIDDEN = -1e30
@@ -172,17 +172,13 @@ class Answer(HeadTask):
         self._take(CONDITIONAL if CONDITIONAL in model.heads else SPAN)
         self.trailing = self.reader.framing.pair[-1] == "class"
 
-    def windows(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None
-    ) -> tuple[list[Window], list[Tokens]]:
+    def windows(self, table: Table, tell: Tell = silent) -> tuple[list[Window], list[Tokens]]:
         questions, contexts = zip(*(rows[0] for rows in self.pairs(table)), strict=True)
         return windows(
             self.reader, questions, contexts, self.options.stride, self.options.question_length, tell
         )
 
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Examples:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
         characters = self.targets(table)
         found, tokens = self.windows(table, tell)
         answers: list[tuple[int, int] | None] = []
@@ -200,7 +196,7 @@ class Answer(HeadTask):
             {**examples.columns, "target": np.array(targets, np.int64)}, examples.sizes, examples.words
         )
 
-    def read(self, table: Table, tell: Callable[[str], None] = lambda text: None) -> Examples:
+    def read(self, table: Table, tell: Tell = silent) -> Examples:
         return self.examples(self.windows(table, tell)[0])
 
     def examples(self, found: Sequence[Window]) -> Examples:

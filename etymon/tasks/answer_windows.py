@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from etymon.data.framing import Framed
 from etymon.errors import EtymonError
 from etymon.tasks.reading import TextReader
+from etymon.tasks.task import Tell, silent
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def windows(
     contexts: Sequence[str],
     stride: int,
     question_length: int,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = silent,
 ) -> tuple[list[Window], list[Tokens]]:
     """All windows, question by question, and the tokens of every question's context. Windows begin `stride` tokens apart, and
     together hold every token of a context. Of a question at most `question_length` tokens are read, and half the room."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,7 @@ from etymon.tasks.label_scores import (
     multi_label_scores,
 )
 from etymon.tasks.scores import Score
-from etymon.tasks.task import Fit
+from etymon.tasks.task import Fit, Tell, silent
 
 MARK = "|"
 """Between several labels in one cell of a table."""
@@ -171,9 +171,7 @@ class Classify(TextTask):
             marked[number, [places[name] for name in names]] = 1.0
         return marked
 
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Examples:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
         examples = super().encode(table, tell, learn=learn)
         if learn and self.options.class_weights == "balanced":
             targets: Any = examples.columns["target"]

@@ -34,7 +34,7 @@ from etymon.objectives.objective import Term, Unit
 from etymon.tasks.feature_cache import FeatureCache
 from etymon.tasks.head_batches import HeadPrepared, ask_for_words, parts_of
 from etymon.tasks.reading import Pair, TextReader
-from etymon.tasks.task import Fit, Task
+from etymon.tasks.task import Fit, Task, Tell, silent
 
 PREDICTED_TOKENS = 4096
 """That are read together where nothing is learnt."""
@@ -233,9 +233,7 @@ class HeadTask(Task):
             "text": [text for rows in self.pairs(table) for pair in rows for text in pair if text is not None]
         }
 
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Examples:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
         examples = self.read(table, tell)
         columns = {**examples.columns, "target": self.by_example(self.targets(table), examples)}
         if learn and self.teacher is not None:
@@ -243,7 +241,7 @@ class HeadTask(Task):
             columns[TAUGHT] = self.by_example(self.teacher(table), examples)
         return Examples(columns, examples.sizes, examples.words)
 
-    def read(self, table: Table, tell: Callable[[str], None] = lambda text: None) -> Examples:
+    def read(self, table: Table, tell: Tell = silent) -> Examples:
         """The table's texts as tokens, whether it has answers or not."""
         return self.reader.examples(self.pairs(table), table, tell, ending=self.ending)
 

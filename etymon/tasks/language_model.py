@@ -7,7 +7,7 @@ et al. 2020).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
@@ -28,7 +28,7 @@ from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import Objective, Prepared, Term, Unit, check_fit
 from etymon.tasks.reading import require_one_tokenizer
 from etymon.tasks.scores import Score, interval
-from etymon.tasks.task import Fit, Task
+from etymon.tasks.task import Fit, Task, Tell, silent
 
 USUAL_LENGTH = 256
 """Tokens of a sample, where the model itself has no smaller limit: as in pretraining."""
@@ -112,9 +112,7 @@ class LanguageModel(Task):
         self.bind(model, length)
         model.reads_prefix = "prefix" in self.objective.requires
 
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Any:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Any:
         """A split of the texts, which objectives over text read."""
         split = Split.of_texts(self.texts(table)["text"], self.tokenizer)
         for number in np.flatnonzero(split.sizes == 0):

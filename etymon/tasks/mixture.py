@@ -7,15 +7,15 @@ member gets is fixed by the rates; which samples they have and in what order is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from etymon.data.examples import bundled, filled, sample_bundles
 from etymon.data.plans import key
-from etymon.objectives.objective import Objective, Prepared, Term, Unit
+from etymon.objectives.mixture import MixturePrepared
+from etymon.objectives.objective import Objective, Term, Unit
 from etymon.tasks.task import Task
 
 Rates = Literal["proportional", "temperature", "equal"]
@@ -47,14 +47,6 @@ class MixedSplit:
     @property
     def words(self) -> np.ndarray:
         return np.array([part.words.sum() for part in self.parts.values()])
-
-
-@dataclass
-class MixedPrepared(Prepared):
-    parts: dict[str, Prepared]
-
-    def to(self, device: torch.device | str) -> Self:
-        return replace(self, parts={name: part.to(device) for name, part in self.parts.items()})
 
 
 class TaskMixture(Objective):
@@ -122,21 +114,14 @@ class TaskMixture(Objective):
         part, own = self.parts[name], split.parts[name]
         return name, [part.prepare(own, each, rng) for each in bundled(row[1:])]
 
-    def collate(self, examples: Sequence[tuple[str, list[Any]]]) -> MixedPrepared:
+    def collate(self, examples: Sequence[tuple[str, list[Any]]]) -> MixturePrepared:
         parts = {}
         for name in dict.fromkeys(owner for owner, _ in examples):
             own = [example for owner, many in examples if owner == name for example in many]
             parts[name] = self.parts[name].collate(own)
-        return MixedPrepared(
-            counts={
-                f"{name}/{term}": count for name, part in parts.items() for term, count in part.counts.items()
-            },
-            tokens=sum(part.tokens for part in parts.values()),
-            bytes=0.0,
-            parts=parts,
-        )
+        return MixturePrepared.of(parts)
 
-    def loss(self, unit: Unit, prepared: MixedPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: MixturePrepared) -> dict[str, Term]:
         return {
             f"{name}/{term}": found
             for name, part in prepared.parts.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
+from etymon.tasks.task import Tell
 
 Pair = tuple[str, str | None]
 USUAL_LENGTH = 512
@@ -70,7 +71,7 @@ class TextReader:
         return self.framing.frame(first, np.concatenate([self.between, second[: lengths[1]]]))
 
     def examples(
-        self, pairs: Sequence[Sequence[Pair]], table: Table, tell: Callable[[str], None], *, ending: bool
+        self, pairs: Sequence[Sequence[Pair]], table: Table, tell: Tell, *, ending: bool
     ) -> Examples:
         """The rows of every example, one text or two each, as tokens. Refuses one without any."""
         before = self.cut

@@ -6,7 +6,7 @@ Legend: n words of a batch, L labels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +37,7 @@ from etymon.tasks.entities import (
 from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.scores import Score
 from etymon.tasks.tag_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
+from etymon.tasks.task import Tell, silent
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -185,15 +186,13 @@ class Tag(HeadTask):
         # What reads from left to right has seen all of a word at its last piece.
         self.at_last = "causal" in model.capabilities
 
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Examples:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
         examples = super().encode(table, tell, learn=learn)
         if self.widened:
             tell(f"{self.widened:,} entities begin or end inside a word: they are taken to have all of it")
         return examples
 
-    def read(self, table: Table, tell: Callable[[str], None] = lambda text: None) -> Examples:
+    def read(self, table: Table, tell: Tell = silent) -> Examples:
         """An example for every window of a row."""
         room, before = self.reader.room(False), self.reader.framing.single.index(0)
         if room < 1:

@@ -26,6 +26,12 @@ from etymon.tasks.scores import FALLING, Score, need_libraries
 
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
 """Of a batch: a small table is not to be a few large steps."""
+Tell = Callable[[str], None]
+"""Hears what was cut or left out."""
+
+
+def silent(text: str) -> None:
+    """Tells nobody."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +106,7 @@ class Task(Objective, ABC):
         self.bind(model, length)
 
     @abstractmethod
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Examples:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
         """The table as tokens. `tell` hears what was cut or left out; with `learn`, its `limits` are taken from it."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ way only the target's tokens, and its end, are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context, DenseVocabulary
 from etymon.objectives.objective import Prepared, Term, Unit, needed_id
 from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, Score, text_scores
-from etymon.tasks.task import Fit, Task
+from etymon.tasks.task import Fit, Task, Tell, silent
 
 USUAL_LENGTH = 512
 """Tokens of a source, or of a target, at most, where the model itself has no limit."""
@@ -113,9 +113,7 @@ class Text2Text(Task):
         if self.options.smoothing and type(model.heads["vocabulary"]) is not DenseVocabulary:
             raise EtymonError("label smoothing needs an ordinary softmax: say smoothing 0")
 
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Examples:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
         found = self.texts(table)
         sources, targets = self.sources(found["source"]), self.writer.encode_batch(found["target"])
         length = self.limits["length"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,8 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
-from etymon.objectives.objective import Term, Unit
-from etymon.tasks.scores import Score
-from etymon.tasks.task import Fit, Task
-from etymon.tasks.text2text import PairPrepared, Text2Text, Text2TextOptions
+from etymon.tasks.task import Fit, Task, Tell, silent
+from etymon.tasks.text2text import Text2Text, Text2TextOptions
 
 SOURCE, TARGET = "source", "target"
 HEADS_ALONE = {
@@ -34,6 +32,16 @@ class Written(Task):
     """
 
     heads = frozenset({"vocabulary"})
+    columns = property(attrgetter("task.columns"))
+    reads = property(attrgetter("task.reads"))
+    known = property(attrgetter("task.known"))
+    usual_metrics = property(attrgetter("task.usual_metrics"))
+    check_metrics = property(attrgetter("task.check_metrics"))
+    score = property(attrgetter("task.score"))
+    record = property(attrgetter("task.record"))
+    shown = property(attrgetter("task.shown"))
+    collate = property(attrgetter("writing.collate"))
+    loss = property(attrgetter("writing.loss"))
 
     def __init__(self, task: Any) -> None:
         super().__init__(task.options)
@@ -51,22 +59,6 @@ class Written(Task):
                     f"{name} is for a head, and {family.title} writes its answers: leave it out, or say --way head"
                 )
         return Fit("text-to-text", self.heads)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.task.columns)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return tuple(self.task.reads)
-
-    @property
-    def usual_metrics(self) -> tuple[str, ...]:
-        return tuple(self.task.usual_metrics)
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        return tuple(self.task.known)
 
     def labels(self, table: Table) -> tuple[str, ...]:
         self.task.labels(table)
@@ -114,9 +106,7 @@ class Written(Task):
                 f"of the labels {', '.join(self.known)}, this model's tokenizer writes some in the same way: rename them, or say --way head"
             )
 
-    def encode(
-        self, table: Table, tell: Callable[[str], None] = lambda text: None, *, learn: bool = False
-    ) -> Examples:
+    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
         self.task.targets(table)  # refuses what cannot be
         targets, length = self.task.wanted_texts(table), self.limits["length"]
         # A decoder's row holds both.
@@ -130,32 +120,12 @@ class Written(Task):
         rows: list[Any] = [{SOURCE: source, TARGET: target} for source, target in zip(sources, targets)]
         return self.writing.encode(Table(rows, table.places, table.description), tell, learn=learn)
 
-    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> PairPrepared:
-        return self.writing.collate(examples)
-
-    def loss(self, unit: Unit, prepared: PairPrepared) -> dict[str, Term]:
-        return self.writing.loss(unit, prepared)
-
     def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
         texts, _ = self.asked(table, self.writing.room_for_sources)
         rows: list[Any] = [{SOURCE: text} for text in texts]
         return self.task.understood(
             self.writing.predict(model, Table(rows, table.places, table.description), decoding)
         )
-
-    def score(
-        self, predictions: Sequence[Any], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
-        return self.task.score(predictions, table, metrics, resamples)
-
-    def shown(self, table: Table, number: int, prediction: Any) -> str:
-        return self.task.shown(table, number, prediction)
-
-    def record(self, prediction: Any) -> dict[str, Any]:
-        return self.task.record(prediction)
-
-    def check_metrics(self, metrics: Sequence[str]) -> None:
-        self.task.check_metrics(metrics)
 
     def described(self) -> dict[str, Any]:
         return {**self.task.described(), "limits": self.limits}

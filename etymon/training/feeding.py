@@ -6,10 +6,9 @@ happens.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -209,55 +208,23 @@ class Course(Dataset[Prepared]):
         loader = DataLoader(
             self,
             batch_size=None,
-            sampler=_Addresses(addresses),
+            sampler=addresses,
             num_workers=self.workers,
             multiprocessing_context="spawn",
         )
         return (prepared for prepared in loader)
 
 
-class _Addresses:
-    """A sampler that hands out addresses once."""
-
-    def __init__(self, addresses: Iterator[tuple[int, tuple[Position, ...]]]) -> None:
-        self.addresses = addresses
-
-    def __iter__(self) -> Iterator[tuple[int, tuple[Position, ...]]]:
-        return self.addresses
-
-
 def _ahead(items: Iterator[Prepared], most: int = 3) -> Generator[Prepared]:
-    """The same items, made by a thread while the reader is busy."""
-    ready: queue.Queue[Prepared | BaseException | None] = queue.Queue(maxsize=most)
-    stopped = threading.Event()
-
-    def hand_over(item: Prepared | BaseException | None) -> None:
-        while not stopped.is_set():  # never wait for a reader who has left
-            try:
-                return ready.put(item, timeout=0.2)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for item in items:
-                if stopped.is_set():
-                    return
-                hand_over(item)
-            hand_over(None)
-        except BaseException as error:  # handed over: the thread has nobody to tell
-            hand_over(error)
-
-    thread = threading.Thread(target=work, name="etymon-feed", daemon=True)
-    thread.start()
+    """The same items, made by a thread while the reader is busy; an error is raised in its item's place."""
+    maker = ThreadPoolExecutor(1, "etymon-feed")
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
+        ready = deque(maker.submit(next, items, None) for _ in range(most))
+        while (item := ready.popleft().result()) is not None:
+            ready.append(maker.submit(next, items, None))
             yield item
     finally:
-        stopped.set()
-        thread.join()
+        maker.shutdown(cancel_futures=True)  # a reader who leaves waits for one item at most
 
 
 class ValidationSlices(Sequence[Prepared]):

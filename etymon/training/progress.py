@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
@@ -29,20 +29,31 @@ Value = float | str
 Kind = Literal["auto", "rich", "plain", "silent"]
 
 
-class Progress(Protocol):
-    """What a training loop tells: where it is (`update`), what happened (`note`), and that it is over."""
+class Progress:
+    """What a training loop tells: where it is (`update`), what happened (`note`), and that it is over.
+
+    This one shows nothing: for tests, and for all but the first rank.
+    """
+
+    run: _Run | None = None
 
     def start(self, total_steps: int | None, title: str) -> None:
         """Begin a display; `total_steps` is None where the end is not known."""
 
     def update(self, step: int, values: Mapping[str, Value]) -> None:
         """`step` steps are done, and these are the latest values (names that are absent keep their last one)."""
+        if self.run:
+            self.run.update(step, values)
+            self._show(self.run)
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
 
     def close(self) -> None:
         """End the display; may be called twice."""
+
+    def _show(self, run: _Run) -> None:
+        """There is news of the run."""
 
 
 def progress(kind: Kind = "auto") -> Progress:
@@ -54,27 +65,11 @@ def progress(kind: Kind = "auto") -> Progress:
     if kind == "plain":
         return PlainProgress()
     if kind == "silent":
-        return SilentProgress()
+        return Progress()
     raise EtymonError(f"unknown progress {kind!r}: {did_you_mean(kind, ['auto', 'rich', 'plain', 'silent'])}")
 
 
-class SilentProgress:
-    """Shows nothing: for tests, and for all but the first rank."""
-
-    def start(self, total_steps: int | None, title: str) -> None:
-        pass
-
-    def update(self, step: int, values: Mapping[str, Value]) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class PlainProgress:
+class PlainProgress(Progress):
     """Lines without control characters, for logs: one every ten seconds or ten percent, and the last step."""
 
     def __init__(
@@ -84,7 +79,6 @@ class PlainProgress:
         seconds: float = 10.0,
     ) -> None:
         self.stream, self.clock, self.seconds = stream, clock, seconds
-        self.run: _Run | None = None
         self.printed_step = -1
         self.printed_at = self.printed_tenth = 0.0
 
@@ -93,34 +87,30 @@ class PlainProgress:
         self.printed_step = -1
         self._print(f"{title}: {total_steps:,} steps" if total_steps else title)
 
-    def update(self, step: int, values: Mapping[str, Value]) -> None:
-        if self.run is None:
-            return
-        self.run.update(step, values)
-        tenth = int(self.run.fraction * 10 + 1e-9)
-        waited = self.clock() - self.printed_at
-        if self.printed_step < 0 or waited >= self.seconds or tenth > self.printed_tenth:
-            self._print_step()
-
     def note(self, text: str) -> None:
         self._print(text)
 
     def close(self) -> None:
         if self.run and self.run.step > self.printed_step:
-            self._print_step()
+            self._print_step(self.run)
         self.run = None
 
-    def _print_step(self) -> None:
-        assert self.run is not None
-        self.printed_step, self.printed_at = self.run.step, self.clock()
-        self.printed_tenth = int(self.run.fraction * 10 + 1e-9)
-        self._print("  ".join([*self.run.position(), *self.run.values()]))
+    def _show(self, run: _Run) -> None:
+        tenth = int(run.fraction * 10 + 1e-9)
+        waited = self.clock() - self.printed_at
+        if self.printed_step < 0 or waited >= self.seconds or tenth > self.printed_tenth:
+            self._print_step(run)
+
+    def _print_step(self, run: _Run) -> None:
+        self.printed_step, self.printed_at = run.step, self.clock()
+        self.printed_tenth = int(run.fraction * 10 + 1e-9)
+        self._print("  ".join([*run.position(), *run.values()]))
 
     def _print(self, text: str) -> None:
         print(text, file=self.stream or sys.stderr, flush=True)
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """Two lines redrawn in place: title, bar, step and time left; then the values that fit the width."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -128,7 +118,6 @@ class LiveProgress:
 
         self.console = console or Console(stderr=True)
         self.clock = clock
-        self.run: _Run | None = None
         self.live: Any = None
 
     def start(self, total_steps: int | None, title: str) -> None:
@@ -145,10 +134,6 @@ class LiveProgress:
         )
         self.live.start()
 
-    def update(self, step: int, values: Mapping[str, Value]) -> None:
-        if self.run:
-            self.run.update(step, values)
-
     def note(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
 
@@ -158,7 +143,7 @@ class LiveProgress:
         self.live = self.run = None
 
 
-class NotebookProgress:
+class NotebookProgress(Progress):
     """The two lines of the live display in one notebook output, redrawn in place.
 
     rich would need ipywidgets for this, which many notebooks do not have.
@@ -166,7 +151,6 @@ class NotebookProgress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.run: _Run | None = None
         self.handle: Any = None
         self.drawn_at = -math.inf
 
@@ -175,32 +159,28 @@ class NotebookProgress:
 
         self.close()
         self.run = _Run(total_steps, title, self.clock)
-        self.handle = display(self._picture(), raw=True, display_id=True)
-
-    def update(self, step: int, values: Mapping[str, Value]) -> None:
-        if self.run is None:
-            return
-        self.run.update(step, values)
-        if self.clock() - self.drawn_at >= 0.5:
-            self._draw()
+        self.handle = display(self._picture(self.run), raw=True, display_id=True)
 
     def note(self, text: str) -> None:
         print(text)
 
     def close(self) -> None:
         if self.run:
-            self._draw()
+            self._draw(self.run)
         self.run = self.handle = None
 
-    def _draw(self) -> None:
-        self.drawn_at = self.clock()
-        self.handle.update(self._picture(), raw=True)
+    def _show(self, run: _Run) -> None:
+        if self.clock() - self.drawn_at >= 0.5:
+            self._draw(run)
 
-    def _picture(self) -> dict[str, str]:
-        assert self.run is not None
-        filled = round(self.run.fraction * 30)
-        bar = ["█" * filled + "░" * (30 - filled)] if self.run.total else []
-        lines = ["  ".join([self.run.title, *bar, *self.run.position()]), "  ".join(self.run.values())]
+    def _draw(self, run: _Run) -> None:
+        self.drawn_at = self.clock()
+        self.handle.update(self._picture(run), raw=True)
+
+    def _picture(self, run: _Run) -> dict[str, str]:
+        filled = round(run.fraction * 30)
+        bar = ["█" * filled + "░" * (30 - filled)] if run.total else []
+        lines = ["  ".join([run.title, *bar, *run.position()]), "  ".join(run.values())]
         return {"text/plain": "\n".join(lines)}
 
 

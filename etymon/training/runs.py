@@ -15,10 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from etymon.checkpoints.documents import read_json, write_json
 from etymon.checkpoints.folder import checksums, verify_checksums
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, atomic_write
+from etymon.files import atomic_folder, atomic_write, read_json, write_json
 from etymon.training.feeding import Position
 
 JUDGED = "validation_"

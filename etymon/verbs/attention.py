@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.verbs.terminal import print_json
+
 if TYPE_CHECKING:
-    from etymon.evaluation.attending import Attended
     from etymon.families.model import Model
+    from etymon.report.heatmaps import Attended
 
 FORMATS = (".html", ".svg", ".png")
 
@@ -88,13 +90,11 @@ def present(
     result: Looked, json: Annotated[bool, "print the weights as JSON, a record a kind"] = False
 ) -> None:
     if json:
-        from json import dumps
-
         for one in result.maps:
             record = {
                 "kind": one.kind, "queries": one.queries, "keys": one.keys, "weights": one.weights.round(6).tolist()
             }  # fmt: skip
-            print(dumps(record, ensure_ascii=False))
+            print_json(record)
         return
     for one in result.maps:
         layers, heads = one.weights.shape[:2]

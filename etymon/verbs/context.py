@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_progress as on_progress
 
 if TYPE_CHECKING:
@@ -77,14 +77,11 @@ def context(
 def present(
     result: Contexts, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
-    from json import dumps
-
     from etymon.evaluation import context_report
 
     print(end=clear(), file=sys.stderr, flush=True)
     if json:
-        print(dumps(context_report.record(result), ensure_ascii=False))
-        return
+        return print_json(context_report.record(result))
     print(*context_report.lines(result), sep="\n")
     if out is not None:
         print(f"{Path(out) / 'report.html'} has the curves; results.json is beside it")

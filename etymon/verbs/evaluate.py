@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs import options
+from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
     from etymon.data.tables import Table
@@ -113,12 +114,8 @@ def present(
     result: Evaluated,
     json: Annotated[bool, "print JSON"] = False,
 ) -> None:
-    from dataclasses import asdict
-    from json import dumps
-
     if json:
-        print(dumps({name: asdict(score) for name, score in result.scores.items()}))
-        return
+        return print_json(result.scores, ascii=True)
     for name, score in result.scores.items():
         interval = "" if score.low is None else f"  95% from {score.low:.2f} to {score.high:.2f}"
         print(f"{name:<8} {score.value:.2f}{interval}  {result.rows:,} rows  {score.signature}".rstrip())

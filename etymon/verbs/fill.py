@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from etymon.verbs.options import Quantize
 from etymon.verbs.terminal import on_note as on_note
+from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -49,12 +50,7 @@ def fill(
 
 def present(result: list[Filling], json: Annotated[bool, "print a JSON record a text"] = False) -> None:
     if json:
-        from dataclasses import asdict
-        from json import dumps
-
-        for one in result:
-            print(dumps(asdict(one), ensure_ascii=False))
-        return
+        return print_json(*result)
     for number, one in enumerate(result):
         if number:
             print()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs.options import Quantize
-from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as on_progress
 
@@ -165,10 +165,7 @@ def present(
     if report:
         _present_report(result, out, json)
     elif json:
-        from json import dumps
-
-        for one in result:
-            print(dumps(_told(one), ensure_ascii=False))
+        print_json(*map(_told, result))
     elif len(result) == 1:
         print("" if sys.stdout.isatty() else result[0].text)  # a terminal has seen it already
         _print_log_probs(result[0])
@@ -191,16 +188,12 @@ def _print_log_probs(one: Generation) -> None:
 
 
 def _present_report(result: list[Generation], out: Path | None, json: bool) -> None:
-    from json import dumps
-
     from etymon.verbs.generation_report import Comparison
 
     assert isinstance(result, Comparison)
     print(end=clear(), file=sys.stderr, flush=True)
     if json:
-        for way in result.ways:
-            print(dumps(_told(way), ensure_ascii=False))
-        return
+        return print_json(*map(_told, result.ways))
     print(*result.lines(), sep="\n")
     if out is not None:
         print(f"{out} has it with the texts")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs import options
 from etymon.verbs.terminal import on_note as on_note
+from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -103,10 +104,9 @@ def present(
     if out is not None:
         print(f"{len(result):,} answers in {out}")
         return
+    if json:
+        return print_json(*(one.told for one in result))
     for one in result:
-        if json:
-            print(dumps(one.told, ensure_ascii=False, default=str))
-            continue
         shares = one.answer.get("probabilities")
         sure = f"\t{max(shares.values() if isinstance(shares, dict) else shares):.3f}" if shares else ""
         given = one.prediction

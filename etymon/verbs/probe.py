@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as on_progress
 
@@ -94,14 +94,11 @@ def probe(
 def present(
     result: Probes, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
-    from json import dumps
-
     from etymon.evaluation import probe_report
 
     print(end=clear(), file=sys.stderr, flush=True)
     if json:
-        print(dumps(probe_report.record(result), ensure_ascii=False))
-        return
+        return print_json(probe_report.record(result))
     for score in result.tasks:
         print(*probe_report.lines(score), "", sep="\n")
     if out is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.verbs.options import Quantize
-from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as tell
 
@@ -101,17 +101,10 @@ def present(
     show: Annotated[int, "answers to print for each number of shots"] = 10,
     json: Annotated[bool, "print everything as one JSON record"] = False,
 ) -> None:
-    from dataclasses import asdict
-    from json import dumps
-
     print(end=clear(), file=sys.stderr, flush=True)
     if json:
-        records = [
-            outcome.summary() | {"answers": [asdict(answer) for answer in outcome.answers]}
-            for outcome in result.outcomes
-        ]
-        print(dumps({"outcomes": records, "notes": result.notes}, ensure_ascii=False))
-        return
+        records = [outcome.summary() | {"answers": outcome.answers} for outcome in result.outcomes]
+        return print_json({"outcomes": records, "notes": result.notes})
     for outcome in result.outcomes if show > 0 else ():
         print(f"shots {outcome.shots}")
         for answer in outcome.answers[:show]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from etymon.verbs.terminal import on_note as on_note
+from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -87,12 +88,7 @@ def present(
     json: Annotated[bool, "print a JSON record a text"] = False,
 ) -> None:
     if json:
-        from dataclasses import asdict
-        from json import dumps
-
-        for one in result:
-            print(dumps(asdict(one), ensure_ascii=False))
-        return
+        return print_json(*result)
     for number, one in enumerate(result):
         if number:
             print()

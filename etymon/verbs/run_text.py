@@ -7,7 +7,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from etymon.checkpoints.documents import read_json, write_json
 from etymon.data.sampling import sampled
 from etymon.data.sources import PreparedText, TextSource, text_source
 from etymon.data.store import TokenStore, ensure_store, link_store
@@ -16,6 +15,7 @@ from etymon.data.tokenizer_growing import extends, grow_tokenizer
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
+from etymon.files import read_json, write_json
 from etymon.training.progress import Progress, format_bytes
 from etymon.verbs.run_file import CommonFile, RunFile
 from etymon.verbs.tokenizer import training_choice

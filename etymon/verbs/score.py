@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs.options import Quantize
-from etymon.verbs.terminal import clear
+from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as on_progress
 
@@ -113,12 +113,7 @@ def present(
 ) -> None:
     print(end=clear(), file=sys.stderr, flush=True)
     if json:
-        from dataclasses import asdict
-        from json import dumps
-
-        for one in result:
-            print(dumps(asdict(one), ensure_ascii=False))
-        return
+        return print_json(*result)
     for one in result:
         bits = "" if one.bits_per_byte is None else f"  bits per byte {one.bits_per_byte:.4f}"
         pseudo = "pseudo-" if one.kind == "pseudo-likelihood" else ""

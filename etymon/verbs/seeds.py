@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from etymon.checkpoints.documents import write_json
 from etymon.errors import EtymonError
+from etymon.files import write_json
 from etymon.tasks.task import falling
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.finetuning import Finetuning

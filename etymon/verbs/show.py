@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from etymon.verbs.terminal import print_json
+
 
 @dataclass
 class Shown:
@@ -54,11 +56,7 @@ def show(
 
 def present(result: Shown, json: Annotated[bool, "print JSON"] = False) -> None:
     if json:
-        import json as encoder
-        from dataclasses import asdict
-
-        print(encoder.dumps(asdict(result), indent=2, default=str))
-        return
+        return print_json(result, indent=2, ascii=True)
     print(f"{result.family} ({result.architecture}), {result.parameters:,} parameters")
     print(f"folder     {result.folder}")
     print(f"heads      {', '.join(result.heads) or 'none'}")

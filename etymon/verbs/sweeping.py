@@ -15,12 +15,12 @@ from statistics import fmean
 from typing import Any
 
 import etymon
-from etymon.checkpoints.documents import read_json, write_json
 from etymon.config import _parse_yaml, load_yaml, strict
 from etymon.data.sources import PreparedText, TextSource, text_source
 from etymon.data.store import TokenStore
 from etymon.errors import EtymonError
 from etymon.families.loading import model_folder, read_history
+from etymon.files import read_json, write_json
 from etymon.objectives import objective_class
 from etymon.report.page import Code, Curve, Figures, Section, Table, write_report
 from etymon.training.budgets import parse_budget

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from etymon.verbs.terminal import print_json
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -42,12 +44,8 @@ def cell(family: str, task: str) -> Cell:
 
 
 def present(result: list[Cell], json: Annotated[bool, "print JSON"] = False) -> None:
-    from dataclasses import asdict
-    from json import dumps
-
     if json:
-        print(dumps([asdict(cell) for cell in result]))
-        return
+        return print_json(result, ascii=True)
     names = list(dict.fromkeys(cell.task for cell in result))
     print(f"{'':<16}" + "".join(f"{name:<16}" for name in names).rstrip())
     for family in dict.fromkeys(cell.family for cell in result):

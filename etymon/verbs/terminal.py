@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict, is_dataclass
+from typing import Any
 
 
 def clear() -> str:
@@ -17,3 +20,13 @@ def on_progress(what: str) -> None:
 
 def on_note(note: str) -> None:
     print(f"{clear()}etymon: note: {note}", file=sys.stderr)
+
+
+def print_json(*records: Any, indent: int | None = None, ascii: bool = False) -> None:
+    """What `--json` asks for, a line a record; dataclasses as they are, at any depth."""
+    for record in records:
+        print(json.dumps(record, indent=indent, ensure_ascii=ascii, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

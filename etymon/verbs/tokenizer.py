@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
+from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
     from etymon.data.sampling import Sample
@@ -208,14 +209,11 @@ def _sampled(text: TextFiles, limit: str, progress: Any) -> Iterator[tuple[Sampl
 def present(result: Tokenized, json: Annotated[bool, "print JSON"] = False) -> None:
     report, made = result.report, result.tokenizer
     if json:
-        import json as encoder
-
         about: dict[str, Any] = {"folder": str(result.folder), "kind": made.kind, "size": made.size}
         about |= {"judged_by": result.judged_by, "skipped": result.skipped}
         names = "bytes words tokens unknown fertility bytes_per_token unknown_rate longest".split()
         figures = {} if report is None else {name: getattr(report, name) for name in names}
-        print(encoder.dumps({**about, **figures}, indent=2, ensure_ascii=False))
-        return
+        return print_json({**about, **figures}, indent=2)
     if result.skipped:
         print(f"{result.skipped:,} documents could not be read and were left out")
     print(f"{made.kind} tokenizer of {made.size:,} tokens in {result.folder}")

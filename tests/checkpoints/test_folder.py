@@ -4,12 +4,13 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from etymon.checkpoints import folder as module
-from etymon.checkpoints.documents import read_json, write_json
 from etymon.checkpoints.folder import (
     checksums,
     ensure_replaceable,
@@ -19,6 +20,7 @@ from etymon.checkpoints.folder import (
 )
 from etymon.checkpoints.weights import open_weights
 from etymon.errors import EtymonError
+from etymon.files import read_json, write_json
 
 
 def save(folder: Path, value: float = 1.0, **options: Any) -> None:
@@ -121,8 +123,9 @@ def test_a_full_disk_keeps_the_old_folder(tmp_path: Path, monkeypatch: pytest.Mo
     before = checksums(folder)
     options: dict[str, Any] = {"tokenizer_saver": disk_full, "extra": {"more": disk_full}, "weights": {}}
     if part == "weights":
-        monkeypatch.setattr("etymon.checkpoints.weights.save_file", lambda *a, **k: disk_full())
-    with pytest.raises(EtymonError, match="No space left on device") as error:
+        failure = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        monkeypatch.setattr("etymon.checkpoints.weights.save_file", Mock(side_effect=failure))
+    with pytest.raises(EtymonError, match="No space left on device;") as error:
         save(folder, 2.0, **({} if part == "weights" else {part: options[part]}))
     assert str(folder) in str(error.value)
     assert "partial" not in str(error.value)

@@ -95,14 +95,12 @@ def test_a_head_for_another_task_has_none() -> None:
     assert state.window is None and state.lengths == (2,)
 
 
-def test_a_state_shows_selects_and_detaches_its_window() -> None:
+def test_a_state_shows_and_selects_its_window() -> None:
     model = tiny_decoder("gpt2", pointer=3)
     state = model.start(2)
     assert state.select(torch.tensor([1])).window is not None  # also before there is anything in it
     model.hidden(Batch.of([[1, 2, 3], [4]]), state)
     assert state.window.ids_RM.tolist() == [[-1, -1, 1, 2, 3], [-1, -1, 4, -1, -1]]
-    assert state.window.hidden_RMD.requires_grad
-    assert not state.detach().window.hidden_RMD.requires_grad
     moved = state.select(torch.tensor([1, 0, 1]))
     model.hidden(Batch.of([[5], [6], [7]], starts=[1, 3, 1]), moved)
     assert moved.window.ids_RM.tolist() == [[-1, 4, 5], [2, 3, 6], [-1, 4, 7]]

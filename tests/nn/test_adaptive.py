@@ -142,18 +142,13 @@ def test_it_stands_on_an_ordinary_table_as_well() -> None:
     )
 
 
-def test_draws_follow_the_distribution_and_distillation_is_refused() -> None:
+def test_what_needs_plain_logits_is_refused() -> None:
     _, head, _ = built((10, 30), 2, WIDTH)
     hidden, targets = drawn()
-    hidden = hidden[:1].expand(20000, -1)
-    uniforms = (torch.arange(20000) + 0.5) / 20000
-    with torch.no_grad():
-        loss, words = head.loss_and_sample(hidden, None, targets[:1].expand(20000), uniforms, temperature=2.0)
-        p = (head.log_probs(hidden[:1])[0] / 2).softmax(-1)
-    torch.testing.assert_close(torch.bincount(words, minlength=WORDS) / 20000, p.float(), atol=2e-3, rtol=0)
-    assert loss > 0
-    with pytest.raises(EtymonError, match="cutoffs"):
+    with pytest.raises(EtymonError, match=r"teacher: leave them or shape.cutoffs out"):
         head.divergence(hidden, None, lambda part: hidden, 1.0)
+    with pytest.raises(EtymonError, match="no label smoothing"):
+        head.smoothed_loss(hidden, None, targets, 0.1)
 
 
 def test_cutoffs_are_chosen_from_the_counts() -> None:

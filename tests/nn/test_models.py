@@ -237,23 +237,6 @@ def test_rows_leave_move_and_multiply(reading: tuple[Model, list[list[int]], Any
         assert_near(got, [whole[0][4:5], whole[1][2:3], whole[2][5:6]])
 
 
-def test_a_state_detaches_its_tensors() -> None:
-    model = MODELS["t5"]
-    memory, state = model.encode(Batch.of([[1, 2, 3]])), model.start(1)
-    step(model, [[4, 5]], state, memory)
-    detached = state.detach()
-    assert detached.lengths == (2,)
-    for own, free in zip(held(state), held(detached), strict=True):
-        assert own.requires_grad and not free.requires_grad and torch.equal(own, free)
-
-
-def held(state: Any) -> list[Tensor]:
-    """The keys and values of all layers, and of what they read of a source."""
-    return [
-        part for cache in (*state.self_caches, *state.cross_caches) for part in (cache.keys, cache.values)
-    ]
-
-
 @pytest.mark.parametrize("length", [0, 2])
 def test_copies_stay_on_the_device(length: int) -> None:
     """Whatever the device of the rows that are asked for."""
@@ -266,4 +249,4 @@ def test_copies_stay_on_the_device(length: int) -> None:
     assert copied is not None and copied.device.type == "meta" and len(copied) == 4
     memory = SegmentMemory(1, 2, 3)
     memory.extend([torch.zeros(2, 3, 4, device="meta")], [3, 3])
-    assert memory.detach().fork(2).lengths == (3, 3, 3, 3)
+    assert memory.select(torch.tensor([1, 0, 1])).lengths == (3, 3, 3)

@@ -199,5 +199,11 @@ def test_without_a_context_it_says_so() -> None:
     head, _, hidden, targets = made(window=2)
     with pytest.raises(ValueError, match="context"):
         head.loss(hidden, None, targets)
-    with pytest.raises(EtymonError, match="student"):
+
+
+def test_what_needs_plain_logits_is_refused() -> None:
+    head, _, hidden, targets = made(window=2)
+    with pytest.raises(EtymonError, match=r"teacher: leave them or shape.pointer out"):
         head.divergence(hidden, None, lambda part: hidden, 1.0)
+    with pytest.raises(EtymonError, match="no label smoothing"):
+        head.smoothed_loss(hidden, None, targets, 0.1)

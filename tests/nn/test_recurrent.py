@@ -8,7 +8,8 @@ from torch import Tensor
 
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout
-from etymon.nn.recurrent import Lstm, TimeOrder, TwoWayStack, run
+from etymon.nn.recurrent import Lstm, TwoWayStack, run
+from etymon.nn.recurrent_layers import Packing
 
 LENGTHS = (3, 5, 0, 2)
 
@@ -59,17 +60,18 @@ def test_values_and_gradients_are_those_of_the_formulas(
     clips: tuple[float | None, float | None], projected: int | None
 ) -> None:
     parts, layout = cells(projected), Layout(LENGTHS)
-    width, time = projected or 4, TimeOrder.of(layout)
+    width, packings = projected or 4, (Packing(layout), Packing(layout, backwards=True))
+    ahead = packings[0]
     x = [torch.randn(layout.tokens, 3, dtype=torch.double, requires_grad=True) for _ in parts]
     hidden = torch.randn(2, layout.rows, width, dtype=torch.double, requires_grad=True)
     cell = torch.randn(2, layout.rows, 4, dtype=torch.double, requires_grad=True)
     weights = [parameter for part in parts for parameter in part.parameters()]
-    packed = [x_ND[order] for x_ND, order in zip(x, time.orders, strict=True)]
+    packed = [packing.pack(x_ND) for x_ND, packing in zip(x, packings, strict=True)]
     y, last_hidden, last_cell = run(
-        parts, packed, time.steps, hidden[:, time.rows], cell[:, time.rows], *clips
+        parts, packed, ahead.steps, hidden[:, ahead.rows], cell[:, ahead.rows], *clips
     )
-    found = [part[inverse] for part, inverse in zip(y, time.inverses, strict=True)]
-    ends = last_hidden[:, time.places], last_cell[:, time.places]
+    found = [packing.flat(part) for part, packing in zip(y, packings, strict=True)]
+    ends = last_hidden[:, ahead.back], last_cell[:, ahead.back]
     expected, expected_ends = [], ([], [])
     for way, part in enumerate(parts):
         rows = []
@@ -100,14 +102,14 @@ def test_values_and_gradients_are_those_of_the_formulas(
 
 def test_clips_bite() -> None:
     """Else the test above would show nothing."""
-    parts, time = cells(), TimeOrder.of(Layout(LENGTHS))
+    parts, steps = cells(), Packing(Layout(LENGTHS)).steps
     x = [torch.randn(sum(LENGTHS), 3, dtype=torch.double) for _ in parts]
     empty = torch.zeros(2, 4, 3, dtype=torch.double), torch.zeros(2, 4, 4, dtype=torch.double)
     with torch.no_grad():
-        free, _, cell = run(parts, x, time.steps, *empty, None, None)
+        free, _, cell = run(parts, x, steps, *empty, None, None)
     assert float(free.abs().max()) > 0.4 and float(cell.abs().max()) > 0.5
     with torch.no_grad():
-        clipped, _, cell = run(parts, x, time.steps, *empty, 0.5, 0.4)
+        clipped, _, cell = run(parts, x, steps, *empty, 0.5, 0.4)
     assert float(clipped.abs().max()) == 0.4 and float(cell.abs().max()) == 0.5
 
 
@@ -188,7 +190,6 @@ def test_a_state_chooses_forgets_and_comes_back() -> None:
     assert state.lengths == (1, 2, 3)
     chosen = state.select(torch.tensor([2, 0]))
     assert chosen.lengths == (3, 1) and torch.equal(chosen.cell_LGRC[:, :, 1], state.cell_LGRC[:, :, 0])
-    assert state.fork(2).lengths == (1, 1, 2, 2, 3, 3)
     again = two.start(3)
     again.load(state.tensors(), state.lengths)
     assert torch.equal(again.hidden_LGRP, state.hidden_LGRP) and again.lengths == state.lengths
@@ -200,9 +201,6 @@ def test_a_state_chooses_forgets_and_comes_back() -> None:
         and not again.hidden_LGRP[:, :, 1].any()
     )
     assert torch.equal(again.cell_LGRC[:, :, 2], state.cell_LGRC[:, :, 2])
-    state.crop((1, 2, 3))
-    with pytest.raises(ValueError, match="cannot be cropped"):
-        state.crop((1, 1, 3))
 
 
 def test_the_input_of_a_layer_is_added_but_for_the_first() -> None:

@@ -9,11 +9,10 @@ import pytest
 
 import etymon
 from etymon.errors import EtymonError
-from etymon.evaluation.attending import Attended
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
-from etymon.report.heatmaps import attention_page
+from etymon.report.heatmaps import Attended, attention_page
 from tests import tiny
 
 SOURCE = "The cat sat on the mat."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,14 @@ __all__ = [
     "thawed",
 ]
 
-OPTIMISERS = ("adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad")
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "adam-bert": BertAdam,
+    "adafactor": Adafactor,
+    "lamb": Lamb,
+    "muon": Muon,
+    "adagrad": Adagrad,
+}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -101,21 +109,8 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
             return not any(fnmatchcase(name, pattern) for pattern in choice.undecayed)
 
         groups = [part for group in groups for part in _apart(group, "adapted", adapted)]
-    rate, betas, epsilon = choice.learning_rate, choice.betas, choice.epsilon
-    optimiser: torch.optim.Optimizer
-    if choice.name == "adamw":
-        optimiser = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
-    elif choice.name == "adam-bert":
-        optimiser = BertAdam(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
-    elif choice.name == "adafactor":
-        optimiser = Adafactor(groups, learning_rate=rate)
-    elif choice.name == "lamb":
-        optimiser = Lamb(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
-    elif choice.name == "adagrad":
-        optimiser = Adagrad(groups, learning_rate=rate)
-    else:
-        optimiser = Muon(groups, learning_rate=rate, betas=betas, epsilon=epsilon)
-    set_rate(optimiser, rate)
+    optimiser = OPTIMISERS[choice.name](groups, betas=choice.betas, eps=choice.epsilon)
+    set_rate(optimiser, choice.learning_rate)
     return optimiser
 
 

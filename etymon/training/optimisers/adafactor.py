@@ -5,36 +5,30 @@ PyTorch's own has other rules for the smallest values and scales; Transformers' 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from etymon.training.optimisers.stepping import Optimiser
 
 SMALLEST_FACTORED = 128
 TINY_SQUARE, TINY_SCALE = 1e-30, 1e-3
 DECAY_POWER, THRESHOLD = 0.8, 1.0
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(Optimiser):
     """Second moments only, kept as row and column means where a matrix is large enough.
 
     Rates are relative: a step moves a parameter by the rate times its own root mean square (at least 0.001), and an
     update of a root mean square above 1 is scaled down to it.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, learning_rate: float) -> None:
-        super().__init__(groups, {"lr": learning_rate, "weight_decay": 0.0})
+    def update(self, held: list[Any], group: dict[str, Any]) -> None:
+        for parameter in held:
+            self._move(parameter, parameter.grad, group["lr"], group["weight_decay"])
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        assert closure is None, "gradients are there before the step"
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"])
-
-    def _update(self, parameter: Tensor, gradient: Tensor, rate: float, weight_decay: float) -> None:
+    def _move(self, parameter: Tensor, gradient: Tensor, rate: float, weight_decay: float) -> None:
         state, axes = self.state[parameter], factored_axes(parameter.shape)
         squares = gradient.square().add_(TINY_SQUARE)
         # The means over the columns of every row and over the rows of every column; or else every square itself.

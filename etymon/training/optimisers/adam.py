@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from etymon.training.optimisers.stepping import Optimiser
+
 LONG_AGO = 1e7
 """A step count at which beta^step is 0 for every beta in use, so that a correction by 1 - beta^step is none."""
 
 
-def fused_adam(group: dict[str, Any], state: dict[Tensor, Any], *, corrected: bool = True) -> None:
+def fused_adam(
+    held: list[Any], group: dict[str, Any], state: dict[Tensor, Any], *, corrected: bool = True
+) -> None:
     """One AdamW step of a group: one pass over memory, four times as fast on a CPU as separate operations."""
-    held = [parameter for parameter in group["params"] if parameter.grad is not None]
-    if not held:
-        return
     for parameter in held:
         kept = state[parameter]
         if not kept:
@@ -43,25 +43,12 @@ def fused_adam(group: dict[str, Any], state: dict[Tensor, Any], *, corrected: bo
     )
 
 
-class BertAdam(torch.optim.Optimizer):
+class BertAdam(Optimiser):
     """Adam as BERT's released code has it: weight decay apart from the moments, and no bias correction.
 
     Without the correction the first step is (1 - beta1) / sqrt(1 - beta2) times as long, 3.2 times at the usual betas:
     one more reason for warm-up.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[dict[str, Any]],
-        *,
-        learning_rate: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-6,
-    ) -> None:
-        super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        assert closure is None, "gradients are there before the step"
-        for group in self.param_groups:
-            fused_adam(group, self.state, corrected=False)
+    def update(self, held: list[Any], group: dict[str, Any]) -> None:
+        fused_adam(held, group, self.state, corrected=False)

@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from etymon.training.optimisers.stepping import Optimiser
 
-class Lamb(torch.optim.Optimizer):
+
+class Lamb(Optimiser):
     """Every tensor moves by the rate times its own norm, along Adam's update (without bias correction) plus decay.
 
     So one rate serves large batches, for which Adam's is too small in some layers and too large in others. Where
     weights or update are all zero, and in groups with `adapted` false (biases and norms), the update is taken as it is.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[dict[str, Any]],
-        *,
-        learning_rate: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-6,
-    ) -> None:
-        defaults = {
-            "lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0, "adapted": True,
-        }  # fmt: skip
-        super().__init__(groups, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        assert closure is None, "gradients are there before the step"
-        for group in self.param_groups:
-            held = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not held:
-                continue
-            for parameter in held:
-                if not self.state[parameter]:
-                    for moment in ("exp_avg", "exp_avg_sq"):
-                        self.state[parameter][moment] = torch.zeros_like(parameter)
-            gradients = [parameter.grad for parameter in held]
-            means = [self.state[parameter]["exp_avg"] for parameter in held]
-            squares = [self.state[parameter]["exp_avg_sq"] for parameter in held]
-            torch._foreach_lerp_(means, gradients, 1 - group["betas"][0])
-            torch._foreach_mul_(squares, group["betas"][1])
-            torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["betas"][1])
-            roots = torch._foreach_sqrt(squares)
-            torch._foreach_add_(roots, group["eps"])
-            updates = torch._foreach_div(means, roots)
-            torch._foreach_add_(updates, held, alpha=group["weight_decay"])
-            if group["adapted"]:
-                own, moved = (torch.stack(torch._foreach_norm(each)) for each in (held, updates))
-                ratios = torch.where((own > 0) & (moved > 0), own / moved, 1.0)
-                torch._foreach_mul_(updates, list(ratios))
-            torch._foreach_add_(held, updates, alpha=-group["lr"])
+    def update(self, held: list[Any], group: dict[str, Any]) -> None:
+        for parameter in held:
+            if not self.state[parameter]:
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    self.state[parameter][moment] = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in held]
+        means = [self.state[parameter]["exp_avg"] for parameter in held]
+        squares = [self.state[parameter]["exp_avg_sq"] for parameter in held]
+        torch._foreach_lerp_(means, gradients, 1 - group["betas"][0])
+        torch._foreach_mul_(squares, group["betas"][1])
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["betas"][1])
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(means, roots)
+        torch._foreach_add_(updates, held, alpha=group["weight_decay"])
+        if group["adapted"]:
+            own, moved = (torch.stack(torch._foreach_norm(each)) for each in (held, updates))
+            ratios = torch.where((own > 0) & (moved > 0), own / moved, 1.0)
+            torch._foreach_mul_(updates, list(ratios))
+        torch._foreach_add_(held, updates, alpha=-group["lr"])

@@ -6,13 +6,13 @@ leaves embeddings, norms and biases to a second optimiser.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from etymon.training.optimisers.adam import fused_adam
+from etymon.training.optimisers.stepping import Optimiser
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose slope at 0 is steep: singular values end up between about 0.7 and 1.2, not at 1 exactly."""
@@ -22,7 +22,7 @@ STACKED = 1 << 24
 MOMENTUM = 0.95
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimiser):
     """Groups with `matrices` true take Muon's step, the others AdamW's.
 
     A matrix of r rows and c columns moves by rate * 0.2 * sqrt(max(r, c)) along the nearest orthogonal matrix to its
@@ -30,39 +30,21 @@ class Muon(torch.optim.Optimizer):
     weight decay carry over (Liu et al. 2025).
     """
 
-    def __init__(
-        self,
-        groups: Sequence[dict[str, Any]],
-        *,
-        learning_rate: float,
-        betas: tuple[float, float] = (0.9, 0.95),
-        epsilon: float = 1e-8,
-    ) -> None:
-        defaults = {
-            "lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0, "matrices": False,
-        }  # fmt: skip
-        super().__init__(groups, defaults)
+    def update(self, held: list[Any], group: dict[str, Any]) -> None:
+        if not group["matrices"]:
+            return fused_adam(held, group, self.state)
+        by_shape: dict[torch.Size, list[Any]] = {}
+        for parameter in held:
+            by_shape.setdefault(parameter.shape, []).append(parameter)
+        for shape, alike in by_shape.items():
+            together = max(1, STACKED // shape.numel())
+            for first in range(0, len(alike), together):
+                self._move(alike[first : first + together], group)
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        assert closure is None, "gradients are there before the step"
-        for group in self.param_groups:
-            if not group["matrices"]:
-                fused_adam(group, self.state)
-                continue
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape, []).append(parameter)
-            for shape, alike in by_shape.items():
-                together = max(1, STACKED // shape.numel())
-                for first in range(0, len(alike), together):
-                    self._update(alike[first : first + together], group)
-
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _move(self, parameters: list[Any], group: dict[str, Any]) -> None:
         """One step of matrices of the same shape, side by side: small ones cost their calls, not their arithmetic."""
         rate = group["lr"]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)

@@ -18,7 +18,7 @@ import etymon
 from etymon import cli
 from etymon.errors import EtymonError
 from etymon.training import runs
-from etymon.training.progress import SilentProgress
+from etymon.training.progress import Progress
 from etymon.training.runs import Run
 from etymon.verbs.pretrain import Pretrained
 from tests import tiny
@@ -222,7 +222,7 @@ def test_tensorboard_events(
 def test_the_display_gets_what_it_shows(
     family: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Watching(SilentProgress):
+    class Watching(Progress):
         seen: list[tuple[int, dict[str, Any]]] = []
 
         def update(self, step: int, values: Any) -> None:

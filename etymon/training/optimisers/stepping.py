@@ -1,0 +1,26 @@
+"""What our own optimisers share: a step is an update of every group's parameters that have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Optimiser(torch.optim.Optimizer):
+    """`defaults` hold for the groups that do not say otherwise; those that an optimiser has no use for do no harm."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], **defaults: Any) -> None:
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None, "gradients are there before the step"
+        for group in self.param_groups:
+            if held := [parameter for parameter in group["params"] if parameter.grad is not None]:
+                self.update(held, group)
+
+    def update(self, held: list[Any], group: dict[str, Any]) -> None:
+        """One step of `held`, the group's parameters that have gradients."""
+        raise NotImplementedError
