@@ -58,7 +58,7 @@ def test_a_student_with_a_pointer_is_refused_in_a_line(tmp_path: Path) -> None:
     texts.write_text("The river followed the garden. " * 200, encoding="utf-8")
     etymon.distill(teacher.folder, out=tmp_path / "student", data=[texts], layers=1, **taught)
     assert load(tmp_path / "student").shape.pointer == 0  # but such a model can teach
-    with pytest.raises(EtymonError, match=r"leave shape\.pointer out"):
+    with pytest.raises(EtymonError, match=r"leave them or shape\.pointer out"):
         etymon.distill(
             teacher.folder, out=tmp_path / "other", data=[texts], set=["shape.pointer=8"], **taught
         )
