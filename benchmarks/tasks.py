@@ -31,7 +31,7 @@ from etymon.data.tables import read_table
 from etymon.families import REGISTRY
 
 RUNS = folder("tasks")
-TUNING = os.environ.get("ETYMON_BENCH_TUNING", "2.4Tflops")
+TUNING = os.environ.get("ETYMON_BENCH_TUNING", "2.7Tflops")
 """About 45 seconds of steps on one core."""
 LAST = ["validate_every=1000000"]
 """The model of the last step is scored, not the best by the rows that it is scored on."""

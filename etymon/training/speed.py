@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import psutil
@@ -71,6 +72,10 @@ def step_operations(unit: torch.nn.Module, prepared: Any) -> float:
     return float(counter.get_total_flops())
 
 
+def _product(into: Shape, left: Shape, right: Shape, *rest: Any, **options: Any) -> int:
+    return 2 * prod(left) * right[-1]
+
+
 def _attention(query: Shape, key: Shape, value: Shape, *rest: Any, **options: Any) -> int:
     rows, heads, asking, width = query
     return 2 * rows * heads * asking * key[2] * (width + value[3])
@@ -91,12 +96,14 @@ def _recurrence_back(*shapes: Any, **options: Any) -> int:
 
 
 UNCOUNTED = {
+    torch.ops.aten.addmm_: _product,
+    torch.ops.aten.baddbmm_: _product,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back,
     torch.ops.aten.mkldnn_rnn_layer: _recurrence,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrence_back,
 }
-"""What PyTorch counts nothing for: kernels that only processors have."""
+"""What PyTorch counts nothing for: products that are added in place, and kernels that only processors have."""
 
 
 def memory(device: torch.device = CPU) -> float:

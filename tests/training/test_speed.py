@@ -67,6 +67,11 @@ def test_kernels_that_only_processors_have_are_counted(tmp_path: Path) -> None:
         return operations_a_token(unit, Feed(objective, store.train, 0, slices=1, rows=4))
 
     store = tiny.store("gpt2", tmp_path)
+    shape = tiny.model("gpt2", frozenset({"vocabulary"})).shape
+    # Every product, forwards and twice backwards: four matrices of attention and two of feed-forward, the words, and attention itself.
+    inner = shape.layers * (4 * shape.dim**2 + 2 * shape.dim * (shape.inner_dim or 4 * shape.dim))
+    matrices, seen = inner + shape.vocabulary * shape.dim, 2 * shape.layers * shape.dim * 16
+    assert cost(16, 0.0) == 6 * (matrices + seen)
     short, long = (cost(length, 0.0) for length in (16, 32))
     assert short < long == cost(32, 0.2)
 
