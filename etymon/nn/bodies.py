@@ -15,9 +15,6 @@ from etymon.nn.state import KeyValueState
 class Body(nn.Module):
     """An encoder or a decoder: ids to hidden states."""
 
-    reach: int | None = None
-    """How many tokens back a decode sees; None for all of them."""
-
     def __init__(self, embeddings: Embeddings, stack: Stack) -> None:
         super().__init__()
         self.embeddings = embeddings
@@ -31,6 +28,11 @@ class Body(nn.Module):
         embedded: Tensor | None = None,
     ) -> Tensor:
         return self.stack(self.embeddings(batch, embedded), batch, memory, state)
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back a decode sees; None for all of them."""
+        return None
 
     def at(self, at_n: Tensor, batch: Batch, memory: Memory | None = None) -> Tensor:
         """Hidden states of some flat places alone, without the work that only the others would need."""

@@ -321,7 +321,7 @@ class RecurrentBody(Body):
         return torch.cat(pieces)[torch.cat(places).argsort()]
 
     @property
-    def reach(self) -> int | None:  # type: ignore[override]
+    def reach(self) -> int | None:
         return self.stack.memory or None
 
     def remember(self, rows: int, length: int | None = None) -> SegmentMemory:

@@ -96,7 +96,13 @@ def convert(
         write_published(model, target)
         left_out = sorted(model.asked)
         return Converted(
-            Path(target), model.family.title, model.parameter_count(), (), (), left_out=tuple(left_out)
+            Path(target),
+            model.family.title,
+            model.parameter_count(),
+            (),
+            (),
+            left_out=tuple(left_out),
+            averaged=steps,
         )
     count, figures = model.parameter_count(), []
     for rounding in (False, True) if quantize is not None else ():
