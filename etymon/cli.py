@@ -183,13 +183,12 @@ def _option(function: Callable[..., Any], parameter: inspect.Parameter) -> inspe
     many = get_origin(plain) is list and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     if default is parameter.empty or many:
         described = typer.Argument(help=help_text, show_default=False)
-        default = list(default) if isinstance(default, tuple) else default
     else:
         # A name that is a word of Python's is written with an underscore behind it: `from_` is --from.
         names = [f"--{parameter.name[:-1].replace('_', '-')}"] if parameter.name.endswith("_") else []
         described = typer.Option(*names, help=help_text, show_default=default not in (None, "", (), False))
-        default = list(default) if isinstance(default, tuple) else default
         plain = plain | None if default is None else plain
+    default = list(default) if isinstance(default, tuple) else default
     return inspect.Parameter(
         parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[plain, described]
     )

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -124,13 +124,16 @@ def write_json(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
         file.write(text + "\n")
 
 
-def holds(folder: Path, limit: int = 8) -> str:
-    """What is in `folder`, for an error message: "it holds: a, b, c and 4 more"."""
-    names = sorted(entry.name for entry in os.scandir(folder))
-    if not names:
-        return "it is empty"
+def some(names: Sequence[str], limit: int = 8) -> str:
+    """Names for an error message: "a, b, c and 4 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"it holds: {', '.join(names[:limit])}{more}"
+    return ", ".join(names[:limit]) + more
+
+
+def holds(folder: Path) -> str:
+    """What is in `folder`, for an error message."""
+    names = sorted(entry.name for entry in os.scandir(folder))
+    return f"it holds: {some(names)}" if names else "it is empty"
 
 
 def _aside(path: Path) -> Path:

@@ -78,7 +78,7 @@ def test_every_section_escapes_everything(tmp_path):
         Code(EVIL, title=EVIL),
     ]
     path = tmp_path / "deep" / "report.html"
-    write_report(path, EVIL, sections, subtitle=EVIL)
+    write_report(path, EVIL, sections)
     page = path.read_text(encoding="utf-8")
     reader = Reader(page)
     assert "script" not in reader.tags

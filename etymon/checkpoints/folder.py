@@ -11,7 +11,7 @@ import torch
 
 from etymon.checkpoints.weights import ADAPTERS, SHARD_SIZE, WHOLE, write_weights
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, holds, read_json, sha256, write_json
+from etymon.files import atomic_folder, holds, read_json, sha256, some, write_json
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -85,9 +85,8 @@ def ensure_replaceable(folder: str | os.PathLike[str]) -> None:
         )
     foreign = sorted(set(_files(folder)) - set(read_json(folder / MANIFEST).get("files", ())))
     if foreign:
-        names = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise EtymonError(
-            f"{folder} also holds files that etymon did not write ({names}); move them or give another folder"
+            f"{folder} also holds files that etymon did not write ({some(foreign, 5)}); move them or give another folder"
         )
 
 
@@ -118,8 +117,7 @@ def verify_checksums(folder: str | os.PathLike[str], manifest: Mapping[str, str]
 def _files(folder: Path) -> list[str]:
     found = []
     for parent, folders, files in os.walk(folder):
-        links = [
-            name for name in folders if Path(parent, name).is_symlink()
-        ]  # not walked into, but not nothing
+        # Not walked into, but not nothing.
+        links = [name for name in folders if Path(parent, name).is_symlink()]
         found += [Path(parent, name).relative_to(folder).as_posix() for name in files + links]
     return sorted(found)

@@ -103,9 +103,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     try:
         folder = fetch(WANTED, revision)
         if not any((folder / name).exists() for name in (WHOLE, INDEX, ADAPTERS)):
-            folder = fetch(
-                PICKLES, folder.name
-            )  # the snapshot's name is its commit: the same revision for sure
+            # The snapshot's name is its commit: the same revision for sure.
+            folder = fetch(PICKLES, folder.name)
         if (folder / "config.json").is_file() and read_json(folder / "config.json").get("source_vocabulary"):
             fetch([f"{SOURCE}/token*.json"], folder.name, None)
         return folder
@@ -115,9 +114,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
             f"{name!r} is neither a folder here nor a possible hub id (owner/name); check the spelling"
         ) from error
     except LocalEntryNotFoundError as error:
-        if isinstance(
-            error.__cause__, HfHubHTTPError
-        ):  # it was reached, and looking into the cache did not help
+        # It was reached, and looking into the cache did not help.
+        if isinstance(error.__cause__, HfHubHTTPError):
             raise _refused(name, error.__cause__.response.status_code) from error
         if offline:
             raise EtymonError(

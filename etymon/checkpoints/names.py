@@ -15,6 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from etymon.files import some
+
+RENAMED = {"gamma": "weight", "beta": "bias"}
+"""Of norms, in files of TensorFlow's days."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -69,7 +74,7 @@ class Imported:
             "of another shape": self.misshapen,
             "stored twice with different values": self.conflicting,
         }
-        return "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+        return "; ".join(f"{kind}: {some(names)}" for kind, names in kinds.items() if names)
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,6 @@ class NameMap:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: Sequence[str] = ()
-    renamed: Sequence[tuple[str, str]] = (
-        (r"LayerNorm\.gamma$", "LayerNorm.weight"),
-        (r"LayerNorm\.beta$", "LayerNorm.bias"),
-    )
 
     def groups(self, ours: Iterable[str]) -> dict[str, tuple[Row, tuple[str, ...]]]:
         """Their name -> the row and our names behind it, for exactly the given parameters."""
@@ -182,8 +183,8 @@ class NameMap:
 
     def canonical(self, name: str, known: set[str]) -> str:
         """A stored name as the map has it: today's spelling, and its own prefix."""
-        for pattern, replacement in self.renamed:
-            name = re.sub(pattern, replacement, name)
+        for old, new in RENAMED.items():
+            name = re.sub(rf"LayerNorm\.{old}$", f"LayerNorm.{new}", name)
         if name in known:
             return name
         for other in self.other_prefixes:
@@ -212,8 +213,3 @@ def _fill(pattern: str, match: re.Match[str]) -> str:
         place = "{}" if "{}" in pattern else "*"
         pattern = pattern.replace(place, value, 1)
     return pattern
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

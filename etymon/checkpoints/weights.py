@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from etymon.errors import EtymonError
-from etymon.files import holds, read_json, write_json
+from etymon.files import holds, read_json, some, write_json
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -156,14 +156,14 @@ def _open_index(index: Path) -> Weights:
     missing = [file for file in files if not (index.parent / file).is_file()]
     if missing:
         raise EtymonError(
-            f"{len(missing)} of {len(files)} shards that {index} names are missing: {_some(missing)}; "
+            f"{len(missing)} of {len(files)} shards that {index} names are missing: {some(missing, 3)}; "
             "download or copy them again"
         )
     readers = {file: _open_file(index.parent / file) for file in files}
     lost = sorted(name for name, file in weight_map.items() if name not in readers[file])
     if lost:
         raise EtymonError(
-            f"{index} names tensors that its shards do not hold: {_some(lost)}; index and shards belong to "
+            f"{index} names tensors that its shards do not hold: {some(lost, 3)}; index and shards belong to "
             "different models, download them again together"
         )
     named = {name: readers[file][name] for name, file in weight_map.items()}
@@ -230,8 +230,3 @@ def _refuse_aliases(tensors: Mapping[str, torch.Tensor]) -> None:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _some(names: list[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

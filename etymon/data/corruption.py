@@ -89,7 +89,7 @@ class Noise:
 
 
 def _tokens(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
-    return Spans.of(noise.independent_mask(len(text.ids), own.density, rng))
+    return Spans.of(rng.random(len(text.ids)) < own.density)
 
 
 def _spans(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
@@ -101,7 +101,8 @@ def _words(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
 
 
 def _rest(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
-    return noise.suffix_span(len(text.ids), rng)
+    """All behind a point anywhere between the first token and the last (prefix language modelling)."""
+    return Spans(rng.integers(1, len(text.ids), 1), np.array([len(text.ids)]))
 
 
 # --- what is shown in its place
@@ -117,7 +118,7 @@ def _one_mask(ids: np.ndarray, spans: Spans, own: Amounts, rng: np.random.Genera
 
 
 def _nothing(ids: np.ndarray, spans: Spans, own: Amounts, rng: np.random.Generator) -> np.ndarray:
-    return noise.drop(ids, spans.mask(len(ids)))
+    return ids[~spans.mask(len(ids))]
 
 
 def _masks(share: float) -> Show:
@@ -138,7 +139,8 @@ def _sentences(text: Text, rng: np.random.Generator) -> np.ndarray:
 
 
 def _turned(text: Text, rng: np.random.Generator) -> np.ndarray:
-    return noise.rotation(len(text.ids), rng)
+    """From a random token on, and then what stood before it."""
+    return np.roll(np.arange(len(text.ids)), -int(rng.integers(len(text.ids))))
 
 
 def _shuffled(text: Text, rng: np.random.Generator) -> np.ndarray:

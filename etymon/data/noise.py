@@ -18,11 +18,6 @@ from etymon.errors import EtymonError
 # ---------------------------------------------------------------- which positions are noise
 
 
-def independent_mask(length: int, density: float, rng: np.random.Generator) -> np.ndarray:
-    """Every position is noise with probability `density`."""
-    return rng.random(length) < density
-
-
 def count_mask(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Exactly `count` of the candidate positions (a boolean array), or all of them if there are fewer."""
     places = np.flatnonzero(candidates)
@@ -177,11 +172,6 @@ def infill_spans(
     return Spans(starts, stops, min(empty, int((stops - starts).sum()) - len(starts)))
 
 
-def suffix_span(length: int, rng: np.random.Generator) -> Spans:
-    """All behind a point anywhere between the first token and the last (prefix language modelling)."""
-    return Spans(rng.integers(1, length, 1), np.array([length]))
-
-
 # ---------------------------------------------------------------- in which order
 
 
@@ -191,11 +181,6 @@ def sentence_order(starts: np.ndarray, length: int, rng: np.random.Generator) ->
     return np.concatenate(
         [np.arange(bounds[each], bounds[each + 1]) for each in rng.permutation(len(bounds) - 1)]
     )
-
-
-def rotation(length: int, rng: np.random.Generator) -> np.ndarray:
-    """The text from a random token on, and then what stood before it (BART)."""
-    return np.roll(np.arange(length), -int(rng.integers(length)))
 
 
 # ---------------------------------------------------------------- what the input shows
@@ -227,7 +212,8 @@ def replace_spans_with_sentinels(
     ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int] | np.ndarray
 ) -> np.ndarray:
     """Every noise span becomes one sentinel: the first span `sentinels[0]`, and so on."""
-    return replace_spans(ids, Spans.of(mask), sentinels[: len(_span_firsts(mask, sentinels))])
+    spans = Spans.of(mask)
+    return replace_spans(ids, spans, _one_each(spans, sentinels))
 
 
 def replace_spans(ids: np.ndarray, spans: Spans, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -244,11 +230,6 @@ def insert_anywhere(ids: np.ndarray, token: int, count: int, rng: np.random.Gene
     return shown
 
 
-def drop(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Noise positions vanish without a trace."""
-    return ids[~mask]
-
-
 # ---------------------------------------------------------------- what the target asks
 
 
@@ -257,9 +238,9 @@ def span_target_with_sentinels(
 ) -> np.ndarray:
     """Every noise span behind its sentinel. No sentinel closes the last one, as in T5's code (the figure
     of the paper shows one)."""
-    firsts = _span_firsts(mask, sentinels)
-    before = (np.cumsum(mask) - 1)[firsts]
-    return np.insert(ids[mask], before, np.asarray(sentinels[: len(firsts)], ids.dtype))
+    spans = Spans.of(mask)
+    before = (np.cumsum(mask) - 1)[spans.starts]
+    return np.insert(ids[mask], before, np.asarray(_one_each(spans, sentinels), ids.dtype))
 
 
 # ---------------------------------------------------------------- lengths
@@ -285,11 +266,11 @@ def raw_length_for(input_length: int, density: float = 0.15, mean_span: float = 
     return raw, span_lengths(raw, density, mean_span)[1]
 
 
-def _span_firsts(mask: np.ndarray, sentinels: Sequence[int] | np.ndarray) -> np.ndarray:
-    firsts = np.flatnonzero(mask & ~np.concatenate(([False], mask[:-1])))
-    if len(firsts) > len(sentinels):
+def _one_each(spans: Spans, sentinels: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
+    count = len(spans.starts)
+    if count > len(sentinels):
         raise EtymonError(
-            f"the text needs {len(firsts)} sentinels, the tokenizer has {len(sentinels)}; "
+            f"the text needs {count} sentinels, the tokenizer has {len(sentinels)}; "
             "train it with more or use shorter inputs"
         )
-    return firsts
+    return sentinels[:count]

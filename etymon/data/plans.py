@@ -67,12 +67,7 @@ def chunks(
 
 
 def sentence_pairs(
-    split: Split,
-    max_length: int,
-    seed: int,
-    epoch: int,
-    overhead: int = 3,
-    shuffle: bool = True,
+    split: Split, max_length: int, seed: int, epoch: int, overhead: int = 3, shuffle: bool = True
 ) -> np.ndarray:
     """BERT's next-sentence samples: rows (a_start, a_stop, b_start, b_stop, is_random), spans of `tokens`.
 
@@ -92,12 +87,7 @@ def sentence_pairs(
 
 
 def ordered_pairs(
-    split: Split,
-    max_length: int,
-    seed: int,
-    epoch: int,
-    overhead: int = 3,
-    shuffle: bool = True,
+    split: Split, max_length: int, seed: int, epoch: int, overhead: int = 3, shuffle: bool = True
 ) -> np.ndarray:
     """ALBERT's sentence-order samples: rows (a_start, a_stop, b_start, b_stop, is_swapped), spans of `tokens`.
 

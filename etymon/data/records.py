@@ -106,12 +106,15 @@ def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Ite
     left = lines()
     rows = csv.reader(left, **dialect)
     try:
-        header = next(rows, [])
+        header = list(reading.header) or next(rows, [])
     except csv.Error as error:
         raise reading.too_long(latest[0]) from error
-    if twice := [cell for cell in header if cell and header.count(cell) > 1]:
+    if not reading.header and (twice := [cell for cell in header if cell and header.count(cell) > 1]):
         raise EtymonError(f"{name}: two columns are called {twice[0]!r}; rename one")
     yield name, header
+    wanted = f" where the header has {len(header)}; mend it or leave it out"
+    if reading.header:
+        wanted = f", and {len(header)} were named: {', '.join(header)}"
     while True:
         try:
             row = next(rows, None)
@@ -125,11 +128,7 @@ def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Ite
         if not row:
             continue  # an empty line
         if len(row) != len(header):
-            reading.refuse(
-                EtymonError(
-                    f"{latest[0]}: a row of {len(row)} columns where the header has {len(header)}; mend it or leave it out"
-                )
-            )
+            reading.refuse(EtymonError(f"{latest[0]}: a row of {len(row)} columns{wanted}"))
         else:
             yield latest[0], row
 

@@ -17,12 +17,8 @@ class Sentences(Split):
     """A split with a separator between the sentences of its documents."""
 
     def __init__(self, split: Split) -> None:
-        self.tokens, self.sentences, self.bytes, self.words = (
-            split.tokens,
-            split.sentences,
-            split.bytes,
-            split.words,
-        )
+        self.tokens, self.sentences = split.tokens, split.sentences
+        self.bytes, self.words = split.bytes, split.words
         inner = np.setdiff1d(split.sentences, split.documents)
         self.documents = np.asarray(split.documents) + np.searchsorted(inner, split.documents)
         # In the order of the text every sentence is a document.

@@ -72,9 +72,8 @@ class Staging:
         self._bound, self._key = int(share * 2**64), seed.to_bytes(8, "little", signed=True)
         self._text = hashlib.sha256()
         self.tokens = Rows(folder / "tokens", dtype)
-        self.ends = Rows(
-            folder / "ends", width=4
-        )  # by document the place behind it, and whether it is held out
+        # By document the place behind it, and whether it is held out.
+        self.ends = Rows(folder / "ends", width=4)
         self.sentences = Rows(folder / "sentences", width=3)  # the places where they begin
         self.end = np.zeros(3, np.int64)  # the place behind everything
         self.held_out = self._last = 0

@@ -120,7 +120,11 @@ def read_table(given: Sequence[str | Path] | str | Path | Rows, columns: Sequenc
 def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
     if columns:
         for path in paths:
-            yield from (column_rows if suffix_of(path) in COLUMN_FILES else _bare)(path, columns)
+            if suffix_of(path) in COLUMN_FILES:
+                yield from column_rows(path, columns)
+            else:  # by tabs, or by commas, if that is what it is
+                kind = "csv" if suffix_of(path) == ".csv" else "tsv"
+                yield from TextFiles([path], format=kind, header=columns).records()
     elif all(suffix_of(path) in SUFFIXES for path in paths):
         for path in paths:
             own = OWN.get(suffix_of(path))
@@ -136,31 +140,6 @@ def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
         )
     else:
         yield from _parallel(paths)
-
-
-def _bare(path: Path, columns: Sequence[str]) -> Iterator[Record]:
-    """Rows of a file without a header, by tabs (or by commas, if that is what it is)."""
-    import csv
-
-    mark = "," if suffix_of(path) == ".csv" else "\t"
-    quoting: Any = csv.QUOTE_MINIMAL if mark == "," else csv.QUOTE_NONE
-    files = TextFiles([path], format="txt")
-    csv.field_size_limit(files.max_document)
-    cells = csv.reader((line + "\n" for _, line in files.lines()), delimiter=mark, quoting=quoting)
-    while True:
-        try:
-            row = next(cells, None)
-        except csv.Error as error:
-            raise files.too_long(f"{path}, line {cells.line_num}") from error
-        if row is None:
-            return
-        place = f"{path}, line {cells.line_num}"
-        if row and len(row) != len(columns):
-            raise EtymonError(
-                f"{place}: a row of {len(row)} columns, and {len(columns)} were named: {', '.join(columns)}"
-            )
-        if row:
-            yield place, dict(zip(columns, row))
 
 
 def _parallel(paths: Sequence[Path]) -> Iterator[Record]:

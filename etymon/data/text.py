@@ -7,7 +7,7 @@ import io
 import pickle
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
@@ -45,7 +45,7 @@ class Reading:
     (.jsonl, .csv, .tsv, .parquet) are a document each, taken from `column` and held in memory whole: one of
     more than `max_document` bytes is refused. `errors` says what becomes of bytes that are no UTF-8: an error,
     U+FFFD, or a document left out (and any other record that cannot be read with it). `format` reads every
-    file as if its name ended so.
+    file as if its name ended so. `header` names the columns of .csv and .tsv files that do not begin with one.
     """
 
     boundary: Boundary = "file"
@@ -53,6 +53,7 @@ class Reading:
     errors: Errors = "strict"
     max_document: int = 32_000_000
     format: str | None = None
+    header: Sequence[str] = ()
     skipped: int = field(default=0, compare=False)
     """Documents left out so far."""
 

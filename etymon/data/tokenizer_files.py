@@ -80,9 +80,8 @@ def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, An
     config = dict(carried) or _class_config(tokenizer)
     segments = ["token_type_ids"] if any(tokenizer.framing.pair_segments) else []
     config.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
-    if (
-        tokenizer.framing.name == XLNET.name
-    ):  # its classes read a text's last place, which padding must not take
+    # XLNet's classes read a text's last place, which padding must not take.
+    if tokenizer.framing.name == XLNET.name:
         config.setdefault("padding_side", "left")
     config.update(
         {key: tokenizer.roles.get(role) for role, key in ROLE_KEYS.items() if role in tokenizer.roles}

@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -20,7 +19,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from etymon.data.cutting import pieces
 from etymon.data.tokenizer import BYTE_PIECE, Tokenizer
-from etymon.data.tokenizer_training import LONGEST_RUN, _continues, _Counts
+from etymon.data.tokenizer_training import LONGEST_RUN, _continues, _Counts, merge_pairs
 from etymon.errors import EtymonError
 
 FIRST_LETTER = 0x10000  # from here on no code point is white space or half a character
@@ -148,10 +147,10 @@ def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Token
         show_progress=False,
     )
     learner.train_from_iterator(_as_letters(tokenizer, texts), trainer)
-    known, old = set(tokenizer.tokens), set(_pairs(tokenizer._description["model"].get("merges", [])))
+    known, old = set(tokenizer.tokens), set(merge_pairs(tokenizer._description["model"]))
     merges: dict[tuple[str, str], str] = {}
     new: list[str] = []
-    for one, two in _pairs(json.loads(learner.to_str())["model"]["merges"]):
+    for one, two in merge_pairs(json.loads(learner.to_str())["model"]):
         left, right = (_joined(tokenizer, letters, prefix) for letters in (one, two))
         token = left + right.removeprefix(prefix)
         if token not in known:
@@ -178,9 +177,8 @@ def _as_letters(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
                 continue
             words = np.array([-1 if word is None else word for word in encoding.word_ids])
             begins = np.diff(words, prepend=-2) != 0
-            before = (
-                np.cumsum(widths[ids]) - widths[ids]
-            )  # characters in front of a token, then those in its word
+            # Characters in front of a token, then those in its word.
+            before = np.cumsum(widths[ids]) - widths[ids]
             before -= np.maximum.accumulate(np.where(begins, before, 0))
             begins |= np.diff(before // LONGEST_RUN, prepend=0) > 0
             ends = begins | alone[ids]
@@ -214,7 +212,7 @@ def _with(
     else:
         model["vocab"] = _scored(model["vocab"], listed, tokenizer.size, merges)
     if "merges" in model:
-        model["merges"] = [*map(list, _pairs(model["merges"])), *map(list, merges)]
+        model["merges"] = [list(pair) for pair in (*merge_pairs(model), *merges)]
     backend = tokenizers.Tokenizer.from_str(json.dumps(description))
     return Tokenizer(backend, tokenizer.roles, framing=tokenizer.framing)
 
@@ -231,13 +229,6 @@ def _scored(
             scores[token] = max(worth, scores.get(token, worth))
     ends = [(token, 0.0) for token in listed[len(old) : size]]
     return [*old, *ends, *((token, scores.get(token, lowest)) for token in listed[size:])]
-
-
-def _pairs(merges: list[Any]) -> Iterator[tuple[str, str]]:
-    """Merges as pairs: older files write them with a space between."""
-    for pair in merges:
-        left, right = pair.split(" ") if isinstance(pair, str) else pair
-        yield left, right
 
 
 def _prefix(tokenizer: Tokenizer) -> str:

@@ -47,6 +47,11 @@ class _Plan:
         size = len(self.leading) + self.room
         return {"vocab_size": size, "special_tokens": self.leading, "show_progress": False}
 
+    def merging(self, alphabet: list[str]) -> dict[str, Any]:
+        """What those are told that merge letters."""
+        letters = {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}
+        return {**self.options, **letters, "min_frequency": self.min_frequency}
+
 
 def train_tokenizer(
     kind: str,
@@ -142,10 +147,7 @@ def _train_byte_bpe(texts: Iterable[str], plan: _Plan) -> models.BPE:
     learner = plan.learner(models.BPE())
     first = [token for token in plan.leading if token != plan.mask] if plan.mask else []
     own = {"vocab_size": len(first) + plan.room, "special_tokens": first}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        **plan.options | own, min_frequency=plan.min_frequency, initial_alphabet=alphabet
-    )
+    trainer = trainers.BpeTrainer(**plan.merging(pre_tokenizers.ByteLevel.alphabet()) | own)
     learner.train_from_iterator(texts, trainer)
     return learner.model
 
@@ -154,37 +156,27 @@ def _train_bpe(texts: Iterable[str], plan: _Plan) -> models.BPE:
     """At most half of the vocabulary is given to characters, as with unigrams; the rarest become unknown."""
     learner = plan.learner(models.BPE())
     alphabet = _alphabet(learner, _Counts(texts), plan.room // 2, also="▁")
-    trainer = trainers.BpeTrainer(
-        **plan.options,
-        min_frequency=plan.min_frequency,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-    )
-    learner.train_from_iterator(texts, trainer)
+    learner.train_from_iterator(texts, trainers.BpeTrainer(**plan.merging(alphabet)))
     learned = json.loads(learner.to_str())["model"]
-    return models.BPE(learned["vocab"], _merges(learned), unk_token=plan.unknown, fuse_unk=True)
+    return models.BPE(learned["vocab"], merge_pairs(learned), unk_token=plan.unknown, fuse_unk=True)
 
 
-def _merges(learned: dict[str, Any]) -> list[tuple[str, str]]:
-    return [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in learned["merges"]]
+def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges of a tokenizer's model, if it has any: older files write them with a space between."""
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ()))
+    return [(left, right) for left, right in pairs]
 
 
 def _train_word_bpe(texts: Iterable[str], plan: _Plan) -> models.BPE:
     """Letters at the end of a word are letters of their own; they get fixed numbers, as WordPiece's get."""
     learner = plan.learner(models.BPE())
     alphabet = _alphabet(learner, _Counts(texts), plan.room // 4)
-    trainer = trainers.BpeTrainer(
-        **plan.options
-        | {"special_tokens": [*plan.leading, *(letter + kinds.WORD_END for letter in alphabet)]},
-        min_frequency=plan.min_frequency,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        end_of_word_suffix=kinds.WORD_END,
-    )
-    learner.train_from_iterator(texts, trainer)
+    last = [letter + kinds.WORD_END for letter in alphabet]
+    own = {"special_tokens": plan.leading + last, "end_of_word_suffix": kinds.WORD_END}
+    learner.train_from_iterator(texts, trainers.BpeTrainer(**plan.merging(alphabet) | own))
     learned = json.loads(learner.to_str())["model"]
     return models.BPE(
-        learned["vocab"], _merges(learned), unk_token=plan.unknown, end_of_word_suffix=kinds.WORD_END
+        learned["vocab"], merge_pairs(learned), unk_token=plan.unknown, end_of_word_suffix=kinds.WORD_END
     )
 
 
@@ -227,13 +219,8 @@ def _train_wordpiece(texts: Iterable[str], plan: _Plan) -> models.WordPiece:
     learner = plan.learner(models.WordPiece({plan.unknown: 0}, unk_token=plan.unknown))
     alphabet = _alphabet(learner, _Counts(texts), plan.room // 4)
     continuing = ["##" + letter for letter in alphabet if _continues(letter)]
-    trainer = trainers.WordPieceTrainer(
-        **plan.options | {"special_tokens": plan.leading + continuing},
-        min_frequency=plan.min_frequency,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-    )
-    learner.train_from_iterator(texts, trainer)
+    own = {"special_tokens": plan.leading + continuing}
+    learner.train_from_iterator(texts, trainers.WordPieceTrainer(**plan.merging(alphabet) | own))
     learned = learner.get_vocab()
     fixed = plan.leading + alphabet + continuing
     ordered = fixed + sorted(learned.keys() - set(fixed), key=learned.__getitem__)

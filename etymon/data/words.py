@@ -24,9 +24,8 @@ class Lexicon:
         self.tokenizer = tokenizer
         self.unknown = tokenizer.id("unknown")
         self.size = tokenizer.size
-        self._spelled = np.zeros(
-            (self.size, LONGEST), np.int16
-        )  # a word's row is filled when it is first asked for
+        # A word's row is filled when it is first asked for.
+        self._spelled = np.zeros((self.size, LONGEST), np.int16)
         self._others: dict[str, int] = {}
         self._words: list[str] = []
         for role, mark in (("begin", BEGIN_TEXT), ("end", END_TEXT)):

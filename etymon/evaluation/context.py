@@ -162,8 +162,7 @@ def check(model: Model, memory: int | None) -> None:
         raise EtymonError(
             f"{title} does not predict a text from left to right, so there is no context length to measure: give decoders"
         )
-    if "vocabulary" not in model.heads:
-        raise EtymonError(f"this {title} has no vocabulary head and cannot score: load a language model")
+    model.require_vocabulary("score")
     if memory is not None and memory < 0:
         raise EtymonError(f"a memory of {memory} tokens cannot be")
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from etymon.evaluation.context import SHARES, Contexts, ModelContext
 from etymon.files import atomic_write
@@ -29,7 +28,7 @@ def effective(model: ModelContext, share: float) -> str:
 def table(found: Contexts) -> tuple[list[str], list[list[Cell]]]:
     """A row a context length."""
     rows: list[list[Cell]] = [
-        [length, *(_at(model, model.bits_per_byte, length) for model in found.models)]
+        [length, *(dict(zip(model.lengths, model.bits_per_byte)).get(length) for model in found.models)]
         for length in found.lengths
     ]
     return ["context", *(model.name for model in found.models)], rows
@@ -55,15 +54,10 @@ def lines(found: Contexts) -> Iterator[str]:
         yield "the tokenizers differ: RECL is in each model's own tokens, and a target is as long as all of them need"
 
 
-def record(found: Contexts) -> dict[str, Any]:
-    """Everything, for JSON."""
-    return asdict(found)
-
-
 def write(found: Contexts, folder: Path) -> None:
     """results.json and report.html."""
     with atomic_write(folder / "results.json") as file:
-        json.dump(record(found), file, indent=2, ensure_ascii=False)
+        json.dump(asdict(found), file, indent=2, ensure_ascii=False)
     write_report(folder / "report.html", "Loss by context length", list(_sections(found)))
 
 
@@ -94,7 +88,3 @@ def _sections(found: Contexts) -> Iterator[Section]:
     ]  # fmt: skip
     yield Table(header, rows, title="Relative effective context length")
     yield Paragraph(HOW_TO_READ, title="How to read this")
-
-
-def _at(model: ModelContext, values: list[float], length: int) -> float | None:
-    return values[model.lengths.index(length)] if length in model.lengths else None

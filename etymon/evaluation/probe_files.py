@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Literal, get_args
 
 from etymon.config import did_you_mean
 from etymon.data.conll import COLUMNS, column_rows, conllu_rows
 from etymon.data.sentences import sentence_starts
+from etymon.data.sources import TextFiles
 from etymon.errors import EtymonError
 from etymon.evaluation.probe_data import SPLITS, Example, Item, Sentence, Split, Task, give_splits, limit
 from etymon.evaluation.pseudo_words import pseudo_word_task
@@ -144,8 +144,7 @@ def _kind(path: Path, columns: Columns) -> Format:
     known = FORMATS[path.suffix.lower()]
     if known is not None:
         return known
-    with _opened(path) as lines:
-        head = [line.rstrip("\n") for _, line in zip(range(1000), lines)]
+    head = [line for _, line in islice(TextFiles([path], format="txt").lines(), 1000)]
     if not head:
         raise EtymonError(f"{path} is empty: there is nothing to probe")
     first = head[0].split("\t")
@@ -158,57 +157,33 @@ def _kind(path: Path, columns: Columns) -> Format:
     return "tags" if all(len(pair) > 1 and " " not in pair[0] for pair in pairs) else "raw"
 
 
-@contextmanager
-def _opened(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
-    try:
-        with open(path, encoding="utf-8-sig", newline=newline) as file:
-            yield file
-    except OSError as error:
-        raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise EtymonError(f"{path} is not UTF-8 text: convert it first") from error
-
-
 # ------------------------------------------------------------ readers, one a format
 
 
 def _read_senteval(path: Path, columns: Columns) -> Iterator[Sentence]:
-    with _opened(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                parts = line.rstrip("\n").split("\t", 2)
-                if len(parts) < 3:
-                    raise EtymonError(
-                        f"{path}, line {number}: expected split, label and text, with tabs between"
-                    )
-                yield _labelled(f"{path}, line {number}", parts[2], parts[1], parts[0])
+    for place, line in TextFiles([path], format="txt").lines():
+        if line.strip():
+            parts = line.split("\t", 2)
+            if len(parts) < 3:
+                raise EtymonError(f"{place}: expected split, label and text, with tabs between")
+            yield _labelled(place, parts[2], parts[1], parts[0])
 
 
 def _read_table(path: Path, columns: Columns) -> Iterator[Sentence]:
-    tabs = path.suffix.lower() == ".tsv"
-    with _opened(path, newline="") as lines:
-        # Tab-separated values know no quotes, as everywhere in etymon.
-        csv.field_size_limit(1 << 30)
-        style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
-        rows = csv.DictReader(lines, **style)
-        try:
-            header = rows.fieldnames or []
-            for name, option in ((columns.text, "--text"), (columns.label, "--label")):
-                if header and name not in header:
-                    raise EtymonError(
-                        f"{path}: no column {name!r}; columns there: {', '.join(map(repr, header))}; "
-                        f"name the right one with {option}"
-                    )
-            for number, row in enumerate(rows, 2):
-                place = f"{path}, row {number}"
-                yield _labelled(place, row[columns.text], row[columns.label], row.get(columns.split))
-        except csv.Error as error:
-            raise EtymonError(f"{path} is not a table ({error})") from error
+    kind = "tsv" if path.suffix.lower() == ".tsv" else "csv"
+    for place, row in TextFiles([path], format=kind).records():
+        for name, option in ((columns.text, "--text"), (columns.label, "--label")):
+            if name not in row:
+                raise EtymonError(
+                    f"{path}: no column {name!r}; columns there: {', '.join(map(repr, row))}; "
+                    f"name the right one with {option}"
+                )
+        yield _labelled(place, row[columns.text], row[columns.label], row.get(columns.split))
 
 
-def _labelled(place: str, text: str | None, label: str | None, split: str | None) -> Sentence:
+def _labelled(place: str, text: str, label: str, split: str | None) -> Sentence:
     """A sentence-level example. Its type is its first word: one that comes back in other sentences."""
-    text, label = (text or "").strip(), (label or "").strip()
+    text, label = text.strip(), label.strip()
     if not text or not label:
         raise EtymonError(f"{place} has no {'label' if text else 'text'}: mend it, or leave it out")
     if split is not None and split.strip().lower() not in SPLIT_NAMES:
@@ -241,8 +216,11 @@ def _tagged(words: Iterable[tuple[str, str, bool]]) -> Sentence:
 
 
 def _read_raw(path: Path, columns: Columns) -> Iterator[Sentence]:
-    with _opened(path) as file:
-        text = file.read(RAW_CHARACTERS)
+    text = ""
+    for part in TextFiles([path], format="txt").documents():
+        text += part.text[: RAW_CHARACTERS - len(text)]
+        if len(text) == RAW_CHARACTERS:
+            break
     starts = sentence_starts(text).tolist()
     for start, stop in zip(starts, [*starts[1:], len(text)]):
         yield Sentence(" ".join(text[start:stop].split()), [])

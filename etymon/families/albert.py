@@ -11,21 +11,7 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
-from etymon.families.encoders import (
-    CONSTANTS,
-    FIELDS,
-    POCKET,
-    POCKET_RECIPE,
-    POOLED_HEADS,
-    TASK_CLASSES,
-    TASK_NAMES,
-    EncoderShape,
-    dropped,
-    electra_generator,
-    embedding_names,
-    encoder,
-    name_map,
-)
+from etymon.families import encoders
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -33,7 +19,7 @@ from etymon.nn.initialise import truncated_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(EncoderShape):
+class Shape(encoders.EncoderShape):
     vocabulary: PositiveInt = 30000
     embedding_dim: PositiveInt = 128
     dim: PositiveInt = 4096
@@ -57,7 +43,7 @@ class Shape(EncoderShape):
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": POCKET,
+    "pocket": encoders.POCKET,
     "base": {"dim": 768, "heads": 12, "inner_dim": 3072},
     "large": {"layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096},
     "xlarge": {"layers": 24, "dim": 2048, "heads": 16, "inner_dim": 8192},
@@ -69,7 +55,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     inner = range(shape.inner_groups)
     # In floating point, as the published code does it.
     groups = [int(layer / (shape.layers / shape.groups)) for layer in range(shape.layers)]
-    return encoder(
+    return encoders.encoder(
         shape,
         segments=shape.segments,
         width=shape.embedding_dim,
@@ -79,19 +65,19 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     )
 
 
-PAIRS = Head(lambda s, body, labels: dropped(s, 2), after="pooler")
-HEADS = {**POOLED_HEADS, "next_sentence": PAIRS, "sentence_order": PAIRS}
+PAIRS = Head(lambda s, body, labels: encoders.dropped(s, 2), after="pooler")
+HEADS = {**encoders.POOLED_HEADS, "next_sentence": PAIRS, "sentence_order": PAIRS}
 
 
 def names(shape: Shape) -> NameMap:
     table = {
-        **embedding_names("albert."),
+        **encoders.embedding_names("albert."),
         "body.embeddings.projection.*": "albert.encoder.embedding_hidden_mapping_in.*",
         "heads.pooler.dense.*": "albert.pooler.*",
         "heads.vocabulary.transform.dense.*": "predictions.dense.*",
         "heads.vocabulary.transform.norm.*": "predictions.LayerNorm.*",
         "heads.sentence_order.linear.*": "sop_classifier.classifier.*",
-        **TASK_NAMES,
+        **encoders.TASK_NAMES,
     }
     for physical in range(shape.groups * shape.inner_groups):
         group, number = divmod(physical, shape.inner_groups)
@@ -105,18 +91,18 @@ def names(shape: Shape) -> NameMap:
             ours + "feed_forward.outer.*": theirs + "ffn_output.*",
             ours + "feed_forward_norm.*": theirs + "full_layer_layer_norm.*",
         }  # fmt: skip
-    return name_map(shape, table, "albert.", "predictions.decoder", bias="predictions.bias")
+    return encoders.name_map(shape, table, "albert.", "predictions.decoder", bias="predictions.bias")
 
 
 SETTINGS = SettingsMap(
     fields=[
-        *FIELDS,
+        *encoders.FIELDS,
         Field("embedding_dim", "embedding_size"),
         Field("groups", "num_hidden_groups"),
         Field("inner_groups", "inner_group_num"),
         Field("head_dropout", "classifier_dropout_prob"),
     ],
-    constants=CONSTANTS,
+    constants=encoders.CONSTANTS,
     ignored=["down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "layers_to_keep"],
 )
 
@@ -132,7 +118,7 @@ FAMILY = Family(
     heads=HEADS,
     architectures=[
         Architecture("AlbertForPreTraining", frozenset({"vocabulary", "sentence_order"})),
-        *classes("Albert", "ForMaskedLM", *TASK_CLASSES, pooled=True),
+        *classes("Albert", "ForMaskedLM", *encoders.TASK_CLASSES, pooled=True),
     ],
     names=names,
     settings=SETTINGS,
@@ -149,7 +135,7 @@ FAMILY = Family(
         warmup=0.025,
         options=OPTIONS,
     ),
-    size_recipes={"pocket": replace(POCKET_RECIPE, options=OPTIONS)},
+    size_recipes={"pocket": replace(encoders.POCKET_RECIPE, options=OPTIONS)},
     tokenizer=TokenizerChoice(
         "unigram",
         {"pad": "<pad>", "unknown": "<unk>", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"},
@@ -157,5 +143,5 @@ FAMILY = Family(
         strip_accents=True,
     ),
     framing=framing.BERT,
-    generator=electra_generator,
+    generator=encoders.electra_generator,
 )

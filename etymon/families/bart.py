@@ -7,6 +7,7 @@ decoder writes have a bias that nobody trains.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -16,14 +17,14 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
-from etymon.families.seq2seq import TASK_NAMES, divides, layer_names, stack, task_heads
+from etymon.families.encoders import ACTIVATION_NAMES, MASKED_BPE
+from etymon.families.family import Family, Recipe, classes, divides
+from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
 from etymon.nn.linear import Embedding
-from etymon.nn.vocabulary import DenseVocabulary
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -83,34 +84,12 @@ def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
         scale=shape.dim**0.5 if shape.scaled else 1.0,
         dropout=shape.dropout,
     )
-    layers = stack(
-        dim=shape.dim,
-        layers=(shape.decoder_layers if decoder else None) or shape.layers,
-        heads=(shape.decoder_heads if decoder else None) or shape.heads,
-        inner_dim=(shape.decoder_inner_dim if decoder else None) or shape.inner_dim,
-        decoder=decoder,
-        activation=shape.activation,
-        norm_epsilon=EPSILON,
-        dropout=shape.dropout,
-        attention_dropout=shape.attention_dropout,
-        inner_dropout=shape.inner_dropout,
-        residual_scale=shape.residual_scale,
-    )
-    return Body(embeddings, layers)
+    return Body(embeddings, stack(shape, decoder=decoder, norm_epsilon=EPSILON))
 
 
 def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
     words = Embedding(shape.vocabulary, shape.dim)
     return EncoderDecoder(words, side(shape, words, decoder=False), side(shape, words, decoder=True))
-
-
-def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
-    assert isinstance(body, EncoderDecoder)
-    own = body.words if shape.tied else Embedding(shape.vocabulary, shape.dim)
-    return DenseVocabulary(own.weight, bias="fixed")
-
-
-HEADS = {"vocabulary": Head(vocabulary_head), **task_heads()}
 
 
 def names(shape: Shape) -> NameMap:
@@ -165,11 +144,7 @@ SETTINGS = BartSettings(
         Field("decoder_layers", "decoder_layers"),
         Field("decoder_heads", "decoder_attention_heads"),
         Field("decoder_inner_dim", "decoder_ffn_dim"),
-        Field(
-            "activation",
-            "activation_function",
-            {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"},
-        ),
+        Field("activation", "activation_function", ACTIVATION_NAMES),
         Field("dropout", "dropout"),
         Field("attention_dropout", "attention_dropout"),
         Field("inner_dropout", "activation_dropout"),
@@ -209,7 +184,7 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=HEADS,
+    heads=heads(bias="fixed"),
     architectures=classes("Bart", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering"),
     names=names,
     settings=SETTINGS,
@@ -227,15 +202,10 @@ FAMILY = Family(
     ),
     # As published for its summaries.
     tuning=Recipe(learning_rate=3e-5, clip=0.1, warmup=0.025, options={"text2text": {"smoothing": 0.1}}),
-    size_recipes={
-        name: Recipe(learning_rate=1e-3, betas=(0.9, 0.98), schedule="cosine", warmup=0.1, final=0.1, options=OPTIONS)
-        for name in ("pocket", "tiny")
-    },
-    tokenizer=TokenizerChoice(
-        "byte-bpe",
-        {"begin": "<s>", "class": "<s>", "pad": "<pad>", "end": "</s>", "separator": "</s>", "unknown": "<unk>",
-         "mask": "<mask>"},
+    size_recipes=dict.fromkeys(
+        ("pocket", "tiny"), replace(POCKET_RECIPE, weight_decay=0.01, options=OPTIONS)
     ),
+    tokenizer=MASKED_BPE,
     framing=framing.BART,
     # Transformers 5 gives an untied model three tables of words: such a folder is for etymon alone.
     expressible=lambda shape: bool(shape.tied),

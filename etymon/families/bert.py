@@ -7,26 +7,12 @@ from typing import Any
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
-from etymon.families.encoders import (
-    CONSTANTS,
-    FIELDS,
-    POCKET,
-    POCKET_RECIPE,
-    POOLED_HEADS,
-    TASK_CLASSES,
-    TASK_NAMES,
-    WORDPIECE,
-    EncoderShape,
-    body_names,
-    electra_generator,
-    encoder,
-    name_map,
-)
+from etymon.families import encoders
 from etymon.families.family import Architecture, Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.initialise import truncated_weights
 
-Shape = EncoderShape
+Shape = encoders.EncoderShape
 
 
 def ladder(layers: int, dim: int) -> dict[str, Any]:
@@ -35,7 +21,7 @@ def ladder(layers: int, dim: int) -> dict[str, Any]:
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": POCKET,
+    "pocket": encoders.POCKET,
     "base": {},
     "base-cased": {"vocabulary": 28996},
     "large": {"layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096},
@@ -52,24 +38,24 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return encoder(shape, segments=shape.segments)
+    return encoders.encoder(shape, segments=shape.segments)
 
 
 def names(shape: Shape) -> NameMap:
     table = {
-        **body_names("bert."),
+        **encoders.body_names("bert."),
         "heads.pooler.dense.*": "bert.pooler.dense.*",
         "heads.vocabulary.transform.dense.*": "cls.predictions.transform.dense.*",
         "heads.vocabulary.transform.norm.*": "cls.predictions.transform.LayerNorm.*",
         "heads.next_sentence.linear.*": "cls.seq_relationship.*",
-        **TASK_NAMES,
+        **encoders.TASK_NAMES,
     }
-    return name_map(shape, table, "bert.", "cls.predictions.decoder", bias="cls.predictions.bias")
+    return encoders.name_map(shape, table, "bert.", "cls.predictions.decoder", bias="cls.predictions.bias")
 
 
 SETTINGS = SettingsMap(
-    fields=[*FIELDS, Field("head_dropout", "classifier_dropout")],
-    constants=CONSTANTS,
+    fields=[*encoders.FIELDS, Field("head_dropout", "classifier_dropout")],
+    constants=encoders.CONSTANTS,
     ignored=["pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
              "pooler_type", "embedding_size", "is_encoder_decoder"],
 )  # fmt: skip
@@ -82,10 +68,10 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=POOLED_HEADS,
+    heads=encoders.POOLED_HEADS,
     architectures=[
         Architecture("BertForPreTraining", frozenset({"vocabulary", "next_sentence"})),
-        *classes("Bert", "ForMaskedLM", "ForNextSentencePrediction", *TASK_CLASSES, pooled=True),
+        *classes("Bert", "ForMaskedLM", "ForNextSentencePrediction", *encoders.TASK_CLASSES, pooled=True),
     ],
     names=names,
     settings=SETTINGS,
@@ -100,8 +86,8 @@ FAMILY = Family(
         schedule="linear",
         warmup=0.01,
     ),
-    size_recipes={"pocket": POCKET_RECIPE},
-    tokenizer=WORDPIECE,
+    size_recipes={"pocket": encoders.POCKET_RECIPE},
+    tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
-    generator=electra_generator,
+    generator=encoders.electra_generator,
 )

@@ -11,7 +11,7 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
-from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.families.family import Head, Recipe, TokenizerChoice, divides
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
@@ -50,8 +50,8 @@ class DecoderShape:
     """Word vectors are narrower by it from each cutoff to the next."""
 
     def __post_init__(self) -> None:
-        if getattr(self, "head_dim", None) is None and self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        if getattr(self, "head_dim", None) is None:
+            divides(self.dim, self.heads)
         if self.pointer and self.cutoffs:
             raise ValueError("a pointer stands beside a plain softmax: leave pointer or cutoffs out")
         check_divisor(self)
@@ -167,7 +167,7 @@ def residual_initial(shape: Any) -> list[tuple[str, Filler]]:
 def vocabulary_head(bias: bool = False) -> Head:
     def build(shape: Any, body: nn.Module, labels: int) -> nn.Module:
         assert isinstance(body, Body)
-        if shape.cutoffs:
+        if getattr(shape, "cutoffs", ()):
             ties = [shape.tied] * (len(shape.cutoffs) + 1)
             return AdaptiveVocabulary(body.embeddings.words, shape.cutoffs, tied=shape.tied, tied_maps=ties)
         words = body.embeddings.words if shape.tied else Embedding(shape.vocabulary, shape.dim)

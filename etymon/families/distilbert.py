@@ -13,20 +13,8 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.encoders import (
-    ACTIVATION_NAMES,
-    LAYER,
-    POCKET,
-    POCKET_RECIPE,
-    TASK_CLASSES,
-    TASK_NAMES,
-    WORDPIECE,
-    embedding_names,
-    encoder,
-    name_map,
-    vocabulary_head,
-)
-from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families import encoders
+from etymon.families.family import Family, Head, Recipe, classes, divides
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
@@ -54,12 +42,11 @@ class Shape:
     norm_epsilon: ClassVar[float] = 1e-12
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        divides(self.dim, self.heads)
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": {**POCKET, "layers": 2},
+    "pocket": {**encoders.POCKET, "layers": 2},
     "base": {},
     "base-cased": {"vocabulary": 28996},
     "base-multilingual-cased": {"vocabulary": 119547},
@@ -67,7 +54,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return encoder(shape, segments=0, output_dropout=0.0)  # what attention adds is left whole
+    return encoders.encoder(shape, segments=0, output_dropout=0.0)  # what attention adds is left whole
 
 
 def first_token(shape: Shape, outputs: int) -> nn.Module:
@@ -77,7 +64,7 @@ def first_token(shape: Shape, outputs: int) -> nn.Module:
 
 
 HEADS = {
-    "vocabulary": vocabulary_head(),
+    "vocabulary": encoders.vocabulary_head(),
     "classification": Head(lambda s, body, labels: first_token(s, labels), at="first"),
     "choice": Head(lambda s, body, labels: first_token(s, 1), at="first"),
     "tagging": Head(lambda s, body, labels: Projection(s.dim, labels, dropout=s.dropout)),
@@ -86,22 +73,22 @@ HEADS = {
 
 
 def names(shape: Shape) -> NameMap:
-    theirs = "distilbert.transformer.layer.{}."
+    layer, theirs = encoders.LAYER, "distilbert.transformer.layer.{}."
     parts = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "output": "out_lin"}
     table = {
-        **embedding_names("distilbert."),
-        **{LAYER + f"attention.{ours}.*": theirs + f"attention.{name}.*" for ours, name in parts.items()},
-        LAYER + "attention_norm.*": theirs + "sa_layer_norm.*",
-        LAYER + "feed_forward.inner.*": theirs + "ffn.lin1.*",
-        LAYER + "feed_forward.outer.*": theirs + "ffn.lin2.*",
-        LAYER + "feed_forward_norm.*": theirs + "output_layer_norm.*",
+        **encoders.embedding_names("distilbert."),
+        **{layer + f"attention.{ours}.*": theirs + f"attention.{name}.*" for ours, name in parts.items()},
+        layer + "attention_norm.*": theirs + "sa_layer_norm.*",
+        layer + "feed_forward.inner.*": theirs + "ffn.lin1.*",
+        layer + "feed_forward.outer.*": theirs + "ffn.lin2.*",
+        layer + "feed_forward_norm.*": theirs + "output_layer_norm.*",
         "heads.vocabulary.transform.dense.*": "vocab_transform.*",
         "heads.vocabulary.transform.norm.*": "vocab_layer_norm.*",
         "heads.classification.dense.*": "pre_classifier.*",
         "heads.choice.dense.*": "pre_classifier.*",
-        **TASK_NAMES,
+        **encoders.TASK_NAMES,
     }
-    return name_map(shape, table, "distilbert.", "vocab_projector")
+    return encoders.name_map(shape, table, "distilbert.", "vocab_projector")
 
 
 SETTINGS = SettingsMap(
@@ -112,7 +99,7 @@ SETTINGS = SettingsMap(
         Field("layers", "n_layers"),
         Field("heads", "n_heads"),
         Field("inner_dim", "hidden_dim"),
-        Field("activation", "activation", ACTIVATION_NAMES),
+        Field("activation", "activation", encoders.ACTIVATION_NAMES),
         Field("dropout", "dropout"),
         Field("attention_dropout", "attention_dropout"),
         Field("head_dropout", "seq_classif_dropout"),
@@ -134,7 +121,7 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=classes("DistilBert", "ForMaskedLM", *TASK_CLASSES),
+    architectures=classes("DistilBert", "ForMaskedLM", *encoders.TASK_CLASSES),
     names=names,
     settings=SETTINGS,
     initial=normal_weights,
@@ -149,7 +136,7 @@ FAMILY = Family(
         schedule="linear",
         warmup=0.05,
     ),
-    size_recipes={"pocket": replace(POCKET_RECIPE, weight_decay=0.0)},
-    tokenizer=WORDPIECE,
+    size_recipes={"pocket": replace(encoders.POCKET_RECIPE, weight_decay=0.0)},
+    tokenizer=encoders.WORDPIECE,
     framing=framing.DISTILBERT,
 )

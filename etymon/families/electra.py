@@ -16,23 +16,7 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.encoders import (
-    CONSTANTS,
-    FIELDS,
-    POCKET,
-    POCKET_RECIPE,
-    TASK_CLASSES,
-    TASK_NAMES,
-    TOKEN_HEADS,
-    WORDPIECE,
-    EncoderShape,
-    body_names,
-    electra_generator,
-    encoder,
-    head_dropout,
-    name_map,
-    vocabulary_head,
-)
+from etymon.families import encoders
 from etymon.families.family import Architecture, Family, Head, Recipe, classes
 from etymon.nn.blocks import ACTIVATIONS
 from etymon.nn.bodies import Body
@@ -42,7 +26,7 @@ from etymon.nn.initialise import truncated_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(EncoderShape):
+class Shape(encoders.EncoderShape):
     embedding_dim: PositiveInt = 128
     dim: PositiveInt = 256
     heads: PositiveInt = 4
@@ -54,7 +38,7 @@ BASE = {"embedding_dim": 768, "dim": 768, "heads": 12, "inner_dim": 3072}
 LARGE = {"embedding_dim": 1024, "layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096}
 GENERATOR = {"dim": 256, "heads": 4, "inner_dim": 1024}
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": POCKET,
+    "pocket": encoders.POCKET,
     "small": {},
     "base": BASE,
     "large": LARGE,
@@ -66,7 +50,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
     project = shape.embedding_dim != shape.dim
-    return encoder(shape, segments=shape.segments, width=shape.embedding_dim, project=project)
+    return encoders.encoder(shape, segments=shape.segments, width=shape.embedding_dim, project=project)
 
 
 def first_token(shape: Shape, outputs: int, dropout: float, drop_input: bool = True) -> nn.Module:
@@ -77,18 +61,20 @@ def first_token(shape: Shape, outputs: int, dropout: float, drop_input: bool = T
 
 PAIRS = Head(lambda s, body, labels: Projection(s.dim, 2), at="first")
 HEADS = {
-    "vocabulary": vocabulary_head(ACTIVATIONS["gelu"]),
+    "vocabulary": encoders.vocabulary_head(ACTIVATIONS["gelu"]),
     "next_sentence": PAIRS,
     "sentence_order": PAIRS,
-    "classification": Head(lambda s, body, labels: first_token(s, labels, head_dropout(s)), at="first"),
+    "classification": Head(
+        lambda s, body, labels: first_token(s, labels, encoders.head_dropout(s)), at="first"
+    ),
     "choice": Head(lambda s, body, labels: first_token(s, 1, s.choice_dropout, drop_input=False), at="first"),
-    **TOKEN_HEADS,
+    **encoders.TOKEN_HEADS,
 }
 
 
 def names(shape: Shape) -> NameMap:
     table = {
-        **body_names("electra."),
+        **encoders.body_names("electra."),
         "body.embeddings.projection.*": "electra.embeddings_project.*",
         "heads.replaced.dense.*": "discriminator_predictions.dense.*",
         "heads.replaced.linear.*": "discriminator_predictions.dense_prediction.*",
@@ -96,21 +82,21 @@ def names(shape: Shape) -> NameMap:
         "heads.vocabulary.transform.norm.*": "generator_predictions.LayerNorm.*",
         "heads.choice.dense.*": "sequence_summary.summary.*",
         "heads.classification.dense.*": "classifier.dense.*",
-        **TASK_NAMES,
+        **encoders.TASK_NAMES,
         "heads.classification.linear.*": "classifier.out_proj.*",
     }
-    return name_map(shape, table, "electra.", "generator_lm_head")
+    return encoders.name_map(shape, table, "electra.", "generator_lm_head")
 
 
 SETTINGS = SettingsMap(
     fields=[
-        *FIELDS,
+        *encoders.FIELDS,
         Field("embedding_dim", "embedding_size"),
         Field("head_dropout", "classifier_dropout"),
         Field("choice_dropout", "summary_last_dropout"),
     ],
     constants=[
-        *CONSTANTS,
+        *encoders.CONSTANTS,
         Constant("summary_type", "first", "the choice head reads the first token"),
         Constant("summary_use_proj", True, "the choice head has a dense map"),
         Constant("summary_activation", "gelu", "the choice head has the activation gelu"),
@@ -137,7 +123,7 @@ FAMILY = Family(
     heads=HEADS,
     architectures=[
         Architecture("ElectraForPreTraining", frozenset({"replaced"})),
-        *classes("Electra", "ForMaskedLM", *TASK_CLASSES),
+        *classes("Electra", "ForMaskedLM", *encoders.TASK_CLASSES),
     ],
     names=names,
     settings=SETTINGS,
@@ -146,7 +132,7 @@ FAMILY = Family(
     objective="replaced",
     recipe=RECIPE,
     size_recipes={
-        "pocket": POCKET_RECIPE,
+        "pocket": encoders.POCKET_RECIPE,
         "small": replace(RECIPE, learning_rate=5e-4, warmup=0.01),
         "large": replace(RECIPE, warmup=0.025, options={"density": 0.25}),
     },
@@ -155,7 +141,7 @@ FAMILY = Family(
         "small": replace(TUNING, learning_rate=3e-4),
         "large": replace(TUNING, learning_rate=5e-5, layer_decay=0.9),
     },
-    tokenizer=WORDPIECE,
+    tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
-    generator=electra_generator,
+    generator=encoders.electra_generator,
 )

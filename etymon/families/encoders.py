@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
-from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.families.family import Head, Recipe, TokenizerChoice, divides
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import ACTIVATIONS, Block, FeedForward, Stack
 from etymon.nn.bodies import Body
@@ -47,8 +47,7 @@ class EncoderShape:
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        divides(self.dim, self.heads)
 
 
 POCKET = {"vocabulary": 8192, "positions": 128, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
@@ -62,6 +61,11 @@ WORDPIECE = TokenizerChoice(
     lowercase=True,
     strip_accents=True,
 )
+MASKED_BPE = TokenizerChoice(
+    "byte-bpe",
+    {"begin": "<s>", "class": "<s>", "pad": "<pad>", "end": "</s>", "separator": "</s>", "unknown": "<unk>", "mask": "<mask>"},
+)  # fmt: skip
+"""RoBERTa's and BART's."""
 
 
 # --- the body

@@ -81,6 +81,13 @@ def classes(name: str, *endings: str, pooled: bool = False) -> list[Architecture
     ]
 
 
+def divides(dim: int, *heads: int | None) -> None:
+    """Refuses heads that a width cannot be divided by."""
+    for count in heads:
+        if count is not None and dim % count:
+            raise ValueError(f"dim {dim} is not a multiple of heads {count}")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The published way to train, as far as it carries over to any size; sizes may override the rate."""
@@ -197,11 +204,6 @@ class Family:
         if tokenizer.counts is not None:
             return {"cutoffs": choose_cutoffs(tokenizer.counts, usual["divisor"])}
         return {"cutoffs": tuple(cut for cut in usual["cutoffs"] if cut < tokenizer.size)}
-
-    @property
-    def decoder_start(self) -> str | None:
-        """The role of the token that a decoder's input begins with, for encoder-decoders."""
-        return self.framing.start
 
     def recipe_for(self, size: str | None) -> Recipe:
         """What has no known size is trained by the published recipe, not by that of a pocket size."""

@@ -13,20 +13,7 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
-from etymon.families.decoders import (
-    BODY,
-    CAPABILITIES,
-    CHOICE,
-    FIELDS,
-    FUSED,
-    HEADS,
-    SMALL_POCKET,
-    DecoderShape,
-    block,
-    decoder,
-    name_map,
-    pocket_recipe,
-)
+from etymon.families import decoders
 from etymon.families.family import Family, Recipe, TokenizerChoice, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -34,36 +21,36 @@ from etymon.nn.initialise import normal_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(DecoderShape):
+class Shape(decoders.DecoderShape):
     vocabulary: PositiveInt = 40478
     positions: PositiveInt = 512
     activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
     head_dropout: Rate = 0.1
 
 
-SIZES: dict[str, dict[str, Any]] = {"pocket": SMALL_POCKET, "base": {}}
+SIZES: dict[str, dict[str, Any]] = {"pocket": decoders.SMALL_POCKET, "base": {}}
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return decoder(shape, lambda: block(shape, norm_first=False), norm=False)
+    return decoders.decoder(shape, lambda: decoders.block(shape, norm_first=False), norm=False)
 
 
 def names(shape: Shape) -> NameMap:
     tables = {
-        "body.embeddings.words.weight": BODY + "tokens_embed.weight",
-        "body.embeddings.positions.weight": BODY + "positions_embed.weight",
+        "body.embeddings.words.weight": decoders.BODY + "tokens_embed.weight",
+        "body.embeddings.positions.weight": decoders.BODY + "positions_embed.weight",
     }
-    return name_map(shape, tables, FUSED)
+    return decoders.name_map(shape, tables, decoders.FUSED)
 
 
 SETTINGS = SettingsMap(
     fields=[
-        *FIELDS,
+        *decoders.FIELDS,
         # Their "gelu" is the approximation by tanh, in this family alone.
         Field("activation", "afn", {"gelu_tanh": "gelu", "relu": "relu", "silu": "silu"}),
         Field("head_dropout", "summary_first_dropout"),
     ],
-    constants=CHOICE,
+    constants=decoders.CHOICE,
     ignored=["n_ctx", "n_special", "predict_special_tokens"],
 )
 
@@ -75,15 +62,15 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=HEADS,
+    heads=decoders.HEADS,
     architectures=classes("OpenAIGPT", "LMHeadModel", "DoubleHeadsModel", "ForSequenceClassification"),
     names=names,
     settings=SETTINGS,
     initial=normal_weights,
-    capabilities=CAPABILITIES,
+    capabilities=decoders.CAPABILITIES,
     objective="causal",
     recipe=Recipe(learning_rate=2.5e-4, weight_decay=0.01, schedule="cosine", warmup_steps=2000),
-    size_recipes={"pocket": pocket_recipe(4e-3)},
+    size_recipes={"pocket": decoders.pocket_recipe(4e-3)},
     tuning=Recipe(
         learning_rate=6.25e-5,
         warmup=0.002,

@@ -10,39 +10,22 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.decoders import (
-    BYTE_BPE,
-    CAPABILITIES,
-    CHOICE,
-    FIELDS,
-    FUSED,
-    HEADS,
-    INNER_FIELDS,
-    POCKET,
-    SMALL_POCKET,
-    TABLE_NAMES,
-    DecoderShape,
-    block,
-    decoder,
-    name_map,
-    pocket_recipe,
-    residual_initial,
-)
+from etymon.families import decoders
 from etymon.families.family import Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(DecoderShape):
+class Shape(decoders.DecoderShape):
     inner_dim: PositiveInt | None = None
     """Of the feed-forward part; four times the width unless told."""
     head_dropout: Rate = 0.1
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": SMALL_POCKET,
-    "pocket-large": {"vocabulary": 8192, "dim": 384, "layers": 6, "heads": 6, **POCKET},
+    "pocket": decoders.SMALL_POCKET,
+    "pocket-large": {"vocabulary": 8192, "dim": 384, "layers": 6, "heads": 6, **decoders.POCKET},
     "small": {},
     "medium": {"dim": 1024, "layers": 24, "heads": 16},
     "large": {"dim": 1280, "layers": 36, "heads": 20},
@@ -51,21 +34,21 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return decoder(shape, lambda: block(shape, norm_first=True))
+    return decoders.decoder(shape, lambda: decoders.block(shape, norm_first=True))
 
 
 def names(shape: Shape) -> NameMap:
-    return name_map(shape, TABLE_NAMES, FUSED)
+    return decoders.name_map(shape, decoders.TABLE_NAMES, decoders.FUSED)
 
 
 SETTINGS = SettingsMap(
-    fields=[*FIELDS, *INNER_FIELDS, Field("head_dropout", "summary_first_dropout")],
+    fields=[*decoders.FIELDS, *decoders.INNER_FIELDS, Field("head_dropout", "summary_first_dropout")],
     constants=[
         Constant("scale_attn_weights", True, "scores without scaling are not GPT-2's"),
         Constant("scale_attn_by_inverse_layer_idx", False, "scaling by layer is not GPT-2's"),
         Constant("reorder_and_upcast_attn", False, "upcast attention is not supported"),
         Constant("add_cross_attention", False, "cross-attention in GPT-2 is not supported", write=False),
-        *CHOICE,
+        *decoders.CHOICE,
     ],
     ignored=["n_ctx", "classifier_dropout", "hidden_dropout"],
 )
@@ -76,7 +59,7 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=HEADS,
+    heads=decoders.HEADS,
     architectures=classes(
         "GPT2",
         "LMHeadModel",
@@ -87,14 +70,14 @@ FAMILY = Family(
     ),
     names=names,
     settings=SETTINGS,
-    initial=residual_initial,
-    capabilities=CAPABILITIES,
+    initial=decoders.residual_initial,
+    capabilities=decoders.CAPABILITIES,
     objective="causal",
     # The authors tuned the rate by hand for every size and did not publish it; these are GPT-3's settings.
     recipe=Recipe(
         learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.02, final=0.1
     ),
-    size_recipes={"pocket": pocket_recipe(4e-3), "pocket-large": pocket_recipe(3e-3)},
-    tokenizer=BYTE_BPE,
+    size_recipes={"pocket": decoders.pocket_recipe(4e-3), "pocket-large": decoders.pocket_recipe(3e-3)},
+    tokenizer=decoders.BYTE_BPE,
     framing=framing.PLAIN,
 )

@@ -18,23 +18,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
 from etymon.errors import EtymonError
-from etymon.families.decoders import (
-    ACTIVATION_NAMES,
-    BYTE_BPE,
-    CAPABILITIES,
-    HEADS,
-    LAYER,
-    SMALL_POCKET,
-    TABLE_NAMES,
-    THEIRS,
-    DecoderShape,
-    block,
-    decoder,
-    name_map,
-    pocket_recipe,
-    residual_initial,
-    separate,
-)
+from etymon.families import decoders
 from etymon.families.family import Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -45,7 +29,7 @@ KINDS = {"dense": "global", "banded": "local"}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(DecoderShape):
+class Shape(decoders.DecoderShape):
     positions: PositiveInt = 2048
     dim: PositiveInt = 2048
     layers: PositiveInt = 24
@@ -81,7 +65,7 @@ def kinds(pattern: str, layers: int) -> list[str]:
 
 
 NEO = {"attention_bias": False, "scaled": False}
-SMALL = {**SMALL_POCKET, "band": 64}
+SMALL = {**decoders.SMALL_POCKET, "band": 64}
 # The table of the paper gives the 1.3B model 24 heads of 128, wider than the model, and the 13B model a width of 5,140, which
 # its heads do not make up.
 PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
@@ -113,17 +97,17 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
         "scale": None if shape.scaled else 1.0,
     }
     rules = [Causal() if kind == "dense" else Band(shape.band) for kind in kinds(shape.pattern, shape.layers)]
-    return decoder(shape, lambda: block(shape, norm_first=True, **options), rules)
+    return decoders.decoder(shape, lambda: decoders.block(shape, norm_first=True, **options), rules)
 
 
 def names(shape: Shape) -> NameMap:
-    return name_map(
+    return decoders.name_map(
         shape,
         {
-            **TABLE_NAMES,
-            **separate("attn.attention."),
-            LAYER + "feed_forward.inner.*": THEIRS + "mlp.c_fc.*",
-            LAYER + "feed_forward.outer.*": THEIRS + "mlp.c_proj.*",
+            **decoders.TABLE_NAMES,
+            **decoders.separate("attn.attention."),
+            decoders.LAYER + "feed_forward.inner.*": decoders.THEIRS + "mlp.c_fc.*",
+            decoders.LAYER + "feed_forward.outer.*": decoders.THEIRS + "mlp.c_proj.*",
         },
     )
 
@@ -192,7 +176,7 @@ SETTINGS = NeoSettings(
         Field("band", "window_size"),
         Field("attention_bias", "etymon_attention_bias", unless=False),
         Field("scaled", "etymon_scaled", unless=False),
-        Field("activation", "activation_function", ACTIVATION_NAMES),
+        Field("activation", "activation_function", decoders.ACTIVATION_NAMES),
         Field("embedding_dropout", "embed_dropout"),
         Field("attention_dropout", "attention_dropout"),
         Field("residual_dropout", "resid_dropout"),
@@ -218,23 +202,23 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=HEADS,
+    heads=decoders.HEADS,
     architectures=classes(
         "GPTNeo", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
     ),
     names=names,
     settings=SETTINGS,
-    initial=residual_initial,
-    capabilities=CAPABILITIES,
+    initial=decoders.residual_initial,
+    capabilities=decoders.CAPABILITIES,
     objective="causal",
     recipe=RECIPE,
     size_recipes={
-        **dict.fromkeys(("pocket", "pocket-neo"), pocket_recipe(4e-3)),
+        **dict.fromkeys(("pocket", "pocket-neo"), decoders.pocket_recipe(4e-3)),
         **{size: replace(RECIPE, learning_rate=rate) for size, (_, rate) in PUBLISHED.items()},
         "neo-125M": replace(RECIPE, learning_rate=6e-4),
         "neo-2.7B": replace(RECIPE, learning_rate=1.6e-4),
     },
-    tokenizer=BYTE_BPE,
+    tokenizer=decoders.BYTE_BPE,
     framing=framing.PLAIN,
     expressible=expressible,
 )

@@ -10,26 +10,7 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.decoders import (
-    BODY,
-    BYTE_BPE,
-    CAPABILITIES,
-    FIELDS,
-    HEADS,
-    INNER_FIELDS,
-    LAYER,
-    SMALL_POCKET,
-    THEIRS,
-    DecoderShape,
-    attention,
-    decoder,
-    feed_forward,
-    layer_norm,
-    name_map,
-    pocket_recipe,
-    separate,
-    vocabulary_head,
-)
+from etymon.families import decoders
 from etymon.families.family import Family, Recipe, classes
 from etymon.nn.blocks import ParallelBlock
 from etymon.nn.bodies import Body
@@ -39,7 +20,7 @@ from etymon.nn.positions import Rotary
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(DecoderShape):
+class Shape(decoders.DecoderShape):
     vocabulary: PositiveInt = 50400
     """143 of them have no token: the number was rounded up for the machine."""
     positions: PositiveInt = 2048
@@ -65,7 +46,7 @@ class Shape(DecoderShape):
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": {**SMALL_POCKET, "rotary_dim": 16},
+    "pocket": {**decoders.SMALL_POCKET, "rotary_dim": 16},
     "6B": {},
 }
 
@@ -75,30 +56,30 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
 
     def layer() -> ParallelBlock:
         return ParallelBlock(
-            attention(shape, bias=False, rotary=rotary),
-            feed_forward(shape),
-            layer_norm(shape),
+            decoders.attention(shape, bias=False, rotary=rotary),
+            decoders.feed_forward(shape),
+            decoders.layer_norm(shape),
             dropout=shape.residual_dropout,
             residual_scale=shape.residual_scale,
         )
 
-    return decoder(shape, layer, table=False)
+    return decoders.decoder(shape, layer, table=False)
 
 
 def names(shape: Shape) -> NameMap:
-    return name_map(
+    return decoders.name_map(
         shape,
         {
-            "body.embeddings.words.weight": BODY + "wte.weight",
-            **separate("attn."),
-            LAYER + "feed_forward.inner.*": THEIRS + "mlp.fc_in.*",
-            LAYER + "feed_forward.outer.*": THEIRS + "mlp.fc_out.*",
+            "body.embeddings.words.weight": decoders.BODY + "wte.weight",
+            **decoders.separate("attn."),
+            decoders.LAYER + "feed_forward.inner.*": decoders.THEIRS + "mlp.fc_in.*",
+            decoders.LAYER + "feed_forward.outer.*": decoders.THEIRS + "mlp.fc_out.*",
         },
     )
 
 
 SETTINGS = SettingsMap(
-    fields=[*FIELDS, *INNER_FIELDS, Field("rotary_dim", "rotary_dim")],
+    fields=[*decoders.FIELDS, *decoders.INNER_FIELDS, Field("rotary_dim", "rotary_dim")],
     constants=[
         Constant("rotary", True, "positions that are not told by rotation are not GPT-J's", write=False),
         Constant("scale_attn_weights", True, "scores without scaling are not GPT-J's", write=False),
@@ -131,12 +112,12 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads={**HEADS, "vocabulary": vocabulary_head(bias=True)},
+    heads={**decoders.HEADS, "vocabulary": decoders.vocabulary_head(bias=True)},
     architectures=classes("GPTJ", "ForCausalLM", "ForSequenceClassification", "ForQuestionAnswering"),
     names=names,
     settings=SETTINGS,
     initial=initial,
-    capabilities=CAPABILITIES,
+    capabilities=decoders.CAPABILITIES,
     objective="causal",
     recipe=Recipe(
         learning_rate=1.2e-4,
@@ -147,7 +128,7 @@ FAMILY = Family(
         decay_end=300 / 350,
         options={"z_loss": 1e-4},
     ),
-    size_recipes={"pocket": pocket_recipe(4e-3)},
-    tokenizer=BYTE_BPE,
+    size_recipes={"pocket": decoders.pocket_recipe(4e-3)},
+    tokenizer=decoders.BYTE_BPE,
     framing=framing.PLAIN,
 )

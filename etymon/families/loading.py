@@ -31,7 +31,6 @@ MEMBERS = ("model", "discriminator")
 """Where a run keeps the model that it trained."""
 LABELLING = frozenset({"classification", "tagging"})
 """The heads with an output for every label."""
-"""Where the tokenizer of the source lies, if it has one of its own."""
 GENERATION = "generation_config.json"
 FORCED_KEYS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")

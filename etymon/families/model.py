@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 TOKEN_KEYS = {
     "begin": "bos_token_id", "end": "eos_token_id", "pad": "pad_token_id", "separator": "sep_token_id",
-    "class": "cls_token_id", "mask": "mask_token_id", "decoder_start": "decoder_start_token_id",
+    "class": "cls_token_id", "mask": "mask_token_id",
 }  # fmt: skip
 """The keys of a published configuration for the roles of special tokens."""
 PREFIX_KEY = "etymon_prefix"
-WEIGHTS_KEY = "etymon_weights"
 """The key of our own for models that read a prompt in both directions."""
 FEATURES_KEY = "etymon_features"
 """The same for those whose task heads read features."""
+WEIGHTS_KEY = "etymon_weights"
+"""The same for those whose weights have eight bits."""
 
 
 class Model(nn.Module):
@@ -238,9 +239,9 @@ class Model(nn.Module):
     def decoder_start(self) -> int:
         """The token that a decoder over an encoder begins with."""
         # The tokenizer knows no such role: the checkpoint's configuration, or else the family's custom.
-        start = self.carried.get("decoder_start_token_id")
-        if start is None and self.family.decoder_start is not None:
-            start = self.token(self.family.decoder_start)
+        start, role = self.carried.get("decoder_start_token_id"), self.family.framing.start
+        if start is None and role is not None:
+            start = self.token(role)
         if start is None:
             raise EtymonError(
                 "the model does not say what its decoder starts with: set decoder_start_token_id in config.json"
@@ -250,6 +251,13 @@ class Model(nn.Module):
     @property
     def _vocabulary(self) -> nn.Module | None:
         return dict(self.heads.items()).get("vocabulary")
+
+    def require_vocabulary(self, doing: str) -> None:
+        """Refuses what only a language model can do."""
+        if self._vocabulary is None:
+            raise EtymonError(
+                f"this {self.family.title} has no vocabulary head and cannot {doing}: load a language model"
+            )
 
     @property
     def reads_prefix(self) -> bool:

@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
-from torch import nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
-from etymon.families.seq2seq import SPECIALS, task_heads
+from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
+from etymon.families.seq2seq import SPECIALS, heads
 from etymon.nn.bodies import EncoderDecoder
 from etymon.nn.dropout import Rate
 from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, xavier
@@ -27,7 +26,6 @@ from etymon.nn.recurrent_attention import (
     RecurrentEncoder,
     RecurrentEncoderDecoder,
 )
-from etymon.nn.vocabulary import DenseVocabulary
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -137,13 +135,7 @@ def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
     return RecurrentEncoderDecoder(words, encoder, decoder)  # type: ignore[arg-type]
 
 
-def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
-    assert isinstance(body, EncoderDecoder)
-    own = body.words if shape.tied else Embedding(shape.vocabulary, shape.readout_dim)
-    return DenseVocabulary(own.weight)
-
-
-HEADS = {"vocabulary": Head(vocabulary_head), **task_heads("readout_dim")}
+HEADS = heads("readout_dim")
 ARCHITECTURES = [
     Architecture("RecurrentSeq2Seq", frozenset({"vocabulary"})),
     Architecture("RecurrentSeq2SeqBody", frozenset()),

@@ -15,22 +15,8 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
-from etymon.families.encoders import (
-    CONSTANTS,
-    FIELDS,
-    POCKET,
-    POCKET_RECIPE,
-    POOLED_HEADS,
-    TASK_CLASSES,
-    TASK_NAMES,
-    EncoderShape,
-    body_names,
-    encoder,
-    head_dropout,
-    name_map,
-    vocabulary_head,
-)
-from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
+from etymon.families import encoders
+from etymon.families.family import Family, Head, Recipe, classes
 from etymon.nn.blocks import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.heads import DeepProjection, Projection
@@ -38,7 +24,7 @@ from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(EncoderShape):
+class Shape(encoders.EncoderShape):
     vocabulary: PositiveInt = 50265
     segments: PositiveInt = 1
     norm_epsilon: NonNegativeFloat = 1e-5
@@ -47,21 +33,21 @@ class Shape(EncoderShape):
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "pocket": POCKET,
+    "pocket": encoders.POCKET,
     "base": {},
     "large": {"layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096},
 }
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return encoder(shape, segments=shape.segments, first_position=shape.pad + 1)
+    return encoders.encoder(shape, segments=shape.segments, first_position=shape.pad + 1)
 
 
 HEADS = {
-    **POOLED_HEADS,
-    "vocabulary": vocabulary_head(ACTIVATIONS["gelu"]),
+    **encoders.POOLED_HEADS,
+    "vocabulary": encoders.vocabulary_head(ACTIVATIONS["gelu"]),
     "classification": Head(
-        lambda s, body, labels: DeepProjection(s.dim, labels, dropout=head_dropout(s)), at="first"
+        lambda s, body, labels: DeepProjection(s.dim, labels, dropout=encoders.head_dropout(s)), at="first"
     ),
     "choice": Head(lambda s, body, labels: Projection(s.dim, 1, dropout=s.dropout), after="pooler"),
 }
@@ -69,15 +55,15 @@ HEADS = {
 
 def names(shape: Shape) -> NameMap:
     table = {
-        **body_names("roberta."),
+        **encoders.body_names("roberta."),
         "heads.pooler.dense.*": "roberta.pooler.dense.*",
         "heads.vocabulary.transform.dense.*": "lm_head.dense.*",
         "heads.vocabulary.transform.norm.*": "lm_head.layer_norm.*",
         "heads.classification.dense.*": "classifier.dense.*",
-        **TASK_NAMES,
+        **encoders.TASK_NAMES,
         "heads.classification.linear.*": "classifier.out_proj.*",
     }
-    return name_map(shape, table, "roberta.", "lm_head.decoder", bias="lm_head.bias")
+    return encoders.name_map(shape, table, "roberta.", "lm_head.decoder", bias="lm_head.bias")
 
 
 class RobertaSettings(SettingsMap):
@@ -101,7 +87,9 @@ class RobertaSettings(SettingsMap):
         return {**super().write(shape), "max_position_embeddings": table, "pad_token_id": shape["pad"]}
 
 
-SETTINGS = RobertaSettings(fields=[*FIELDS, Field("head_dropout", "classifier_dropout")], constants=CONSTANTS)
+SETTINGS = RobertaSettings(
+    fields=[*encoders.FIELDS, Field("head_dropout", "classifier_dropout")], constants=encoders.CONSTANTS
+)
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
@@ -136,7 +124,7 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=HEADS,
-    architectures=classes("Roberta", "ForMaskedLM", *TASK_CLASSES, pooled=True),
+    architectures=classes("Roberta", "ForMaskedLM", *encoders.TASK_CLASSES, pooled=True),
     names=names,
     settings=SETTINGS,
     initial=initial,
@@ -144,22 +132,11 @@ FAMILY = Family(
     objective="masked",
     recipe=RECIPE,
     size_recipes={
-        "pocket": replace(POCKET_RECIPE, betas=(0.9, 0.98), options=OPTIONS),
+        "pocket": replace(encoders.POCKET_RECIPE, betas=(0.9, 0.98), options=OPTIONS),
         "large": replace(RECIPE, learning_rate=4e-4, warmup=0.06),
     },
     tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
-    tokenizer=TokenizerChoice(
-        "byte-bpe",
-        {
-            "begin": "<s>",
-            "class": "<s>",
-            "pad": "<pad>",
-            "end": "</s>",
-            "separator": "</s>",
-            "unknown": "<unk>",
-            "mask": "<mask>",
-        },
-    ),
+    tokenizer=encoders.MASKED_BPE,
     framing=framing.ROBERTA,
     generator=generator,
 )

@@ -114,7 +114,7 @@ def _finite(value: Any) -> Any:
 
 
 def _token_ids(model: Model) -> dict[str, int]:
-    ids = {key: model.token(role) for role, key in TOKEN_KEYS.items() if role != "decoder_start"}
-    if model.family.decoder_start is not None:
-        ids["decoder_start_token_id"] = model.token(model.family.decoder_start)
+    ids = {key: model.token(role) for role, key in TOKEN_KEYS.items()}
+    if (start := model.family.framing.start) is not None:
+        ids["decoder_start_token_id"] = model.token(start)
     return {key: value for key, value in ids.items() if value is not None}

@@ -1,17 +1,20 @@
-"""What BART and the Transformer of 2017 have in common: layers with layer norms, on either side of cross-attention."""
+"""What BART and the Transformer of 2017 have in common: layers with layer norms, on either side of cross-attention, and heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
-from etymon.families.family import Head
+from etymon.families.family import Head, Recipe
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
+from etymon.nn.bodies import EncoderDecoder
 from etymon.nn.heads import DeepProjection, Projection
+from etymon.nn.linear import Embedding
 from etymon.nn.visibility import Causal, Everything
+from etymon.nn.vocabulary import DenseVocabulary
 
 SPECIALS = {
     "pad": "<pad>", "begin": "<s>", "class": "<s>", "end": "</s>", "separator": "</s>", "unknown": "<unk>",
@@ -19,42 +22,44 @@ SPECIALS = {
 }  # fmt: skip
 """Of families that never had published ones."""
 
+# Minutes, not days. AdamW had not left the frequencies of words where Muon had learnt to copy (docs/lab-notes.md).
+POCKET_RECIPE = Recipe(
+    learning_rate=4e-3,
+    optimiser="muon",
+    betas=(0.9, 0.98),
+    weight_decay=0.0,
+    schedule="cosine",
+    warmup=0.1,
+    final=0.1,
+)
+
 
 def stack(
-    *,
-    dim: int,
-    layers: int,
-    heads: int,
-    inner_dim: int,
-    decoder: bool,
-    activation: str,
-    norm_epsilon: float,
-    norm_first: bool = False,
-    attention_bias: bool = True,
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    inner_dropout: float = 0.0,
-    residual_scale: float = 1.0,
+    shape: Any, *, decoder: bool, norm_epsilon: float, norm_first: bool = False, attention_bias: bool = True
 ) -> Stack:
-    """Layers of an encoder, or of a decoder that looks at one. Norms before the parts need one more at the end."""
+    """Layers of an encoder, or of a decoder that looks at one, whose numbers may be its own (`decoder_layers`). Norms before
+    the parts need one more at the end."""
+
+    def number(field: str) -> int:
+        return (getattr(shape, f"decoder_{field}", None) if decoder else None) or getattr(shape, field)
 
     def norm() -> nn.LayerNorm:
-        return nn.LayerNorm(dim, norm_epsilon)
+        return nn.LayerNorm(shape.dim, norm_epsilon)
 
     def attention() -> Attention:
-        return Attention(dim, heads, bias=attention_bias, dropout=attention_dropout)
+        return Attention(shape.dim, number("heads"), bias=attention_bias, dropout=shape.attention_dropout)
 
     blocks = [
         Block(
             attention(),
-            FeedForward(dim, inner_dim, activation, dropout=inner_dropout),
+            FeedForward(shape.dim, number("inner_dim"), shape.activation, dropout=shape.inner_dropout),
             norms=[norm() for _ in range(3 if decoder else 2)],
             norm_first=norm_first,
             cross=attention() if decoder else None,
-            dropout=dropout,
-            residual_scale=residual_scale,
+            dropout=shape.dropout,
+            residual_scale=shape.residual_scale,
         )
-        for _ in range(layers)
+        for _ in range(number("layers"))
     ]
     return Stack(blocks, Causal() if decoder else Everything(), norm=norm() if norm_first else None)
 
@@ -77,13 +82,19 @@ def layer_names(theirs: Callable[[str], str]) -> dict[str, str]:
     return table
 
 
-def task_heads(width: str = "dim") -> dict[str, Head]:
+def heads(width: str = "dim", bias: bool | Literal["fixed"] = False) -> dict[str, Head]:
     """All of them read the decoder, whose width a field of the shape tells; without a text to write, it is fed the source."""
+
+    def vocabulary(shape: Any, body: nn.Module, labels: int) -> nn.Module:
+        assert isinstance(body, EncoderDecoder)
+        own = body.words if shape.tied else Embedding(shape.vocabulary, getattr(shape, width))
+        return DenseVocabulary(own.weight, bias=bias)
 
     def projection(shape: Any, outputs: int, maker: type[nn.Module] = Projection) -> nn.Module:
         return maker(getattr(shape, width), outputs, dropout=shape.head_dropout)
 
     return {
+        "vocabulary": Head(vocabulary),
         "classification": Head(lambda s, body, labels: projection(s, labels, DeepProjection), at="last"),
         "choice": Head(lambda s, body, labels: projection(s, 1, DeepProjection), at="last"),
         "span": Head(lambda s, body, labels: Projection(getattr(s, width), 2)),
@@ -97,10 +108,3 @@ TASK_NAMES = {
     "heads.span.linear.*": "qa_outputs.*",
     "heads.tagging.linear.*": "classifier.*",
 }
-
-
-def divides(dim: int, *heads: int | None) -> None:
-    """Refuses heads that a width cannot be divided by."""
-    for count in heads:
-        if count is not None and dim % count:
-            raise ValueError(f"dim {dim} is not a multiple of heads {count}")

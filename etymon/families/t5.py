@@ -16,6 +16,7 @@ from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
 from etymon.nn.bodies import Body, EncoderDecoder
@@ -168,13 +169,7 @@ def names(shape: Shape) -> NameMap:
         for part, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
             table[ours + f"layers.{{}}.attention.{part}.weight"] = theirs + f"0.SelfAttention.{letter}.weight"
             table[ours + f"layers.{{}}.cross.{part}.weight"] = theirs + f"1.EncDecAttention.{letter}.weight"
-    table |= {
-        "heads.vocabulary.weight": "lm_head.weight",
-        "heads.classification.dense.*": "classification_head.dense.*",
-        "heads.classification.linear.*": "classification_head.out_proj.*",
-        "heads.tagging.linear.*": "classifier.*",
-        "heads.span.linear.*": "qa_outputs.*",
-    }
+    table |= {"heads.vocabulary.weight": "lm_head.weight", **TASK_NAMES}
     ties = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
     return NameMap(
         rows(table),
@@ -276,10 +271,8 @@ FAMILY = Family(
         schedule="constant",
         warmup=0.0,
     ),
-    # A pocket model trains for minutes, within which the published rate would not begin to fall: AdamW and a cosine.
-    size_recipes={
-        "pocket": Recipe(learning_rate=2e-3, weight_decay=0.0, schedule="cosine", warmup=0.1, final=0.1)
-    },
+    # A pocket model trains for minutes, within which the published rate would not begin to fall.
+    size_recipes={"pocket": POCKET_RECIPE},
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
     framing=framing.T5,
 )

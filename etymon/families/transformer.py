@@ -10,20 +10,18 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
-from torch import nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
-from etymon.families.seq2seq import SPECIALS, TASK_NAMES, divides, layer_names, stack, task_heads
+from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice, divides
+from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, xavier
 from etymon.nn.linear import Embedding
 from etymon.nn.positions import Sinusoids
-from etymon.nn.vocabulary import DenseVocabulary
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -73,19 +71,11 @@ def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
         dropout=shape.dropout,
     )
     layers = stack(
-        dim=shape.dim,
-        layers=(shape.decoder_layers if decoder else None) or shape.layers,
-        heads=shape.heads,
-        inner_dim=shape.inner_dim,
+        shape,
         decoder=decoder,
-        activation=shape.activation,
         norm_epsilon=shape.norm_epsilon,
         norm_first=shape.norm == "before",
         attention_bias=shape.attention_bias,
-        dropout=shape.dropout,
-        attention_dropout=shape.attention_dropout,
-        inner_dropout=shape.inner_dropout,
-        residual_scale=shape.residual_scale,
     )
     return Body(embeddings, layers)
 
@@ -96,13 +86,6 @@ def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
     return EncoderDecoder(words, side(shape, source, decoder=False), side(shape, words, decoder=True))
 
 
-def vocabulary_head(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
-    assert isinstance(body, EncoderDecoder)
-    own = body.words if shape.tied else Embedding(shape.vocabulary, shape.dim)
-    return DenseVocabulary(own.weight)
-
-
-HEADS = {"vocabulary": Head(vocabulary_head), **task_heads()}
 ARCHITECTURES = [
     Architecture("Transformer", frozenset({"vocabulary"})),
     Architecture("TransformerBody", frozenset()),
@@ -154,7 +137,7 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=HEADS,
+    heads=heads(),
     architectures=ARCHITECTURES,
     names=names,
     settings=SETTINGS,
@@ -165,17 +148,7 @@ FAMILY = Family(
     recipe=RECIPE,
     size_recipes={
         "big": replace(RECIPE, learning_rate=(1024 * WARMUP) ** -0.5),
-        **dict.fromkeys(
-            ("pocket", "tiny"),
-            Recipe(
-                learning_rate=1e-3,
-                betas=(0.9, 0.98),
-                weight_decay=0.0,
-                schedule="cosine",
-                warmup=0.1,
-                final=0.05,
-            ),
-        ),
+        **dict.fromkeys(("pocket", "tiny"), POCKET_RECIPE),
     },
     tuning=Recipe(learning_rate=5e-5, options={"text2text": {"smoothing": 0.1}}),
     tokenizer=TokenizerChoice("bpe", SPECIALS),

@@ -17,8 +17,9 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
+from etymon.families.decoders import vocabulary_head
 from etymon.families.encoders import ACTIVATION_NAMES, LAYER, POCKET_RECIPE
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, divides
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
@@ -28,7 +29,6 @@ from etymon.nn.linear import Embedding
 from etymon.nn.relative import Sinusoids
 from etymon.nn.spans import ConditionalSpan
 from etymon.nn.two_stream import SegmentAttention, TwoStreamBody, TwoStreamStack
-from etymon.nn.vocabulary import DenseVocabulary
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -66,8 +66,7 @@ class Shape:
     residual_scale: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        divides(self.dim, self.heads)
 
 
 POCKET = {"vocabulary": 8192, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024, "memory": 96}
@@ -105,16 +104,9 @@ def body(shape: Shape, heads: frozenset[str]) -> TwoStreamBody:
     return TwoStreamBody(embeddings, stack, memory=shape.memory or 0, reuse=shape.reuse or None)
 
 
-def vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
-    assert isinstance(body, TwoStreamBody)
-    words = body.embeddings.words if shape.tied else Embedding(shape.vocabulary, shape.dim)
-    assert isinstance(words, Embedding)
-    return DenseVocabulary(words.weight, bias=True)
-
-
 HEADS = {
     "pooler": Head(lambda s, body, labels: Pooler(s.dim), at="last"),
-    "vocabulary": Head(vocabulary),
+    "vocabulary": vocabulary_head(bias=True),
     "classification": Head(
         lambda s, body, labels: Projection(s.dim, labels, dropout=s.summary_dropout), after="pooler"
     ),

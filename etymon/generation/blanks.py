@@ -67,10 +67,7 @@ def fill_texts(
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
     if top_k < 1:
         raise EtymonError(f"top_k is {top_k}: ask for at least 1 filling")
-    if "vocabulary" not in model.heads:
-        raise EtymonError(
-            f"this {title} has no vocabulary head and cannot fill blanks: load a language model"
-        )
+    model.require_vocabulary("fill blanks")
     reads_both = model.encoder_decoder or "bidirectional" in model.capabilities
     marks = tokenizer.id("mask") is not None or (model.encoder_decoder and tokenizer.sentinels)
     if not (reads_both and marks):
@@ -136,7 +133,7 @@ def _fill_masks(model: Model, blanked: list[Blanked], top_k: int) -> list[Fillin
             raise EtymonError(
                 f"the tokenizer does not keep {token} whole in {one.text[:60]!r}: set spaces around it"
             )
-    unfit = _unfit(model, tokenizer)
+    unfit = torch.tensor(sorted(tokenizer.special_ids), device=model.device)  # they make no word of a text
     found = _mask_probabilities(model, rows, places)
     blanks = []
     for one, own_nV in zip(blanked, found, strict=True):
@@ -168,29 +165,17 @@ def _fill_masks(model: Model, blanked: list[Blanked], top_k: int) -> list[Fillin
 def _mask_probabilities(model: Model, rows: list[np.ndarray], places: list[np.ndarray]) -> list[Tensor]:
     """`[n, V]` for every row: what the model expects at the places."""
     asked = [number for number, found in enumerate(places) if len(found)]
-    results = [torch.zeros(0, 0)] * len(rows)
     with evaluating(model):
         framed = [rows[number] for number in asked]
         segments = tokenizer_of(model).framing.segments(framed)
         batch = Batch.of(framed, segments=segments, device=model.device)
-        flat = np.concatenate([
-            places[number] + start for number, start in zip(asked, batch.layout.host_starts, strict=True)
-        ])  # fmt: skip
-        hidden_nD = model.missing(batch, torch.from_numpy(flat.astype(np.int64)).to(model.device))
+        hidden_nD = model.missing(batch, batch.layout.flat([places[number] for number in asked]))
         probabilities = model.heads["vocabulary"].log_probs(hidden_nD).exp()  # type: ignore[operator]
     absent = absent_ids(model, probabilities.shape[1])
     if absent is not None:
         probabilities = probabilities.index_fill(1, absent, 0.0)
-    for number, own_nV in zip(
-        asked, probabilities.split([len(places[number]) for number in asked]), strict=True
-    ):
-        results[number] = own_nV
-    return results
-
-
-def _unfit(model: Model, tokenizer: Tokenizer) -> Tensor:
-    """Ids that make no word of a filled text."""
-    return torch.tensor(sorted(tokenizer.special_ids), device=model.device)
+    split = iter(probabilities.split([len(places[number]) for number in asked]))
+    return [next(split) if len(found) else torch.zeros(0, 0) for found in places]
 
 
 def _candidate(tokenizer: Tokenizer, one: Blanked, number: int, id_: int, probability: float) -> Candidate:

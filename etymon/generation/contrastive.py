@@ -20,17 +20,16 @@ from etymon.generation.following import own_log_probs
 from etymon.generation.processors import NEVER, Processing
 from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.stepping import Stepper
-from etymon.nn.ragged import Layout, Padding
+from etymon.nn.ragged import Layout
 
 
 class Past:
     """Directions of the hidden states of every row's tokens, with room for more."""
 
     def __init__(self, hidden_ND: Tensor, layout: Layout, room: int) -> None:
-        padding = Padding(layout.lengths, hidden_ND.device)
         self.lengths_R = torch.tensor(layout.lengths, device=hidden_ND.device)
         self.longest = layout.longest
-        self.unit_RCD = F.pad(F.normalize(padding.lift(hidden_ND), dim=-1), (0, 0, 0, room))
+        self.unit_RCD = F.pad(F.normalize(layout.lift(hidden_ND), dim=-1), (0, 0, 0, room))
 
     def likeness(self, unit_RKD: Tensor) -> Tensor:
         """The largest cosine with any token before, `[R, K]`."""
@@ -66,14 +65,7 @@ def contrastive_search(
         worth_RK = (1 - alpha) * p_RK - alpha * past.likeness(unit_RKD)
         best_R1 = worth_RK.masked_fill(p_RK == 0, NEVER).argmax(-1, keepdim=True)
         chosen_R = candidates_RK.gather(1, best_R1)[:, 0]
-        own_R = own_log_probs(scores_RV, chosen_R)
-        going_on = [
-            place
-            for place, (row, token, own) in enumerate(
-                zip(rows, chosen_R.tolist(), own_R.tolist(), strict=True)
-            )
-            if writing.add(row, token, own)
-        ]
+        going_on = writing.add_all(rows, chosen_R, own_log_probs(scores_RV, chosen_R))
         if not going_on:
             break
         kept = torch.tensor(going_on, device=device)

@@ -112,10 +112,7 @@ def _stepper(model: Model, settings: DecodingSettings) -> Stepper:
 
 
 def _check_model(model: Model) -> None:
-    if "vocabulary" not in model.heads:
-        raise EtymonError(
-            f"this {model.family.title} has no vocabulary head and cannot generate: load a language model"
-        )
+    model.require_vocabulary("generate")
     if "state" not in model.capabilities:
         raise EtymonError(
             f"{model.family.title} does not generate from left to right"

@@ -30,14 +30,7 @@ def follow(
             chosen_R = draw(warp(allowed_RV, settings), uniforms_R)
         else:
             chosen_R = likeliest(allowed_RV)
-        own_R = own_log_probs(scores_RV, chosen_R)
-        going_on = [
-            place
-            for place, (row, token, own) in enumerate(
-                zip(rows, chosen_R.tolist(), own_R.tolist(), strict=True)
-            )
-            if writing.add(row, token, own)
-        ]
+        going_on = writing.add_all(rows, chosen_R, own_log_probs(scores_RV, chosen_R))
         if not going_on:
             break
         processing.append(chosen_R)

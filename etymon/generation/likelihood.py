@@ -77,8 +77,7 @@ def score_texts(
     unless told). An encoder masks every token in turn.
     """
     tokenizer, title = tokenizer_of(model), model.family.title
-    if "vocabulary" not in model.heads:
-        raise EtymonError(f"this {title} has no vocabulary head and cannot score: load a language model")
+    model.require_vocabulary("score")
     if targets is not None and len(targets) != len(texts):
         raise EtymonError(f"there are {len(texts)} texts and {len(targets)} targets: give a target for each")
     if model.encoder_decoder and targets is None:
@@ -123,30 +122,22 @@ def score_texts(
         # Where there is no token to predict the first one from, its characters do not count either.
         begin = 0 if len(numbers) >= len(own) else int(tokenizer.offsets(text)[2][0])
         pieces = [tokenizer.tokens[number] for number in numbers]
-        scores.append(_score(text, kind, len(text[begin:].encode()), pieces, log_probs))
+        total, size = math.fsum(log_probs), len(text[begin:].encode())
+        bits, perplexity = _figures(total, len(log_probs), size)
+        bits = bits if kind == "likelihood" else None
+        scores.append(Score(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs))
     return scores
 
 
-def _score(
-    text: str,
-    kind: Literal["likelihood", "pseudo-likelihood"],
-    size: int,
-    pieces: list[str],
-    log_probs: list[float],
-) -> Score:
-    total = math.fsum(log_probs)
-    mean = -total / len(log_probs)
-    bits = -total / math.log(2) / size if kind == "likelihood" and size else None
-    perplexity = math.exp(mean) if mean < 700 else math.inf
-    return Score(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs)
+def _figures(total: float, tokens: int, size: int) -> tuple[float | None, float]:
+    """Bits per byte and perplexity."""
+    mean = -total / tokens
+    return -total / math.log(2) / size if size else None, math.exp(mean) if mean < 700 else math.inf
 
 
 def check_memory(model: Model, memory: int, segment: int | None, windowed: bool = False) -> None:
     """Refuses to read a text in segments where that cannot be."""
-    if "vocabulary" not in model.heads:
-        raise EtymonError(
-            f"this {model.family.title} has no vocabulary head and cannot score: load a language model"
-        )
+    model.require_vocabulary("score")
     if not {"causal", "memory"} <= model.capabilities:
         windows = (
             " (its long texts are read in overlapping windows)" if "causal" in model.capabilities else ""
@@ -238,10 +229,7 @@ def score_parts(
             tell(tokens)
     if not tokens:
         raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
-    perplexity = math.exp(-total / tokens) if -total / tokens < 700 else math.inf
-    return Score(
-        text, "likelihood", total, tokens, size, -total / math.log(2) / max(size, 1), perplexity, [], []
-    )
+    return Score(text, "likelihood", total, tokens, size, *_figures(total, tokens, size), [], [])
 
 
 def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int, int]]:
@@ -333,13 +321,9 @@ def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[flo
                 hidden_ND, _ = model.decode(batch, model.encode(Batch.of(sources, device=model.device)))
             elif "causal" in model.capabilities:
                 hidden_ND, _ = model.hidden(batch)
-            flat = np.concatenate([
-                row.at + start for row, start in zip(part, batch.layout.host_starts, strict=True)
-            ])  # fmt: skip
-            following = np.concatenate([row.targets for row in part])
-            at, targets_n = (
-                torch.from_numpy(column.astype(np.int64)).to(model.device) for column in (flat, following)
-            )
+            at = batch.layout.flat([row.at for row in part])
+            following = np.concatenate([row.targets for row in part]).astype(np.int64)
+            targets_n = torch.from_numpy(following).to(model.device)
             if not model.encoder_decoder and "causal" not in model.capabilities:  # behind masks
                 hidden_ND, at = model.missing(batch, at), torch.arange(len(at), device=model.device)
             log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]

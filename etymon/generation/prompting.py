@@ -77,10 +77,7 @@ class Prompter:
     def __init__(self, model: Model) -> None:
         title = model.family.title
         self.tokenizer = tokenizer_of(model)
-        if "vocabulary" not in model.heads:
-            raise EtymonError(
-                f"this {title} has no vocabulary head and cannot be prompted: load a language model"
-            )
+        model.require_vocabulary("be prompted")
         if "state" not in model.capabilities:
             raise EtymonError(
                 f"{title} reads both sides of a word at once and cannot go on from a prompt: prompt a decoder (GPT-2) or "

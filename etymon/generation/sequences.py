@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from etymon.generation.settings import DecodingSettings
 
@@ -67,6 +68,11 @@ class Writing:
             self.on_token(row // self.copies, row % self.copies, token)
         self.finished[row] = token in self.end_ids or (self.stopped is not None and self.stopped(text))
         return not self.finished[row] and len(text) < self.limits[row // self.copies]
+
+    def add_all(self, rows: list[int], tokens_R: Tensor, log_probs_R: Tensor) -> list[int]:
+        """One more token of each of these texts; the places among them of those that go on."""
+        given = zip(rows, tokens_R.tolist(), log_probs_R.tolist(), strict=True)
+        return [place for place, one in enumerate(given) if self.add(*one)]
 
     def results(self) -> list[list[Sequence]]:
         made = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,26 @@ MOST_PENALTY = 50
 """The power of a length: beyond it, long texts have none that is a number."""
 MOST_DRAFTED = 16
 """Tokens that a draft may run ahead: more are never all right, and a state need not forget more."""
+
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_new_tokens": (lambda value: value is None or value >= 1, "ask for at least 1 new token"),
+    "min_new_tokens": (lambda value: value >= 0, "it must be 0 or more"),
+    "temperature": (lambda value: COLDEST <= value < math.inf, f"it must be {COLDEST} or more (for greedy decoding leave it out)"),
+    "top_k": (lambda value: value >= 0, "it must be 1 or more, or 0 for no limit"),
+    "top_p": (lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
+    "typical_p": (lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "it must be 0 (off) to 1"),
+    "penalty_alpha": (lambda value: 0 <= value <= 1, "it must be 0 (off) to 1"),
+    "beams": (lambda value: value >= 1, "it must be 1 or more"),
+    "length_penalty": (lambda value: abs(value) <= MOST_PENALTY, f"it must be {-MOST_PENALTY} to {MOST_PENALTY}"),
+    "length_offset": (lambda value: 0 <= value < math.inf, "it must be 0 or more"),
+    "returns": (lambda value: value >= 1, "it must be 1 or more"),
+    "no_repeat_ngram": (lambda value: value >= 0, "it must be 0 (off) or more"),
+    "repetition_penalty": (lambda value: 0 < value < math.inf, "it must be above 0 (1 is none)"),
+    "draft_tokens": (lambda value: 1 <= value <= MOST_DRAFTED, f"it must be 1 to {MOST_DRAFTED}"),
+    "seed": (lambda value: value >= 0, "it must be 0 or more"),
+}  # fmt: skip
+"""What numbers may be, and what to say of others."""
 
 
 @dataclass(frozen=True)
@@ -81,40 +101,12 @@ class DecodingSettings:
         yield from self._misfits()
 
     def _wrong_numbers(self) -> Iterator[str]:
+        for name, (fits, reason) in RANGES.items():
+            if not fits(value := getattr(self, name)):
+                yield f"{name} is {value}: {reason}"
         longest = self.max_new_tokens
-        if longest is not None and longest < 1:
-            yield f"max_new_tokens is {longest}: ask for at least 1 new token"
-        if self.min_new_tokens < 0:
-            yield f"min_new_tokens is {self.min_new_tokens}: it must be 0 or more"
         if longest is not None and self.min_new_tokens > longest:
             yield f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {longest}: lower one or raise the other"
-        if not (self.temperature >= COLDEST and math.isfinite(self.temperature)):
-            yield f"temperature is {self.temperature}: it must be {COLDEST} or more (for greedy decoding leave it out)"
-        if self.top_k < 0:
-            yield f"top_k is {self.top_k}: it must be 1 or more, or 0 for no limit"
-        for name in ("top_p", "typical_p"):
-            if not 0 < getattr(self, name) <= 1:
-                yield f"{name} is {getattr(self, name)}: it must be above 0 and at most 1"
-        if not 0 <= self.min_p <= 1:
-            yield f"min_p is {self.min_p}: it must be 0 (off) to 1"
-        if not 0 <= self.penalty_alpha <= 1:
-            yield f"penalty_alpha is {self.penalty_alpha}: it must be 0 (off) to 1"
-        if self.beams < 1:
-            yield f"beams is {self.beams}: it must be 1 or more"
-        if not abs(self.length_penalty) <= MOST_PENALTY:
-            yield f"length_penalty is {self.length_penalty}: it must be {-MOST_PENALTY} to {MOST_PENALTY}"
-        if not 0 <= self.length_offset < math.inf:
-            yield f"length_offset is {self.length_offset}: it must be 0 or more"
-        if self.returns < 1:
-            yield f"returns is {self.returns}: it must be 1 or more"
-        if self.no_repeat_ngram < 0:
-            yield f"no_repeat_ngram is {self.no_repeat_ngram}: it must be 0 (off) or more"
-        if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
-            yield f"repetition_penalty is {self.repetition_penalty}: it must be above 0 (1 is none)"
-        if not 1 <= self.draft_tokens <= MOST_DRAFTED:
-            yield f"draft_tokens is {self.draft_tokens}: it must be 1 to {MOST_DRAFTED}"
-        if self.seed < 0:
-            yield f"seed is {self.seed}: it must be 0 or more"
         if not all(self.stop):
             yield "an empty stop string would stop at once: leave it out"
         if not all(self.choices):

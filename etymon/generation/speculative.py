@@ -112,8 +112,8 @@ class Speculation:
         own_Rn = own_log_probs(scores_RnV, tokens_Rn)
         kept = kept_R.tolist()
         read = [min(each, self.count - 1) for each in kept]  # the draft's last token was never fed to it
-        self.stepper.crop([length + 1 + each for length, each in zip(before, kept, strict=True)])
-        self.draft.crop([length + each for length, each in zip(drafted, read, strict=True)])
+        self.stepper.state.crop([length + 1 + each for length, each in zip(before, kept, strict=True)])
+        self.draft.state.crop([length + each for length, each in zip(drafted, read, strict=True)])
         gained = [row[: each + 1] for row, each in zip(tokens_Rn.tolist(), kept, strict=True)]
         own = [row[: each + 1] for row, each in zip(own_Rn.tolist(), kept, strict=True)]
         return gained, own, [row[each:] for row, each in zip(gained, read, strict=True)]

@@ -83,7 +83,8 @@ class Stepper:
         starts = [shared] * len(prompts) if shared else None
         prefix = [len(prompt) for prompt in prompts] if model.reads_prefix else None
         own = [prompt[shared:] for prompt in prompts]
-        return self._read(Batch.of(own, starts=starts, prefix=prefix, device=device))
+        self._take(Batch.of(own, starts=starts, prefix=prefix, device=device))
+        return self.scores(self.last)
 
     def step(self, tokens_R: Tensor) -> Tensor:
         """Every row goes on with one token."""
@@ -125,10 +126,6 @@ class Stepper:
         """The given rows go on, in that order; the others leave."""
         self.state.keep(rows)
 
-    def crop(self, lengths: Sequence[int]) -> None:
-        """Every row forgets what lies beyond its length."""
-        self.state.crop(lengths)
-
     def fork(self, copies: int) -> None:
         """Every row becomes `copies` rows, side by side."""
         if copies > 1:
@@ -139,10 +136,6 @@ class Stepper:
         other = copy(self)
         other.state = self.state.select(rows)
         return other
-
-    def _read(self, batch: Batch) -> Tensor:
-        self._take(batch)
-        return self.scores(self.last)
 
     def _take(self, batch: Batch) -> None:
         if self.spills and self.room is not None and batch.last_position >= self.room:

@@ -140,6 +140,7 @@ class AdaptiveVocabulary(DenseVocabulary):
         tied_maps: Sequence[bool] = (),
     ) -> None:
         nn.Module.__init__(self)
+        self.transform, self.scale = None, 1.0
         tables: list[Any] = [words] if isinstance(words, Embedding) else list(words.tables)
         maps: Any = None if isinstance(words, Embedding) else words.maps
         self.edges = (0, *cutoffs, sum(table.num_embeddings for table in tables))
@@ -233,6 +234,3 @@ class AdaptiveVocabulary(DenseVocabulary):
             "a model with an adaptive softmax knows no label smoothing, z_loss, weights or distributions of a teacher: "
             "leave them or shape.cutoffs out"
         )
-
-    def _features(self, hidden_ND: Tensor, at: Tensor | None) -> Tensor:
-        return hidden_ND if at is None else hidden_ND.index_select(0, at)

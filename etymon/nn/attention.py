@@ -106,7 +106,7 @@ class Attention(nn.Module):
         assert sight.memory is not None and sight.cross_view is not None
         q_NHK = self._heads(self.query(x_ND))
         cache = sight.cross_cache
-        if cache is None or cache.keys is None:
+        if cache is None or not cache.parts:
             k_MHK, v_MHK = self.project(sight.memory.hidden_MD)
             if cache is not None:
                 layout = sight.memory.batch.layout
@@ -125,8 +125,8 @@ class Attention(nn.Module):
         self, view: FlatView | CachedView, q_NHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, cache: Cache | None
     ) -> Tensor:
         if isinstance(view, CachedView):
-            assert cache is not None and cache.keys is not None and cache.values is not None
-            k_MHK, v_MHK = cache.keys, cache.values
+            assert cache is not None
+            k_MHK, v_MHK = cache.parts
         dropout = self.dropout if self.training else 0.0
         out_NHK = view.attend(q_NHK, k_MHK, v_MHK, scale=self.scale, dropout=dropout, seen=self.seen)
         return self.output(out_NHK.reshape(-1, self.heads * self.head_dim))

@@ -17,7 +17,7 @@ from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Linear
 from etymon.nn.ragged import Layout
 from etymon.nn.state import KeyValueState, Places
-from etymon.nn.visibility import Bias, CachedView, Everything, FlatView, Rule, cached_view, flat_view
+from etymon.nn.visibility import CachedView, Everything, FlatView, Rule, cached_view, flat_view
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Stack(nn.Module):
             state.cross_lengths = memory.batch.layout.lengths
         views: dict[Rule, FlatView | CachedView] = {}
         for rule in set(self.rules):
-            views[rule] = self._view(rule, batch, state, self.position_bias)
+            views[rule] = self._view(rule, batch, state)
         cross_view = None if memory is None else self._cross_view(batch, memory, state)
         places = None if state is None else Places(batch.layout, state.lengths)
         if self.seen is not None:
@@ -221,22 +221,17 @@ class Stack(nn.Module):
         )
 
     def _narrow_sight(self, narrow: Batch, batch: Batch, memory: Memory | None, at: Tensor | None) -> Sight:
-        view: FlatView = flat_view(Everything(), narrow, batch)
-        if self.position_bias is not None:
-            view = view.with_bias(self.position_bias)
+        view = self._biased(flat_view(Everything(), narrow, batch))
         cross_view = None if memory is None else flat_view(Everything(), narrow, memory.batch)
         return Sight(view=view, memory=memory, cross_view=cross_view, at=at)
 
-    @staticmethod
-    def _view(
-        rule: Rule, batch: Batch, state: KeyValueState | None, bias: Bias | None
-    ) -> FlatView | CachedView:
-        view: FlatView | CachedView
+    def _view(self, rule: Rule, batch: Batch, state: KeyValueState | None) -> FlatView | CachedView:
         if state is None or state.empty:
-            view = flat_view(rule, batch)
-        else:
-            view = cached_view(rule, batch, state.lengths)
-        return view if bias is None else view.with_bias(bias)
+            return self._biased(flat_view(rule, batch))
+        return self._biased(cached_view(rule, batch, state.lengths))
+
+    def _biased(self, view: FlatView | CachedView) -> FlatView | CachedView:
+        return view if self.position_bias is None else view.with_bias(self.position_bias)
 
     @staticmethod
     def _cross_view(batch: Batch, memory: Memory, state: KeyValueState | None) -> FlatView | CachedView:

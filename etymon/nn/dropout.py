@@ -66,9 +66,10 @@ class Dropout(nn.Module):
         return f"{self.rate:g}"
 
 
-class _DroppedAttention(torch.autograd.Function):
-    """Attention with dropout on its weights. PyTorch's fused kernels do without dropout on a processor, and its
-    general path keeps three arrays of `[R, H, Q, T]`; here it is the weights, and a byte an element for the mask."""
+class DroppedAttention(torch.autograd.Function):
+    """Scaled dot-product attention with dropout on its weights, on the CPU; `mask` is boolean or a bias to add. PyTorch's fused
+    kernels do without dropout on a processor, and its general path keeps three arrays of `[R, H, Q, T]`; here it is the
+    weights, and a byte an element for the mask."""
 
     @staticmethod
     def forward(
@@ -115,17 +116,3 @@ class _DroppedAttention(torch.autograd.Function):
         gradient_q = (error @ k).mul_(ctx.scale)
         gradient_k = (error.transpose(-1, -2) @ q).mul_(ctx.scale)
         return gradient_q, gradient_k, gradient_v, gradient_bias, None, None, None
-
-
-def dropped_attention(
-    q_RHQK: Tensor,
-    k_RHTK: Tensor,
-    v_RHTK: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    rate: float,
-) -> Tensor:
-    """Scaled dot-product attention with dropout on the weights, on the CPU; `mask` is boolean or a bias to add."""
-    out: Tensor = _DroppedAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, rate)
-    return out

@@ -20,9 +20,8 @@ from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import Stack
 from etymon.nn.bodies import Body
-from etymon.nn.dropout import Dropout
 from etymon.nn.embeddings import Embeddings
-from etymon.nn.ragged import Layout, Padding
+from etymon.nn.ragged import Layout
 from etymon.nn.relative import RelativeSight, RelativeView, Sinusoids
 from etymon.nn.state import KeyValueState, Mark, Places
 
@@ -183,16 +182,15 @@ class RecurrentStack(Stack):
         same_length: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(layers, [])
+        super().__init__(layers, [], dropout=dropout)
         self.sinusoids, self.memory, self.same_length = sinusoids, memory, same_length
-        self.dropout = Dropout(dropout)
 
     def forward(
         self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None, at: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        padding = Padding(batch.layout.lengths, batch.device)
-        sights = _Decoded(self, padding, x_ND, state) if isinstance(state, Recall) else None
-        view = None if sights is not None else self.relative_view(x_ND, batch, padding, state)
+        layout = batch.layout
+        sights = _Decoded(self, layout, x_ND, state) if isinstance(state, Recall) else None
+        view = None if sights is not None else self.relative_view(x_ND, batch, state)
         inputs = [x_ND]
         for number, layer in enumerate(self.layers):
             if sights is not None:
@@ -205,17 +203,15 @@ class RecurrentStack(Stack):
         if self.seen is not None:
             self.seen.extend(inputs)
         if isinstance(state, Recall):
-            state.advance(batch.layout)
+            state.advance(layout)
         elif state is not None:
-            state.extend([padding.lift(part) for part in inputs[:-1]], padding.lengths)
+            state.extend([layout.lift(part) for part in inputs[:-1]], layout.lengths)
         return self.dropout(inputs[-1] if at is None else inputs[-1].index_select(0, at))
 
-    def relative_view(
-        self, x_ND: Tensor, batch: Batch, padding: Padding, state: SegmentMemory | None
-    ) -> RelativeView:
+    def relative_view(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> RelativeView:
         """All rows side by side: what they remember ends where their segments begin, so distances are the same in each."""
-        before, queries = 0 if state is None else state.width, padding.longest
-        device = x_ND.device
+        before, layout, device = 0 if state is None else state.width, batch.layout, x_ND.device
+        queries = layout.longest
         distance_QT = torch.arange(queries, device=device)[:, None] + before
         distance_QT = distance_QT - torch.arange(before + queries, device=device)
         hidden_RQT = (distance_QT < 0)[None]
@@ -224,35 +220,35 @@ class RecurrentStack(Stack):
             hidden_RQT = hidden_RQT | (distance_QT >= length)
         missing = None if state is None else state.missing(device)
         if missing is not None or batch.hidden_keys is not None:
-            blank = torch.zeros(padding.rows, before + queries, dtype=torch.bool, device=device)
+            blank = torch.zeros(layout.rows, before + queries, dtype=torch.bool, device=device)
             if missing is not None:
                 blank[:, :before] = missing
             if batch.hidden_keys is not None:
-                blank[:, before:] = padding.lift(batch.hidden_keys)
+                blank[:, before:] = layout.lift(batch.hidden_keys)
             hidden_RQT = hidden_RQT | blank[:, None]
         table_LD = self.sinusoids(torch.arange(before + queries - 1, -2, -1, device=device)).to(x_ND.dtype)
         blind = batch.hidden_keys is not None
         return RelativeView(
-            padding, table_LD, before + queries, offset=queries - 1, hidden_RQT=hidden_RQT, blind=blind
+            layout, table_LD, before + queries, offset=queries - 1, hidden_RQT=hidden_RQT, blind=blind
         )
 
 
 class _Decoded:
     """What the layers of one call of a decode share: where the new tokens go, and what they see."""
 
-    def __init__(self, stack: RecurrentStack, padding: Padding, x_ND: Tensor, state: Recall) -> None:
+    def __init__(self, stack: RecurrentStack, new: Layout, x_ND: Tensor, state: Recall) -> None:
         self.stack, self.state = stack, state
         self.opening = state.reach if state.filled and state.dropped < 0 and state.empty else 0
-        self.zeros = x_ND.new_zeros(padding.rows, self.opening, x_ND.shape[-1])
+        self.zeros = x_ND.new_zeros(new.rows, self.opening, x_ND.shape[-1])
         past, reach = state.cached, state.reach
-        layout = Layout([self.opening + new for new in padding.lengths], x_ND.device)
-        self.places = Places(layout, [old - self.opening for old in past])
+        opened = Layout([self.opening + length for length in new.lengths], x_ND.device)
+        self.places = Places(opened, [old - self.opening for old in past])
         # With `same_length` a token is one of those that it sees.
         narrow = stack.same_length and reach > 0
         back = reach - 1 if narrow else reach
         self.first = max(0, min(past) - back) if reach else 0
-        self.keys = max(old + new for old, new in zip(past, padding.lengths, strict=True)) - self.first
-        queries = padding.longest
+        self.keys = max(old + length for old, length in zip(past, new.lengths, strict=True)) - self.first
+        queries = new.longest
         begins = torch.tensor(past, device=x_ND.device)[:, None, None] - self.first
         if len(set(past)) == 1:
             begins = begins[:1]
@@ -265,7 +261,7 @@ class _Decoded:
             hidden = hidden | (distance_RQT > within + back)
         even = len(begins) == 1
         self.view = RelativeView(
-            padding,
+            new,
             x_ND.new_empty(self.keys + 1, 1),
             self.keys,
             offset=queries - 1 if even else None,

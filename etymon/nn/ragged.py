@@ -2,7 +2,7 @@
 
 Hidden states are `[tokens, dim]`, so no matrix product ever multiplies padding. Only attention needs rows
 side by side; it works on a few groups of rows of similar length (see `visibility`), lifted to `[row, time]`
-and lowered again by the functions here.
+and lowered again by their layout.
 
 Legend: N tokens, R rows, T longest row of a group.
 """
@@ -18,7 +18,10 @@ from torch import Tensor
 
 
 class Layout:
-    """Where each row's tokens lie on the flat axis. Lengths are known on the host: no device sync is ever needed."""
+    """Where each row's tokens lie on the flat axis. Lengths are known on the host: no device sync is ever needed.
+
+    Tokens are lifted to `[R, T]` and lowered again; a plain view when rows are equal.
+    """
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.lengths = tuple(int(length) for length in lengths)
@@ -53,48 +56,21 @@ class Layout:
         """The place of every token within its row, `[N]`."""
         return torch.arange(self.tokens, device=self.device) - self.first[self.row]
 
+    def flat(self, places: Sequence[np.ndarray]) -> Tensor:
+        """Places in every row as flat indices, row after row."""
+        found = [start + row for start, row in zip(self.host_starts, places, strict=True)]
+        return torch.from_numpy(np.concatenate(found).astype(np.int64)).to(self.device)
+
     def to(self, device: torch.device | str) -> Layout:
         return self if torch.device(device) == self.device else Layout(self.lengths, device)
 
-
-class _Gather(torch.autograd.Function):
-    """Rows of a flat tensor by an index whose inverse is known, so that the gradient is a gather as well.
-
-    (The generic backward of an index is a scatter-add: slower, and not deterministic on every device.)
-    """
-
-    @staticmethod
-    def forward(ctx, flat: Tensor, index: Tensor, inverse: Tensor, blank: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(inverse, blank)
-        return flat.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
-        inverse, blank = ctx.saved_tensors
-        lowered = gradient.contiguous().index_select(0, inverse)
-        if blank is not None:
-            lowered.index_fill_(0, blank, 0)
-        return lowered, None, None, None
-
-
-class Padding:
-    """Lifts the flat tokens of some rows to `[R, T]` and lowers them again; a plain view when rows are equal."""
-
-    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self.lengths = tuple(lengths)
-        self.rows, self.longest = len(self.lengths), max(self.lengths, default=0)
-        self.equal = len(set(self.lengths)) <= 1
-        self.device = device
-
     @cached_property
     def _indices(self) -> tuple[Tensor, Tensor, Tensor]:
-        lengths = np.asarray(self.lengths)
-        starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
-        time = np.arange(self.longest)
+        lengths, starts, time = np.asarray(self.lengths), self.host_starts, np.arange(self.longest)
         real = time < lengths[:, None]
         # A blank cell repeats its row's first token: any finite value does, since no mask lets it be seen.
         lift = np.where(real, starts[:, None] + time, starts[:, None]).ravel()
-        lift = lift.clip(max=max(0, lengths.sum() - 1))  # the last row may be empty
+        lift = lift.clip(max=max(0, self.tokens - 1))  # the last row may be empty
         lower, blank = np.flatnonzero(real), np.flatnonzero(~real)
         lift_index, lower_index, blank_index = (
             torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (lift, lower, blank)
@@ -121,6 +97,26 @@ class Padding:
             lift, lower, blank = self._indices
             flat = _Gather.apply(flat, lower, lift, blank)
         return flat
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of a flat tensor by an index whose inverse is known, so that the gradient is a gather as well.
+
+    (The generic backward of an index is a scatter-add: slower, and not deterministic on every device.)
+    """
+
+    @staticmethod
+    def forward(ctx, flat: Tensor, index: Tensor, inverse: Tensor, blank: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(inverse, blank)
+        return flat.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+        inverse, blank = ctx.saved_tensors
+        lowered = gradient.contiguous().index_select(0, inverse)
+        if blank is not None:
+            lowered.index_fill_(0, blank, 0)
+        return lowered, None, None, None
 
 
 def permute(flat: Tensor, order: Tensor, inverse: Tensor) -> Tensor:

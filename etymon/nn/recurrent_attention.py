@@ -23,7 +23,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.bodies import EncoderDecoder
 from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Embedding, Linear
-from etymon.nn.ragged import Layout, Padding
+from etymon.nn.ragged import Layout
 from etymon.nn.recurrent_layers import Kind, Packing, gru_step, lstm_step, recurrent
 from etymon.nn.recurrent_state import Carried, RecurrentState, Source
 
@@ -231,12 +231,12 @@ class RecurrentDecoder(nn.Module):
     # --- the beginning
 
     def _source(self, memory: FinalMemory) -> Source:
+        layout = memory.batch.layout
         if self.alignment is None:
-            return Source.of(memory.batch.layout, memory.final[-1][0][:, None], None)
-        padding = Padding(memory.batch.layout.lengths, memory.batch.device)
-        values_RTH = padding.lift(memory.hidden_MD)
-        missing = None if padding.equal else ~padding.real
-        return Source.of(memory.batch.layout, values_RTH, self.alignment.keys(values_RTH), missing)
+            return Source.of(layout, memory.final[-1][0][:, None], None)
+        values_RTH = layout.lift(memory.hidden_MD)
+        missing = None if layout.equal else ~layout.real
+        return Source.of(layout, values_RTH, self.alignment.keys(values_RTH), missing)
 
     def _begin(self, memory: FinalMemory) -> Carried:
         final, depth = memory.final, len(self.layers)
@@ -272,11 +272,10 @@ class RecurrentDecoder(nn.Module):
         s_ND = packing.flat(x_ND)
         if context_NH is None:
             assert self.alignment is not None
-            padding = Padding(batch.layout.lengths, batch.device)
-            context_RQH, weights_RQT = self.alignment(padding.lift(s_ND), source)
-            context_NH = padding.lower(context_RQH)
+            context_RQH, weights_RQT = self.alignment(batch.layout.lift(s_ND), source)
+            context_NH = batch.layout.lower(context_RQH)
             if self.alignment.seen is not None:
-                self.alignment.seen.append((weights_RQT * padding.real[..., None])[:, None])
+                self.alignment.seen.append((weights_RQT * batch.layout.real[..., None])[:, None])
             return self._read(torch.cat([context_NH, s_ND], -1))
         # The state before each step: the first one, then those of the tokens before.
         before_ND = torch.cat([begin.h_LRD[-1], s_ND])[self._before(batch.layout)]

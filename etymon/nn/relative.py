@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from etymon.nn.attention import Attention, Wanted
 from etymon.nn.dropout import Dropout, dropout, keep_mask
 from etymon.nn.linear import Linear
-from etymon.nn.ragged import Padding
+from etymon.nn.ragged import Layout
 from etymon.nn.state import Cache, Places
 
 
@@ -54,7 +54,7 @@ class RelativeView:
     equal parts of the rows, in order.
     """
 
-    query: Padding
+    query: Layout
     table_LD: Tensor
     keys: int
     offset: int | None = None
@@ -129,12 +129,10 @@ class RelativeAttention(Attention):
         The past goes through the maps by itself: it wants no gradient, and so none is computed.
         """
         k, v = (self.by_head(part(x_RTD)) for part in (self.key, self.value))
-        if past_RMD is None:
-            return k, v
-        past = past_RMD.to(x_RTD.dtype)
-        return torch.cat([self.by_head(self.key(past)), k], 2), torch.cat(
-            [self.by_head(self.value(past)), v], 2
-        )
+        if past_RMD is not None:
+            past_k, past_v = (self.by_head(part(past_RMD.to(x_RTD.dtype))) for part in (self.key, self.value))
+            k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+        return k, v
 
     def look(
         self,
@@ -170,7 +168,7 @@ class RelativeAttention(Attention):
         new_ND = x_ND
         if sight.past_RMD is not None:
             whole_RTD = remembered(sight.past_RMD, sight.view.query.lift(x_ND))
-            new_ND = Padding(sight.places.layout.lengths, x_ND.device).lower(whole_RTD)
+            new_ND = sight.places.layout.lower(whole_RTD)
         cache.append(*self.project(new_ND), sight.places)
         return self.reread(x_ND, sight)
 
@@ -178,10 +176,7 @@ class RelativeAttention(Attention):
         """The view's queries to what the cache holds."""
         view, cache = sight.view, sight.cache
         assert cache is not None and sight.r_HLK is not None
-        assert cache.keys is not None and cache.values is not None
-        keys, values = (
-            part[:, :, sight.first : sight.first + view.keys] for part in (cache.keys, cache.values)
-        )
+        keys, values = (part[:, :, sight.first : sight.first + view.keys] for part in cache.parts)
         q_HRQK = self.by_head(view.query.lift(self.query(x_ND))) * self.scale
         content, position = (
             q_HRQK + self.scale * bias[:, None, None] for bias in (self.content_bias, self.position_bias)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from etymon.nn.ragged import Layout, Padding
+from etymon.nn.ragged import Layout
 
 
 class StreamState(Protocol):
@@ -56,74 +56,66 @@ class Cache:
 
     def __init__(self, capacity: int = 0) -> None:
         self.capacity = capacity
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.parts: list[Tensor] = []
+        """Keys and values; none before the first tokens."""
 
     def append(self, k_NHK: Tensor, v_NHK: Tensor, places: Places) -> None:
         """Writes the new tokens of every row behind its past ones."""
-        layout = places.layout
-        self._reserve(places.needed, layout.rows, k_NHK)
-        assert self.keys is not None and self.values is not None
-        if places.even and layout.longest == 1:
-            self.keys[:, :, places.needed - 1] = k_NHK
-            self.values[:, :, places.needed - 1] = v_NHK
-        elif places.even:
-            shape, end = (layout.rows, layout.longest, *k_NHK.shape[1:]), places.needed
-            self.keys[:, :, end - layout.longest : end] = k_NHK.view(shape).transpose(1, 2)
-            self.values[:, :, end - layout.longest : end] = v_NHK.view(shape).transpose(1, 2)
-        else:
-            row_N, place_N = places.indices
-            self.keys[row_N, :, place_N] = k_NHK
-            self.values[row_N, :, place_N] = v_NHK
+        layout, end = places.layout, places.needed
+        self._reserve(end, layout.rows, k_NHK)
+        for part, new_NHK in zip(self.parts, (k_NHK, v_NHK), strict=True):
+            if places.even and layout.longest == 1:
+                part[:, :, end - 1] = new_NHK
+            elif places.even:
+                new_RTHK = new_NHK.view(layout.rows, layout.longest, *new_NHK.shape[1:])
+                part[:, :, end - layout.longest : end] = new_RTHK.transpose(1, 2)
+            else:
+                row_N, place_N = places.indices
+                part[row_N, :, place_N] = new_NHK
 
     def _reserve(self, needed: int, rows: int, like: Tensor) -> None:
-        if self.keys is not None and needed <= self.keys.shape[2]:
+        room = self.parts[0].shape[2] if self.parts else 0
+        if self.parts and needed <= room:
             return
         # Doubling keeps the copying linear where the caller could not say how long the text will become.
-        grown = max(self.capacity, needed) if self.keys is None else max(needed, 2 * self.keys.shape[2])
-        for name in ("keys", "values"):
-            old: Tensor | None = getattr(self, name)
-            new = like.new_zeros(rows, like.shape[1], grown, like.shape[2])
-            if old is not None:
-                new[:, :, : old.shape[2]] = old
-            setattr(self, name, new)
+        grown = max(needed, 2 * room) if self.parts else max(self.capacity, needed)
+        old = self.parts
+        self.parts = [like.new_zeros(rows, like.shape[1], grown, like.shape[2]) for _ in range(2)]
+        for part, before in zip(self.parts, old):
+            part[:, :, :room] = before
 
     def pick(self, rows: Tensor, filled: int) -> Cache:
         """Chosen rows, of which `filled` cells are worth copying."""
         picked = Cache(self.capacity)
-        if self.keys is not None and self.values is not None:
-            picked.keys, picked.values = (_picked(part, rows, filled) for part in (self.keys, self.values))
+        picked.parts = [_picked(part, rows, filled) for part in self.parts]
         return picked
 
     def keep(self, rows: int, to: Tensor, source: Tensor, filled: int) -> None:
         """The first `rows` rows go on, some of them as copies of others."""
-        if self.keys is not None and self.values is not None:
-            for part in (self.keys, self.values):
-                if len(to):
-                    cells = part[:, :, :filled]
-                    cells.index_copy_(0, to, cells.index_select(0, source))
-            self.keys, self.values = self.keys[:rows], self.values[:rows]
+        if len(to):
+            for part in self.parts:
+                cells = part[:, :, :filled]
+                cells.index_copy_(0, to, cells.index_select(0, source))
+        self.parts = [part[:rows] for part in self.parts]
 
     def reorder(self, rows: Tensor, filled: int, spare: Tensor | None) -> Tensor | None:
         """The same where most rows change places: they go to a spare array, and what they leave is the next spare one."""
-        if self.keys is not None and self.values is not None:
-            for name, part in (("keys", self.keys), ("values", self.values)):
-                if spare is None or spare.shape[1:] != part.shape[1:] or len(spare) < len(rows):
-                    spare = torch.zeros_like(part)
-                torch.index_select(part[:, :, :filled], 0, rows, out=spare[: len(rows), :, :filled])
-                setattr(self, name, spare[: len(rows)])
-                spare = part
+        for number, part in enumerate(self.parts):
+            if spare is None or spare.shape[1:] != part.shape[1:] or len(spare) < len(rows):
+                spare = torch.zeros_like(part)
+            torch.index_select(part[:, :, :filled], 0, rows, out=spare[: len(rows), :, :filled])
+            self.parts[number] = spare[: len(rows)]
+            spare = part
         return spare
 
     def without(self, first: int, capacity: int) -> Cache:
         """A copy that has dropped its first cells, with room for `capacity`."""
         copy = Cache(capacity)
-        if self.keys is not None and self.values is not None:
-            for name, part in (("keys", self.keys), ("values", self.values)):
-                left = part[:, :, first:][:, :, :capacity]
-                new = part.new_zeros(*part.shape[:2], capacity, part.shape[3])
-                new[:, :, : left.shape[2]] = left
-                setattr(copy, name, new)
+        for part in self.parts:
+            left = part[:, :, first:][:, :, :capacity]
+            new = part.new_zeros(*part.shape[:2], capacity, part.shape[3])
+            new[:, :, : left.shape[2]] = left
+            copy.parts.append(new)
         return copy
 
 
@@ -131,9 +123,8 @@ def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
     rows = rows.to(part_RHCK.device)
     if filled == part_RHCK.shape[2]:
         return part_RHCK.index_select(0, rows)
-    picked = part_RHCK.new_zeros(
-        len(rows), *part_RHCK.shape[1:]
-    )  # what nobody may see has to be finite all the same
+    # What nobody may see has to be finite all the same.
+    picked = part_RHCK.new_zeros(len(rows), *part_RHCK.shape[1:])
     picked[:, :, :filled] = part_RHCK[:, :, :filled].index_select(0, rows)
     return picked
 
@@ -166,7 +157,7 @@ class Window:
         return self._ids_RM[:, SPARE:]
 
     def append(self, hidden_ND: Tensor, ids_N: Tensor, layout: Layout) -> None:
-        padding, before = Padding(layout.lengths, ids_N.device), self.reach + SPARE
+        before = self.reach + SPARE
         if not self.new:
             before_RMD = hidden_ND.new_zeros(layout.rows, before, hidden_ND.shape[1])
             before_RM = ids_N.new_full((layout.rows, before), -1)
@@ -177,8 +168,8 @@ class Window:
             # Behind a crop the oldest cells are none: they are spare ones, which nobody looks at.
             places = torch.arange(layout.rows, device=ids_N.device)[:, None], columns.clamp(min=0)
             before_RMD, before_RM = self._hidden_RMD[places], self._ids_RM[places]
-        new_RT = padding.lift(ids_N).masked_fill(~padding.real, -1)
-        self._hidden_RMD = torch.cat([before_RMD, padding.lift(hidden_ND)], 1)
+        new_RT = layout.lift(ids_N).masked_fill(~layout.real, -1)
+        self._hidden_RMD = torch.cat([before_RMD, layout.lift(hidden_ND)], 1)
         self._ids_RM = torch.cat([before_RM, new_RT], 1)
         self.new = layout.lengths
 

@@ -21,10 +21,9 @@ from etymon.nn.attention import Memory, Wanted
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import Stack
 from etymon.nn.bodies import Body
-from etymon.nn.dropout import Dropout
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.memory import Recall, SegmentMemory
-from etymon.nn.ragged import Layout, Padding
+from etymon.nn.ragged import Layout
 from etymon.nn.relative import RelativeAttention, RelativeSight, RelativeView, Sinusoids, remembered
 from etymon.nn.state import Places
 
@@ -89,11 +88,10 @@ class TwoStreamStack(Stack):
         both_ways: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(layers, [])
+        super().__init__(layers, [], dropout=dropout)
         self.sinusoids, self.causal, self.same_length = sinusoids, causal, same_length
         self.both_ways = both_ways
         """Unless a batch tells, the second half of its rows are texts that were turned round."""
-        self.dropout = Dropout(dropout)
 
     def forward(
         self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None, at: Tensor | None = None,
@@ -112,15 +110,14 @@ class TwoStreamStack(Stack):
     ) -> Tensor:
         """Hidden states of the tokens, or else those of what is asked; the state takes up the first `reuse` tokens of the
         rows (None: all)."""
-        padding = Padding(batch.layout.lengths, batch.device)
-        views = _Views(self, batch, padding, state, x_ND.dtype, asked)
+        layout, views = batch.layout, _Views(self, batch, state, x_ND.dtype, asked)
         inputs = []
         for number, layer in enumerate(self.layers):
             attention: Any = layer.attention
             inputs.append(x_ND)
             self._see(x_ND, g_nD)
             past_RMD = None if state is None else state.layers[number]
-            k_HRTK, v_HRTK = attention.keys(remembered(past_RMD, padding.lift(x_ND)))
+            k_HRTK, v_HRTK = attention.keys(remembered(past_RMD, layout.lift(x_ND)))
             sight = StreamSight(views.content, k_HRTK, v_HRTK, attention.distances(views.content.table_LD))
             # Nobody reads the content behind the last layer if something else is asked.
             if g_nD is None or number + 1 < len(self.layers) or self.seen is not None:
@@ -130,9 +127,9 @@ class TwoStreamStack(Stack):
                 g_nD = layer(g_nD, replace(sight, view=views.query))
         self._see(x_ND, g_nD)
         if state is not None:
-            reuse = padding.longest if reuse is None else reuse
-            lengths = [min(reuse, length) for length in padding.lengths]
-            state.extend([padding.lift(part)[:, :reuse] for part in inputs], lengths)
+            reuse = layout.longest if reuse is None else reuse
+            lengths = [min(reuse, length) for length in layout.lengths]
+            state.extend([layout.lift(part)[:, :reuse] for part in inputs], lengths)
         return self.dropout(x_ND if g_nD is None else g_nD)
 
     def _see(self, x_ND: Tensor, g_nD: Tensor | None) -> None:
@@ -148,8 +145,7 @@ class TwoStreamStack(Stack):
         past = [begin - state.dropped for begin in begins]
         reach = None if state.empty or not state.reach else max(0, state.reach - 2)
         first = 0 if reach is None else max(0, min(past) - reach)
-        padding, device = Padding(layout.lengths, x_ND.device), x_ND.device
-        queries = padding.longest
+        device, queries = x_ND.device, layout.longest
         begins_R11 = torch.tensor(past, device=device)[:, None, None] - first
         ends_R11 = begins_R11 + torch.tensor(layout.lengths, device=device)[:, None, None]
         keys = max(old + new for old, new in zip(past, layout.lengths, strict=True)) - first
@@ -161,14 +157,14 @@ class TwoStreamStack(Stack):
         behind = max(2, queries)
         table_LD = self.sinusoids(torch.arange(keys, -behind, -1, device=device)).to(x_ND.dtype)
         content = RelativeView(
-            padding,
+            layout,
             table_LD,
             keys,
             columns_RQT=(keys - distance_RQT).clamp_(0, keys + behind - 1),
             hidden_RQT=hidden_R1T | (distance_RQT < 0) if self.causal else hidden_R1T.expand_as(distance_RQT),
         )
         query = RelativeView(
-            Padding((1,) * layout.rows, device),
+            Layout((1,) * layout.rows, device),
             table_LD,
             keys,
             columns_RQT=(keys - (ends_R11 - cells)).clamp_(0, keys + behind - 1),
@@ -201,21 +197,21 @@ class _Views:
         self,
         stack: TwoStreamStack,
         batch: Batch,
-        padding: Padding,
         state: SegmentMemory | None,
         dtype: torch.dtype,
         asked: Asked | None,
     ) -> None:
-        device, rows, queries = batch.device, padding.rows, padding.longest
+        layout, device = batch.layout, batch.device
+        rows, queries = layout.rows, layout.longest
         before = 0 if state is None else state.width
         keys = before + queries
         order_N = batch.order
         if asked is not None and order_N is None:  # what is asked comes last: nobody sees it
             order_N = torch.zeros_like(batch.ids).index_fill_(0, asked.at, 1)
         lowest = torch.iinfo(torch.int64).min
-        order_RT = None if order_N is None else _behind(before, padding.lift(order_N), lowest)
-        segments_RT = None if batch.segments is None else _behind(before, padding.lift(batch.segments), 0)
-        absent_RT = self._absent(batch, padding, state, before)
+        order_RT = None if order_N is None else _behind(before, layout.lift(order_N), lowest)
+        segments_RT = None if batch.segments is None else _behind(before, layout.lift(batch.segments), 0)
+        absent_RT = self._absent(batch, state, before)
         place_Q, cell_T = torch.arange(queries, device=device), torch.arange(keys, device=device)
         back = batch.backward
         if back is None:
@@ -229,7 +225,7 @@ class _Views:
         # Where texts of both ways are not equally many, there is one table of both.
         turned_R11 = (torch.arange(rows, device=device) >= rows - back)[:, None, None] * len(distances_L)
 
-        def view(query: Padding, place_RQ1: Tensor, own: Tensor, at: Tensor | None) -> RelativeView:
+        def view(query: Layout, place_RQ1: Tensor, own: Tensor, at: Tensor | None) -> RelativeView:
             hidden = absent_RT[:, None] if absent_RT is not None else None
             if order_RT is not None:
                 order_RQ1 = own[:, :, None]
@@ -263,21 +259,21 @@ class _Views:
             )
 
         own_RQ = order_RT[:, before:] if order_RT is not None else place_Q[None]
-        self.content = view(padding, place_Q[None, :, None], own_RQ, None)
+        self.content = view(layout, place_Q[None, :, None], own_RQ, None)
         if asked is not None and order_N is not None:
-            query = Padding(asked.counts, device)
-            place_RQ1 = query.lift(batch.layout.index[asked.at])[:, :, None]
+            query = Layout(asked.counts, device)
+            place_RQ1 = query.lift(layout.index[asked.at])[:, :, None]
             self.query = view(query, place_RQ1, query.lift(order_N[asked.at]), asked.at)
 
     @staticmethod
-    def _absent(batch: Batch, padding: Padding, state: SegmentMemory | None, before: int) -> Tensor | None:
+    def _absent(batch: Batch, state: SegmentMemory | None, before: int) -> Tensor | None:
         """Keys that nobody sees, `[R, T]`: cells without a token, and hidden ones."""
         missing = None if state is None else state.missing(batch.device)
-        if missing is None and padding.equal and batch.hidden_keys is None:
+        if missing is None and batch.layout.equal and batch.hidden_keys is None:
             return None
-        absent_RQ = ~padding.real
+        absent_RQ = ~batch.layout.real
         if batch.hidden_keys is not None:
-            absent_RQ = absent_RQ | padding.lift(batch.hidden_keys)
+            absent_RQ = absent_RQ | batch.layout.lift(batch.hidden_keys)
         absent_RT = _behind(before, absent_RQ, False)
         if missing is not None:
             absent_RT[:, :before] = missing

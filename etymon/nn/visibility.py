@@ -8,8 +8,9 @@ Legend: N query tokens, M key tokens, R rows (of a group), H heads, Q and T long
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from etymon.nn.batch import Batch
+from etymon.nn.dropout import DroppedAttention
 from etymon.nn.dropout import dropout as drop
-from etymon.nn.dropout import dropped_attention
-from etymon.nn.ragged import Layout, Padding, permute
+from etymon.nn.ragged import Layout, permute
 
 # The cost of one more group of rows, and of copying a token into a padded rectangle, in units of one score
 # (a query-key pair of one row, all heads). Measured on two cores; only speed depends on them.
@@ -90,8 +91,9 @@ class Band:
 class Group:
     """Rows of similar length, computed side by side."""
 
-    query: Padding
-    key: Padding
+    rows: Sequence[int]
+    query: Layout
+    key: Layout
     mask: Tensor | None
     """Boolean, or a float bias to add; broadcasts to `[R, H, Q, T]`."""
     causal: bool
@@ -104,7 +106,6 @@ class FlatView:
     groups: tuple[Group, ...]
     query: Batch
     key: Batch
-    spans: tuple[tuple[int, int], ...]
     order: tuple[int, ...] | None
 
     @property
@@ -123,19 +124,18 @@ class FlatView:
     ) -> Tensor:
         """Attention output `[N, H, K]`; weights `[R, H, Q, T]` are built and appended to `seen` only if given."""
         if self.order is not None:
-            query_order = token_order(self.query.layout, self.order)
-            key_order = query_order if self.key is self.query else token_order(self.key.layout, self.order)
-            q_NHK = permute(q_NHK, *query_order)
+            (forward, backward), key_order = self._token_orders
+            q_NHK = permute(q_NHK, forward, backward)
             k_MHK, v_MHK = permute(k_MHK, *key_order), permute(v_MHK, *key_order)
-        query_sizes = [sum(group.query.lengths) for group in self.groups]
-        key_sizes = [sum(group.key.lengths) for group in self.groups]
+        query_sizes = [group.query.tokens for group in self.groups]
+        key_sizes = [group.key.tokens for group in self.groups]
         outputs, weights = [], []
         for group, q, k, v in zip(
             self.groups, q_NHK.split(query_sizes), k_MHK.split(key_sizes), v_MHK.split(key_sizes), strict=True
         ):
             q_RHQK, k_RHTK, v_RHTK = (
-                padding.lift(flat).transpose(1, 2)
-                for padding, flat in ((group.query, q), (group.key, k), (group.key, v))
+                layout.lift(flat).transpose(1, 2)
+                for layout, flat in ((group.query, q), (group.key, k), (group.key, v))
             )
             out_RHQK, seen_RHQT = attend(
                 q_RHQK, k_RHTK, v_RHTK, group.mask, group.causal, scale, dropout, eager=seen is not None
@@ -145,10 +145,14 @@ class FlatView:
         if seen is not None:
             seen.append(self._rectangle([part for part in weights if part is not None]))
         out_NHK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        if self.order is not None:
-            forward, backward = query_order
-            out_NHK = permute(out_NHK, backward, forward)
-        return out_NHK
+        return out_NHK if self.order is None else permute(out_NHK, backward, forward)
+
+    @cached_property
+    def _token_orders(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Of queries and of keys; the same for all layers."""
+        assert self.order is not None
+        own = token_order(self.query.layout, self.order)
+        return own, own if self.key is self.query else token_order(self.key.layout, self.order)
 
     def _rectangle(self, weights: list[Tensor]) -> Tensor:
         """The groups' weights in the order of the batch's rows, zero beyond each row's end."""
@@ -174,15 +178,14 @@ class FlatView:
             longest_key = torch.arange(self.key.layout.longest, device=device)[None]
             whole_1HQT = bias(longest_query, longest_key)
         groups = []
-        for group, (start, stop) in zip(self.groups, self.spans, strict=True):
+        for group in self.groups:
             if counted:
                 bias_RHQT = whole_1HQT[:, :, : group.query.longest, : group.key.longest]
             else:
-                query, key = (
-                    _lift(batch.positions, batch, padding, self.order, start, stop)
-                    for batch, padding in ((self.query, group.query), (self.key, group.key))
+                bias_RHQT = bias(
+                    _lift(self.query.positions, self.query, group.query, group.rows),
+                    _lift(self.key.positions, self.key, group.key, group.rows),
                 )
-                bias_RHQT = bias(query, key)
             groups.append(replace(group, mask=_add_mask(bias_RHQT, group.mask, group.causal), causal=False))
         return replace(self, groups=tuple(groups))
 
@@ -191,7 +194,7 @@ class FlatView:
 class CachedView:
     """Keys come from a cache `[R, H, capacity, K]`; the batch holds only the new tokens of each row."""
 
-    query: Padding
+    query: Layout
     positions: Tensor
     reach: int
     mask: Tensor | None
@@ -241,48 +244,44 @@ def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:
     groups = []
     for start, stop in spans:
         rows = range(start, stop) if order is None else order[start:stop]
-        padding = Padding([query.layout.lengths[row] for row in rows], query.device)
-        key_padding = padding
+        queries = keys = Layout([query.layout.lengths[row] for row in rows], query.device)
         if key is not query:
-            key_padding = Padding([key.layout.lengths[row] for row in rows], key.device)
+            keys = Layout([key.layout.lengths[row] for row in rows], key.device)
         mask = None
         if plain is None:
-            mask = rule.allowed(
-                _columns(query, padding, order, start, stop), _columns(key, key_padding, order, start, stop)
-            )
+            mask = rule.allowed(_columns(query, queries, rows), _columns(key, keys, rows))
             if key.hidden_keys is not None:
-                mask = mask & ~_lift(key.hidden_keys, key, key_padding, order, start, stop)[:, None, :]
+                mask = mask & ~_lift(key.hidden_keys, key, keys, rows)[:, None, :]
         # Blank cells come last in a row, so a causal query can never see one.
-        if not key_padding.equal and plain != "causal":
-            real = key_padding.real[:, None, :]
+        if not keys.equal and plain != "causal":
+            real = keys.real[:, None, :]
             mask = real if mask is None else mask & real
-        groups.append(
-            Group(padding, key_padding, None if mask is None else mask[:, None], causal=plain == "causal")
-        )
-    return FlatView(tuple(groups), query, key, spans, order)
+        mask = None if mask is None else mask[:, None]
+        groups.append(Group(rows, queries, keys, mask, causal=plain == "causal"))
+    return FlatView(tuple(groups), query, key, order)
 
 
 def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = False) -> CachedView:
     """The rule compiled for new tokens on top of rows of `past` lengths; `fixed` keys do not grow (cross-attention)."""
     if batch.prefix is not None:
         raise ValueError("a prefix is read at once, before anything else: its first tokens see its last")
-    lengths = batch.layout.lengths
-    if fixed and len(past) < len(lengths):  # neighbours look at the same keys: their queries are one row
-        share = len(lengths) // len(past)
-        lengths = tuple(sum(lengths[first : first + share]) for first in range(0, len(lengths), share))
-    padding = Padding(lengths, batch.device)
-    totals = past if fixed else tuple(old + new for old, new in zip(past, padding.lengths, strict=True))
+    new = batch.layout
+    if fixed and len(past) < new.rows:  # neighbours look at the same keys: their queries are one row
+        share = new.rows // len(past)
+        shared = [sum(new.lengths[first : first + share]) for first in range(0, new.rows, share)]
+        new = Layout(shared, batch.device)
+    totals = past if fixed else tuple(old + more for old, more in zip(past, new.lengths, strict=True))
     reach = max(totals, default=0)
     plain = rule.plain(reach)
     even = len(set(totals)) <= 1
-    if even and (plain == "full" or (plain == "causal" and padding.longest == 1)):
-        return CachedView(padding, batch.positions, reach, None)
-    index = torch.arange(reach, device=batch.device)[None].expand(padding.rows, -1)
+    if even and (plain == "full" or (plain == "causal" and new.longest == 1)):
+        return CachedView(new, batch.positions, reach, None)
+    index = torch.arange(reach, device=batch.device)[None].expand(new.rows, -1)
     begins = torch.tensor(past, device=batch.device)[:, None]
-    query = Columns(begins + torch.arange(padding.longest, device=batch.device))
+    query = Columns(begins + torch.arange(new.longest, device=batch.device))
     real = index < torch.tensor(totals, device=batch.device)[:, None]
     mask = rule.allowed(query, Columns(index)) & real[:, None, :]
-    return CachedView(padding, batch.positions, reach, mask[:, None])
+    return CachedView(new, batch.positions, reach, mask[:, None])
 
 
 def attend(
@@ -297,7 +296,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """One rectangle of attention: the fused kernel, or the eager formula when the weights are asked for."""
     if not eager and dropout and q_RHQK.device.type == "cpu":
-        return dropped_attention(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, dropout), None
+        return DroppedAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, dropout), None
     if not eager:
         out = F.scaled_dot_product_attention(
             q_RHQK, k_RHTK, v_RHTK, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
@@ -364,24 +363,15 @@ def token_order(layout: Layout, order: tuple[int, ...]) -> tuple[Tensor, Tensor]
     return forward, torch.argsort(forward)
 
 
-def _lift(
-    column: Tensor, batch: Batch, padding: Padding, order: tuple[int, ...] | None, start: int, stop: int
-) -> Tensor:
+def _lift(column: Tensor, batch: Batch, group: Layout, rows: Sequence[int]) -> Tensor:
     """One column of the rows of a group, `[R, time]`."""
-    rows = range(start, stop) if order is None else order[start:stop]
-    parts = [
-        column[begin : begin + batch.layout.lengths[row]]
-        for row in rows
-        for begin in [int(batch.layout.host_starts[row])]
-    ]
-    return padding.lift(torch.cat(parts))
+    parts = column.split(batch.layout.lengths)
+    return group.lift(torch.cat([parts[row] for row in rows]))
 
 
-def _columns(batch: Batch, padding: Padding, order: tuple[int, ...] | None, start: int, stop: int) -> Columns:
-    index = torch.arange(padding.longest, device=batch.device)[None].expand(padding.rows, -1)
-    return Columns(
-        index, None if batch.prefix is None else _lift(batch.prefix, batch, padding, order, start, stop)
-    )
+def _columns(batch: Batch, group: Layout, rows: Sequence[int]) -> Columns:
+    index = torch.arange(group.longest, device=batch.device)[None].expand(group.rows, -1)
+    return Columns(index, None if batch.prefix is None else _lift(batch.prefix, batch, group, rows))
 
 
 def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

@@ -101,7 +101,6 @@ class Bidirectional(Streaming):
         return TwoWayPrepared(
             counts=dict.fromkeys(("loss", *self.perplexities), len(targets)),
             tokens=batch.layout.tokens,
-            bytes=0.0,
             batch=batch,
             targets=torch.from_numpy(targets),
             back_targets=torch.from_numpy(back_targets),

@@ -37,8 +37,7 @@ class CausalPrepared(Prepared):
 def asked(examples: Sequence[CausalExample], batch: Batch, text_lengths: np.ndarray) -> dict[str, Any]:
     """The fields of a `CausalPrepared`: a batch of these examples, and what the last of their ids are asked for."""
     targets = np.concatenate([example.targets for example in examples])
-    stops = np.cumsum(batch.layout.lengths)
-    at = np.concatenate([np.arange(stop - len(each.targets), stop) for stop, each in zip(stops, examples)])
+    at = batch.layout.flat([np.arange(len(one.ids) - len(one.targets), len(one.ids)) for one in examples])
     count_bytes, characters = text_lengths[targets].sum(0).tolist()
     return {
         "counts": {"loss": len(targets)},
@@ -47,7 +46,7 @@ def asked(examples: Sequence[CausalExample], batch: Batch, text_lengths: np.ndar
         "characters": characters,
         "batch": batch,
         "targets": torch.from_numpy(targets),
-        "at": None if len(at) == batch.layout.tokens else torch.from_numpy(at),
+        "at": None if len(at) == batch.layout.tokens else at,
     }
 
 

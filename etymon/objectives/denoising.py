@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.config import did_you_mean
 from etymon.data import noise as algebra
 from etymon.data import plans
 from etymon.data.corruption import NOISES, Amounts, Text
@@ -20,6 +19,7 @@ from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
+from etymon.nn.vocabulary import Context
 from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id
 
 
@@ -30,15 +30,39 @@ class DenoisingExample:
 
 
 @dataclass
-class DenoisingPrepared(Prepared):
-    source: Batch
+class WrittenPrepared(Prepared):
+    """A source that is read apart (or None) and what a decoder reads, which writes the targets `at` some places, or everywhere."""
+
+    source: Batch | None
     decoder: Batch
     targets: Tensor
+    at: Tensor | None = None
+
+    @staticmethod
+    def of(term: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]], start: int) -> WrittenPrepared:
+        """Sources and targets for an encoder, and a decoder that begins with `start`."""
+        source = Batch.of([one for one, _ in pairs])
+        decoder = Batch.of([np.concatenate([[start], target[:-1]]) for _, target in pairs])
+        targets = np.concatenate([target for _, target in pairs]).astype(np.int64)
+        tokens = source.layout.tokens + decoder.layout.tokens
+        return WrittenPrepared({term: len(targets)}, tokens, source, decoder, torch.from_numpy(targets))
+
+    def loss(self, model: Any, smoothing: float) -> Tensor:
+        """The summed loss; `smoothing` is that share of every target's probability which all words have in equal parts, in
+        training alone."""
+        if self.source is None:
+            hidden, _ = model.hidden(self.decoder)
+        else:
+            hidden, _ = model.decode(self.decoder, model.encode(self.source))
+        head = model.heads["vocabulary"]
+        if smoothing and model.training:
+            return cast(Tensor, head.smoothed_loss(hidden, self.at, self.targets, smoothing))
+        return cast(Tensor, head.loss(hidden, self.at, self.targets, Context(self.decoder)))
 
 
 class Denoising(Objective):
-    """`length` is what the encoder reads at most. The `density` is the noise's published one unless told (0). `smoothing` is that share
-    of every target's probability which all words have in equal parts, in training alone."""
+    """`length` is what the encoder reads at most. The `density` is the noise's published one unless told (0). `smoothing` is for
+    training alone."""
 
     name = "denoising"
     heads = frozenset({"vocabulary"})
@@ -60,8 +84,6 @@ class Denoising(Objective):
         smoothing: float = 0.0,
     ) -> None:
         self.smoothing = smoothing
-        if noise not in NOISES:
-            raise EtymonError(f"there is no noise {noise!r}: {did_you_mean(noise, NOISES)}")
         self.noise, self.framing, self.word_starts = NOISES[noise], tokenizer.framing, tokenizer.word_starts
         self.start = needed_id(tokenizer, self.framing.start or "pad", self.name)
         density = density or self.noise.density
@@ -122,27 +144,12 @@ class Denoising(Objective):
         shown, target = self.noise.corrupt(text, self.amounts, rng)
         return DenoisingExample(self.framing.frame(shown).ids, self.framing.frame(target).ids)
 
-    def collate(self, examples: Sequence[DenoisingExample]) -> DenoisingPrepared:
-        examples = by_length(examples)
-        source = Batch.of([example.ids for example in examples])
-        decoder = Batch.of([np.concatenate([[self.start], example.targets[:-1]]) for example in examples])
-        targets = np.concatenate([example.targets for example in examples]).astype(np.int64)
-        return DenoisingPrepared(
-            counts={self.term: len(targets)},
-            tokens=source.layout.tokens + decoder.layout.tokens,
-            bytes=0.0,
-            source=source,
-            decoder=decoder,
-            targets=torch.from_numpy(targets),
-        )
+    def collate(self, examples: Sequence[DenoisingExample]) -> WrittenPrepared:
+        pairs = [(example.ids, example.targets) for example in by_length(examples)]
+        return WrittenPrepared.of(self.term, pairs, self.start)
 
-    def loss(self, unit: Unit, prepared: DenoisingPrepared) -> dict[str, Term]:
-        model = unit.model
-        hidden, _ = model.decode(prepared.decoder, model.encode(prepared.source))
-        head, targets = model.heads["vocabulary"], prepared.targets
-        if self.smoothing and model.training:
-            return {self.term: Term(head.smoothed_loss(hidden, None, targets, self.smoothing))}
-        return {self.term: Term(head.loss(hidden, None, targets))}
+    def loss(self, unit: Unit, prepared: WrittenPrepared) -> dict[str, Term]:
+        return {self.term: Term(prepared.loss(unit.model, self.smoothing))}
 
 
 class SpanCorruption(Denoising):

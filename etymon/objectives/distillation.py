@@ -11,9 +11,9 @@ Legend: N tokens, R rows, H heads, T longest row, D width, K width of a head.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
-from etymon.nn.ragged import Padding
 from etymon.nn.trace import Trace, trace
 from etymon.nn.vocabulary import Context
 from etymon.objectives.causal import Causal, CausalPrepared
@@ -30,33 +29,28 @@ from etymon.objectives.masked import Masked, MaskedPrepared
 from etymon.objectives.objective import Term, Unit
 
 
+@dataclass(frozen=True)
 class Teaching:
     """What is learned from the teacher, whatever the ordinary objective is."""
 
-    def __init__(
-        self, temperature: float, soft: float, hard: float, cosine: float, attention: float, everywhere: bool
-    ) -> None:
-        self.temperature, self.soft, self.hard = temperature, soft, hard
-        self.cosine, self.attention, self.everywhere = cosine, attention, everywhere
+    temperature: float
+    soft: float
+    hard: float
+    cosine: float
+    attention: float
+    everywhere: bool = True
 
     def counts(self, asked: int, tokens: int) -> dict[str, float]:
         return {"soft": tokens if self.everywhere else asked, "cosine": tokens, "attention": tokens}
-
-    @contextmanager
-    def looking(self, unit: Unit) -> Iterator[tuple[Trace, Trace] | None]:
-        """Attention is looked at only if it is to be learned: that costs the fast path."""
-        if not self.attention:
-            yield None
-            return
-        with trace(unit.model) as own, trace(unit.teacher) as taught:
-            yield own, taught
 
     def terms(
         self, unit: Unit, prepared: Any, ordinary: Callable[[Any, Any, Tensor], dict[str, Term]]
     ) -> dict[str, Term]:
         """The ordinary objective's, which are made of a model, a slice and its hidden states, and the teacher's."""
         batch: Batch = prepared.batch
-        with self.looking(unit) as seen:
+        # Attention is looked at only if it is to be learned: that costs the fast path.
+        look: Any = trace if self.attention else nullcontext
+        with look(unit.model) as own, look(unit.teacher) as taught:
             hidden_ND, _ = unit.model.hidden(batch)
             with torch.no_grad():
                 taught_ND, _ = unit.teacher.hidden(batch)
@@ -83,12 +77,9 @@ class Teaching:
             if "projection" in unit.bridges:
                 own_ND = unit.bridges["projection"](hidden_ND)
             terms["cosine"] = Term((1 - F.cosine_similarity(own_ND, taught_ND, dim=-1)).sum(), self.cosine)
-        if seen is not None:
-            sides = [
-                _relations(model, found, batch)
-                for model, found in zip((unit.model, unit.teacher), seen, strict=True)
-            ]
-            parts = [_divergence(taught, own) for own, taught in zip(*sides, strict=True)]
+        if self.attention:
+            sides = (_relations(unit.teacher, taught, batch), _relations(unit.model, own, batch))
+            parts = [_divergence(*each) for each in zip(*sides, strict=True)]
             terms["attention"] = Term(torch.stack(parts).sum(), self.attention)
         return terms
 
@@ -140,7 +131,7 @@ class DistilledCausal(Causal):
         attention: float = 0.0,
     ) -> None:
         super().__init__(tokenizer, length)
-        self.teaching = Teaching(temperature, soft, hard, cosine, attention, everywhere=True)
+        self.teaching = Teaching(temperature, soft, hard, cosine, attention)
 
     def collate(self, examples: Any) -> CausalPrepared:
         prepared = super().collate(examples)
@@ -159,15 +150,14 @@ def _relations(model: Any, seen: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
         x_ND = layer.attention_norm(x_ND)
     attention_RHTT = seen.attention[-1]
     heads = attention_RHTT.shape[1]
-    padding = Padding(batch.layout.lengths, batch.device)
     v_NHK = layer.attention.value(x_ND).view(len(x_ND), heads, -1)
-    v_RHTK = padding.lift(v_NHK).transpose(1, 2)
+    v_RHTK = batch.layout.lift(v_NHK).transpose(1, 2)
     scores_RHTT = v_RHTK @ v_RHTK.transpose(-1, -2) / math.sqrt(v_RHTK.shape[-1])
-    visible = padding.real[:, None, None, :].expand_as(scores_RHTT)
+    visible = batch.layout.real[:, None, None, :].expand_as(scores_RHTT)
     if "causal" in model.capabilities:
         visible = visible.tril()
     relation_RHTT = scores_RHTT.masked_fill(~visible, -math.inf).softmax(-1)
-    return attention_RHTT, relation_RHTT.masked_fill(~padding.real[:, None, :, None], 0.0)
+    return attention_RHTT, relation_RHTT.masked_fill(~batch.layout.real[:, None, :, None], 0.0)
 
 
 def _divergence(taught_RHTT: Tensor, own_RHTT: Tensor) -> Tensor:

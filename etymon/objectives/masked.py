@@ -21,7 +21,7 @@ from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
 from etymon.objectives.masking import SCHEMES, Masking
-from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, flat_starts, needed_id
+from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id, target_terms
 
 
 @dataclass(frozen=True)
@@ -109,17 +109,15 @@ class Masked(Objective):
 
     def collate(self, examples: Sequence[MaskedExample]) -> MaskedPrepared:
         examples = by_length(examples)
-        starts = flat_starts([example.ids for example in examples])
-        at = np.concatenate([start + example.places for start, example in zip(starts, examples, strict=True)])
         batch = Batch.of(
             [example.ids for example in examples], segments=[example.segments for example in examples]
         )
+        at = batch.layout.flat([example.places for example in examples])
         return MaskedPrepared(
             counts=self._counts(len(at), batch.layout.tokens, len(examples)),
             tokens=batch.layout.tokens,
-            bytes=0.0,
             batch=batch,
-            at=torch.from_numpy(at),
+            at=at,
             targets=torch.from_numpy(np.concatenate([example.targets for example in examples])),
         )
 
@@ -131,9 +129,4 @@ class Masked(Objective):
         return self._terms(unit.model, prepared, hidden)
 
     def _terms(self, model: Any, prepared: Any, hidden: Tensor) -> dict[str, Term]:
-        head = model.heads["vocabulary"]
-        terms = {"masked": Term(head.loss(hidden, prepared.at, prepared.targets))}
-        if not model.training:  # a second look at the logits: only where time is not counted
-            right = (head.ranks(hidden, prepared.at, prepared.targets) == 0).sum()
-            terms["masked_accuracy"] = Term(right, 0.0)
-        return terms
+        return target_terms("masked", model, hidden, prepared.at, prepared.targets)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from etymon.config import did_you_mean
 from etymon.data import noise
 from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
-from etymon.errors import EtymonError
 from etymon.objectives.objective import needed_id
 
 RARITY = 0.7
@@ -33,8 +33,6 @@ class Masking:
 
     @staticmethod
     def named(name: str, tokenizer: Tokenizer, density: float, longest: int) -> Masking:
-        if name not in SCHEMES:
-            raise EtymonError(f"there is no masking {name!r}: {did_you_mean(name, SCHEMES)}")
         special, first = tokenizer.special_ids, 0
         while SCHEMES[name].spared and first in special:
             first += 1
@@ -49,50 +47,48 @@ class Masking:
         `special` marks what the framing added and what separates documents; `split` is where the text comes from.
         """
         scheme = SCHEMES[self.name]
-        places = scheme.choose(self, ids, ~special, split, rng)
+        places = scheme.choose(self, Sample(ids, ~special, split), rng)
         return places, noise.mask_eighty_ten_ten(ids, places, self.mask, self.vocabulary, rng, scheme.shares)
 
 
-def _tokens(
-    own: Masking, ids: np.ndarray, text: np.ndarray, split: Split, rng: np.random.Generator
-) -> np.ndarray:
-    return np.flatnonzero(noise.count_mask(text, noise.masked_count(len(ids), own.density), rng))
+class Sample(NamedTuple):
+    """Ids; the positions that are text; where the text comes from."""
+
+    ids: np.ndarray
+    text: np.ndarray
+    split: Split
 
 
-def _anywhere(
-    own: Masking, ids: np.ndarray, text: np.ndarray, split: Split, rng: np.random.Generator
-) -> np.ndarray:
-    count = noise.chance_count(len(ids), own.density, rng)
-    return np.flatnonzero(noise.count_mask(np.ones(len(ids), bool), count, rng))
+Choose = Callable[[Masking, Sample, np.random.Generator], np.ndarray]
+"""Chooses places."""
 
 
-def _words(longest: int) -> Choose:
-    def choose(
-        own: Masking, ids: np.ndarray, text: np.ndarray, split: Split, rng: np.random.Generator
-    ) -> np.ndarray:
-        count = noise.masked_count(len(ids), own.density)
-        return np.flatnonzero(noise.words_mask(own.word_starts[ids], text, count, rng, longest))
-
-    return choose
+def _tokens(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
+    count = noise.masked_count(len(sample.ids), own.density)
+    return np.flatnonzero(noise.count_mask(sample.text, count, rng))
 
 
-def _rare(
-    own: Masking, ids: np.ndarray, text: np.ndarray, split: Split, rng: np.random.Generator
-) -> np.ndarray:
+def _anywhere(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
+    count = noise.chance_count(len(sample.ids), own.density, rng)
+    return np.flatnonzero(noise.count_mask(np.ones(len(sample.ids), bool), count, rng))
+
+
+def _words(own: Masking, sample: Sample, rng: np.random.Generator, longest: int) -> np.ndarray:
+    count = noise.masked_count(len(sample.ids), own.density)
+    starts = own.word_starts[sample.ids]
+    return np.flatnonzero(noise.words_mask(starts, sample.text, count, rng, longest))
+
+
+def _rare(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
+    ids, text, split = sample
     weights = np.zeros(len(ids))
     weights[text] = split.token_counts[ids[text]] ** -RARITY
     return np.flatnonzero(noise.weighted_mask(weights, math.ceil(own.density * len(ids)), rng))
 
 
-def _repeated(
-    own: Masking, ids: np.ndarray, text: np.ndarray, split: Split, rng: np.random.Generator
-) -> np.ndarray:
+def _repeated(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
     slots = int((own.density + 0.005) * own.longest)
-    return noise.repeated_places(text, max(1, min(slots, round(own.density * len(ids)))), rng)
-
-
-Choose = Callable[[Masking, np.ndarray, np.ndarray, Split, np.random.Generator], np.ndarray]
-"""Places out of ids; the positions that are text; where the text comes from."""
+    return noise.repeated_places(sample.text, max(1, min(slots, round(own.density * len(sample.ids)))), rng)
 
 
 @dataclass(frozen=True)
@@ -108,11 +104,11 @@ SCHEMES = {
     # BERT: a rounded share of the input's length, at least one token, never special ones.
     "bert": Scheme(_tokens),
     # BERT's later models: the same, but all tokens of a word or none.
-    "whole-words": Scheme(_words(1)),
+    "whole-words": Scheme(partial(_words, longest=1)),
     # RoBERTa, as fairseq has it: any token may be asked for, special ones too, and as few as none.
     "roberta": Scheme(_anywhere, spared=True),
     # ALBERT: one to three whole words side by side.
-    "ngram": Scheme(_words(3)),
+    "ngram": Scheme(partial(_words, longest=3)),
     # DistilBERT: rare tokens are asked for more often. It chooses out of a whole batch; here every sample has its share.
     "rare": Scheme(_rare),
     # ELECTRA: drawn with replacement, so that some tokens count twice, and never shown as another token.

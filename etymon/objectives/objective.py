@@ -40,8 +40,8 @@ class Prepared:
     counts: dict[str, float]
     tokens: int
     """Tokens the model reads."""
-    bytes: float
-    """Bytes of text the targets stand for."""
+    bytes: float = field(default=0.0, kw_only=True)
+    """Bytes of text the targets stand for, where they are known."""
     characters: float = field(default=0.0, kw_only=True)
     """Characters of it."""
 
@@ -200,6 +200,12 @@ def by_length(examples: Sequence[Any]) -> list[Any]:
     return sorted(examples, key=lambda example: len(example.ids))
 
 
-def flat_starts(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Where every row begins when the rows are laid end to end."""
-    return np.concatenate([[0], np.cumsum([len(row) for row in rows])])[:-1]
+def target_terms(
+    name: str, model: Any, hidden: Tensor, at: Tensor | None, targets: Tensor
+) -> dict[str, Term]:
+    """The loss of targets and, where the model is judged, how many of them it ranks first."""
+    head = model.heads["vocabulary"]
+    terms = {name: Term(head.loss(hidden, at, targets))}
+    if not model.training:  # a second look at the logits: only where time is not counted
+        terms[f"{name}_accuracy"] = Term((head.ranks(hidden, at, targets) == 0).sum(), 0.0)
+    return terms

@@ -23,7 +23,7 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.two_stream import Asked
-from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, flat_starts, needed_id
+from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, needed_id, target_terms
 
 logger = logging.getLogger("etymon.objectives")
 
@@ -118,9 +118,8 @@ class Permutation(Streaming):
     def _pieces(self, table: np.ndarray, ends: int, rng: np.random.Generator) -> np.ndarray:
         """Where A and B lie. Behind the running text, for who reads from the end, is before it."""
         back = table[:, BACKWARD] == 1
-        first = np.where(
-            back, ends - table[:, START], table[:, text_streams.STOP]
-        )  # as if read from its own beginning
+        # As if read from its own beginning.
+        first = np.where(back, ends - table[:, START], table[:, text_streams.STOP])
         left = np.clip(ends - first, 0, self.room)
         cut = np.minimum(rng.integers(1, self.room, len(table)), ends)
         following = (rng.random(len(table)) < 0.5) & (left == self.room)
@@ -186,25 +185,22 @@ class Permutation(Streaming):
         return asked
 
     def collate(self, examples: Sequence[PermutedExample]) -> PermutedPrepared:
-        examples = sorted(
-            examples, key=lambda example: example.backward
-        )  # always the same streams: always the same order
-        starts = flat_starts([example.ids for example in examples])
+        # Always the same streams: always the same order.
+        examples = sorted(examples, key=lambda example: example.backward)
         batch = Batch.of(
             [example.ids for example in examples], segments=[example.segments for example in examples]
         )
         batch.order = torch.from_numpy(np.concatenate([example.order for example in examples]))
         batch.backward = sum(example.backward for example in examples)
-        at = np.concatenate([start + example.places for start, example in zip(starts, examples, strict=True)])
+        at = batch.layout.flat([example.places for example in examples])
         targets = np.concatenate([example.ids[example.places] for example in examples])
         return PermutedPrepared(
             counts={"permuted": len(at), "permuted_accuracy": len(at)},
             tokens=batch.layout.tokens,
-            bytes=0.0,
             streams=tuple(example.stream for example in examples),
             fresh=tuple(example.fresh for example in examples),
             batch=batch,
-            at=torch.from_numpy(at),
+            at=at,
             asked=tuple(len(example.places) for example in examples),
             targets=torch.from_numpy(targets),
         )
@@ -214,12 +210,7 @@ class Permutation(Streaming):
         asked = Asked(prepared.at, prepared.asked)
         hidden_nD, state = unit.model.two_stream(prepared.batch, asked, state, reuse=self.reuse)
         unit.keep(prepared, state)
-        head = unit.model.heads["vocabulary"]
-        terms = {"permuted": Term(head.loss(hidden_nD, None, prepared.targets))}
-        if not unit.model.training:  # a second look at the logits: only where time is not counted
-            right = (head.ranks(hidden_nD, None, prepared.targets) == 0).sum()
-            terms["permuted_accuracy"] = Term(right, 0.0)
-        return terms
+        return target_terms("permuted", unit.model, hidden_nD, None, prepared.targets)
 
 
 def _anywhere(rng: np.random.Generator, room: np.ndarray) -> np.ndarray:

@@ -126,23 +126,20 @@ class Code:
         return f"<pre><code>{escape(self.text.strip())}</code></pre>"
 
 
-def write_report(
-    path: str | PathLike[str], title: str, sections: Sequence[Section], subtitle: str = ""
-) -> None:
+def write_report(path: str | PathLike[str], title: str, sections: Sequence[Section]) -> None:
     """Write the page; an older one of that name is replaced only when the new one is complete."""
-    page = render(title, sections, subtitle)
+    text = render(title, sections)
     with atomic_write(path) as file:
-        file.write(page)
+        file.write(text)
 
 
-def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
+def render(title: str, sections: Sequence[Section]) -> str:
     """The whole page as text."""
     parts = []
     for number, section in enumerate(sections, 1):
         heading = f"<h2>{escape(section.title)}</h2>" if section.title else ""
         parts.append(f"<section>{heading}{_with_own_ids(section.body(), f's{number}-')}</section>")
-    lead = f'<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
-    return page(title, "\n".join(parts), lead)
+    return page(title, "\n".join(parts))
 
 
 def page(title: str, sections: str, lead: str = "", *, style: str = "", script: str = "") -> str:

@@ -16,19 +16,12 @@ Points = Sequence[tuple[float, float]]
 
 # matplotlib draws with these stand-ins; in the SVG they become CSS variables of the page, each with the
 # colour to use where there is no page around the picture.
-_INK, _MUTED, _GRID = "#0a0b01", "#0a0b02", "#0a0b03"
-_SERIES = ["#0a0b11", "#0a0b12", "#0a0b13", "#0a0b14", "#0a0b15", "#0a0b16"]
-_VARIABLES = {
-    _INK: "var(--ink, #1c2430)",
-    _MUTED: "var(--muted, #5f6b7a)",
-    _GRID: "var(--grid, #e3e7ec)",
-    _SERIES[0]: "var(--series-1, #2563eb)",
-    _SERIES[1]: "var(--series-2, #c2410c)",
-    _SERIES[2]: "var(--series-3, #0f766e)",
-    _SERIES[3]: "var(--series-4, #9333ea)",
-    _SERIES[4]: "var(--series-5, #a16207)",
-    _SERIES[5]: "var(--series-6, #be185d)",
-}
+_COLOURS = {
+    "ink": "#1c2430", "muted": "#5f6b7a", "grid": "#e3e7ec", "series-1": "#2563eb", "series-2": "#c2410c",
+    "series-3": "#0f766e", "series-4": "#9333ea", "series-5": "#a16207", "series-6": "#be185d",
+}  # fmt: skip
+_STAND_INS = {name: f"#0a0b{number:02d}" for number, name in enumerate(_COLOURS, 1)}
+_INK, _MUTED, _GRID, *_SERIES = _STAND_INS.values()
 _STYLES = ["-", (0, (5, 2)), (0, (1.5, 1.5))]  # the seventh series takes the first colour again, dashed
 
 _SETTINGS: dict[Any, Any] = {
@@ -101,15 +94,8 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
     for name, y in sorted(references.items(), key=lambda pair: pair[1]):
         height = max((y - low) / (high - low), previous + 0.075)  # neighbours make room for each other
         previous = height
-        axes.text(
-            1.015,
-            height,
-            _literal(f"{name} {y:.3g}"),
-            transform=axes.transAxes,
-            va="center",
-            fontsize=9,
-            color=_MUTED,
-        )
+        told = _literal(f"{name} {y:.3g}")
+        axes.text(1.015, height, told, transform=axes.transAxes, va="center", fontsize=9, color=_MUTED)
 
 
 def _dress(axes: Axes, x_label: str, y_label: str, columns: int) -> None:
@@ -150,6 +136,6 @@ def _inline(svg: str) -> str:
     svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r"font(-family)?: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font\1: \2system-ui, sans-serif", svg)
-    for stand_in, variable in _VARIABLES.items():
-        svg = svg.replace(stand_in, variable)
+    for name, stand_in in _STAND_INS.items():
+        svg = svg.replace(stand_in, f"var(--{name}, {_COLOURS[name]})")
     return svg

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from etymon.data.examples import Examples, Ragged
+from etymon.data.examples import Examples
 from etymon.data.tables import Table
 from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
@@ -25,12 +25,13 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout, Padding
+from etymon.nn.ragged import Layout
 from etymon.nn.spans import ConditionalSpan
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores
 from etymon.tasks.answer_windows import Tokens, Window, windows
 from etymon.tasks.answers_given import given_answers, told_apart
 from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.reading import framed_examples
 from etymon.tasks.scores import Score
 from etymon.tasks.spans import Found, best_spans, followed_spans, row_log_softmax
 from etymon.tasks.task import Fit, Tell, silent
@@ -191,27 +192,16 @@ class Answer(HeadTask):
         if learn:
             self.limits[UNANSWERABLE] = answers.count(None)
         targets = [window.target(answers[window.number], self.nothing(window)) for window in found]
-        examples = self.examples(found)
-        return Examples(
-            {**examples.columns, "target": np.array(targets, np.int64)}, examples.sizes, examples.words
-        )
+        return self.examples(found, target=np.array(targets, np.int64))
 
     def read(self, table: Table, tell: Tell = silent) -> Examples:
         return self.examples(self.windows(table, tell)[0])
 
-    def examples(self, found: Sequence[Window]) -> Examples:
+    def examples(self, found: Sequence[Window], **columns: np.ndarray) -> Examples:
         """Windows as examples."""
-        lengths = np.array([len(window.framed.ids) for window in found])
-        return Examples(
-            {
-                "ids": Ragged([window.framed.ids for window in found]),
-                "segments": Ragged([window.framed.segments for window in found]),
-                "lengths": lengths[:, None],
-                "part": np.array([(window.at, window.count) for window in found]),
-            },
-            lengths,
-            np.array([window.words for window in found]),
-        )
+        columns["part"] = np.array([(window.at, window.count) for window in found])
+        rows, words = [[window.framed] for window in found], [window.words for window in found]
+        return framed_examples(rows, words, **columns)
 
     def nothing(self, window: Window) -> int:
         """Where a window says that it has no answer: the class token, or the first where there is none."""
@@ -224,9 +214,7 @@ class Answer(HeadTask):
     def places(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor:
         """The tokens of the contexts: no other can be an answer."""
         parts = (one["part"] for one in examples)
-        flat = [np.arange(at, at + count) for at, count in parts]
-        starts = batch.layout.host_starts
-        return torch.from_numpy(np.concatenate([start + part for start, part in zip(starts, flat)]))
+        return batch.layout.flat([np.arange(at, at + count) for at, count in parts])
 
     # --- training
 
@@ -306,27 +294,23 @@ class Answer(HeadTask):
         """The best spans of every window, and what no answer scores there."""
         layout = prepared.batch.layout
         none_R = scores.float().sum(-1)[self.nothings(layout)].tolist()
-        inside_N = self.inside(prepared)
-        return list(zip(best_spans(scores.float(), inside_N, layout, self.options), none_R, strict=True))
+        limits = (self.options.longest, self.options.best)
+        spans = best_spans(scores.float(), self.inside(prepared), layout, *limits)
+        return list(zip(spans, none_R, strict=True))
 
     def followed(self, model: Model, prepared: HeadPrepared) -> list[Spans]:
         """The same where ends are looked for in the light of the likeliest beginnings."""
         layout = prepared.batch.layout
-        padding, inside_N = Padding(layout.lengths, layout.device), self.inside(prepared)
+        inside_N = self.inside(prepared)
         x_ND = model.states(prepared.batch)
         shown_N = inside_N.index_fill(0, self.nothings(layout), True)
         seen = _conditional(model).search(
-            padding.lift(x_ND),
+            layout.lift(x_ND),
             x_ND.index_select(0, self.nothings(layout)),
-            ~(padding.lift(shown_N) & padding.real),
+            ~(layout.lift(shown_N) & layout.real),
         )
-        return list(
-            zip(
-                followed_spans(seen, inside_N, layout, self.options),
-                seen.unanswerable_R.tolist(),
-                strict=True,
-            )
-        )
+        spans = followed_spans(seen, inside_N, layout, self.options.longest)
+        return list(zip(spans, seen.unanswerable_R.tolist(), strict=True))
 
     def answered(self, context: str, tokens: Tokens, found: Sequence[Found], nothing: float) -> Answered:
         """What all windows of a question come to."""

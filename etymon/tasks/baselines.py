@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from etymon.tasks.scores import IDEOGRAPHS, ideographic
+from etymon.tasks.entities import UNSPACED
+from etymon.tasks.scores import ideographic
 
 MOST_LETTERS = 20_000_000
 """Of the training texts: of more, rows at even distances are read."""
@@ -19,13 +20,6 @@ MOST_FEATURES = 50_000
 MOST_WEIGHTS = 500_000
 """Features times labels."""
 ITERATIONS = 100
-UNSPACED = (
-    *IDEOGRAPHS,
-    ("\u3040", "\u30ff"),  # Japanese
-    ("\u0e00", "\u0eff"),  # Thai and Lao
-    ("\u1000", "\u109f"),  # Burmese
-    ("\u1780", "\u17ff"),  # Khmer
-)
 
 Text = str | Sequence[str]
 """One text, or a pair, which is read as one."""

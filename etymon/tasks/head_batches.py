@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from etymon.nn.batch import Batch
-from etymon.objectives.objective import Prepared, flat_starts
+from etymon.objectives.objective import Prepared
 
 
 @dataclass
@@ -38,10 +38,7 @@ def parts_of(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 def ask_for_words(prepared: HeadPrepared, rows: Sequence[np.ndarray]) -> None:
     """Every row's next words; each row counts once, whatever its length."""
     lengths = np.array([len(row) - 1 for row in rows])
-    starts = flat_starts(rows)
-    prepared.words_at = torch.from_numpy(
-        np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths)])
-    )
+    prepared.words_at = prepared.batch.layout.flat([np.arange(length) for length in lengths])
     prepared.words = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
     prepared.words_weights = torch.from_numpy(np.repeat(1 / np.maximum(lengths, 1), lengths)).float()
     prepared.counts["language_model"] = float(len(rows))

@@ -26,16 +26,11 @@ def mixing_rates(
 ) -> dict[str, float]:
     """The share of examples that each member gets: in proportion to its own, of which at most `limit` count; the same to the
     power of 1 / temperature; or equal."""
-    capped = {name: float(size if limit is None else min(size, limit)) for name, size in sizes.items()}
-    if rates == "equal":
-        capped = dict.fromkeys(capped, 1.0)
-    total = sum(capped.values())
-    shares = {name: value / total for name, value in capped.items()}
-    if rates == "temperature":
-        shares = {name: share ** (1 / temperature) for name, share in shares.items()}
-        total = sum(shares.values())
-        shares = {name: share / total for name, share in shares.items()}
-    return shares
+    power = {"proportional": 1.0, "temperature": 1 / temperature, "equal": 0.0}[rates]
+    weights = {
+        name: float(size if limit is None else min(size, limit)) ** power for name, size in sizes.items()
+    }
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 @dataclass

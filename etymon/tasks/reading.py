@@ -83,21 +83,25 @@ class TextReader:
             [self.framed(ids[one], None if two is None else ids[two], ending=ending) for one, two in rows]
             for rows in pairs
         ]
-        lengths = [np.array([len(row.ids) for row in rows]) for rows in framed]
-        for place, each in zip(table.places, lengths, strict=True):
-            if not each.all():
+        for place, rows in zip(table.places, framed, strict=True):
+            if not all(len(row.ids) for row in rows):
                 raise EtymonError(f"{place}: its text has no tokens; leave the row out")
         if cut := self.cut - before:
             tell(
                 f"{cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (--length)"
             )
         words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
-        return Examples(
-            {
-                "ids": Ragged([np.concatenate([row.ids for row in rows]) for rows in framed]),
-                "segments": Ragged([np.concatenate([row.segments for row in rows]) for rows in framed]),
-                "lengths": Ragged(lengths),
-            },
-            np.array([each.sum() for each in lengths]),
-            np.array(words),
-        )
+        return framed_examples(framed, words)
+
+
+def framed_examples(
+    framed: Sequence[Sequence[Framed]], words: Sequence[int], **columns: Ragged | np.ndarray
+) -> Examples:
+    """Examples of the rows of each, with columns of their own."""
+    lengths = Ragged([np.array([len(row.ids) for row in rows]) for rows in framed])
+    ids, segments = (
+        Ragged([np.concatenate([getattr(row, name) for row in rows]) for rows in framed])
+        for name in ("ids", "segments")
+    )
+    found = {"ids": ids, "segments": segments, "lengths": lengths, **columns}
+    return Examples(found, ids.lengths, np.array(words))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -44,13 +45,6 @@ def text_scores(
     return {name: TEXT_METRICS[name](predictions, references, resamples) for name in metrics}
 
 
-def need_libraries(metrics: Sequence[str], libraries: Mapping[str, str] = LIBRARIES) -> None:
-    """Refuses metrics whose library is not there, before any work. Other scores than those of texts have `libraries` of their own."""
-    for metric in metrics:
-        if metric in libraries:
-            library(libraries[metric], metric)
-
-
 def bootstrap(values: Sequence[float], resamples: int, seed: int = 12345) -> Score:
     """The mean of values, one a row, and the interval of means of rows that are drawn again with replacement."""
     kinds, counts = np.unique(np.asarray(values, float), return_counts=True)
@@ -89,36 +83,29 @@ def library(name: str, metric: str) -> Any:
         ) from error
 
 
-def _sacrebleu(kind: str) -> Callable[[Sequence[str], Sequence[str], int], Score]:
-    def score(predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
-        sacrebleu = library("sacrebleu", kind)
-        if kind == "bleu":
-            metric = sacrebleu.BLEU(tokenize="zh" if ideographic(references) else "13a")
-        else:
-            metric = sacrebleu.CHRF()
-        found = metric.corpus_score(list(predictions), [list(references)], n_bootstrap=max(1, resamples))
-        ends: tuple[float | None, float | None] = (None, None)
-        if resamples:
-            # Where the score lies among its resamples: the library gives their mean and half the width.
-            mean, half = float(found._mean), float(found._ci)
-            ends = (max(0.0, mean - half), min(100.0, mean + half))
-        return Score(float(found.score), *ends, signature=str(metric.get_signature()))
-
-    return score
+def _sacrebleu(kind: str, predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
+    sacrebleu = library("sacrebleu", kind)
+    if kind == "bleu":
+        metric = sacrebleu.BLEU(tokenize="zh" if ideographic(references) else "13a")
+    else:
+        metric = sacrebleu.CHRF()
+    found = metric.corpus_score(list(predictions), [list(references)], n_bootstrap=max(1, resamples))
+    ends: tuple[float | None, float | None] = (None, None)
+    if resamples:
+        # Where the score lies among its resamples: the library gives their mean and half the width.
+        mean, half = float(found._mean), float(found._ci)
+        ends = (max(0.0, mean - half), min(100.0, mean + half))
+    return Score(float(found.score), *ends, signature=str(metric.get_signature()))
 
 
-def _rouge(kind: str) -> Callable[[Sequence[str], Sequence[str], int], Score]:
-    def score(predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
-        library("rouge_score", kind)
-        # The library's own words are of Latin letters and digits.
-        words = None if ideographic(references, LATIN) else _Words()
-        scorer = import_module("rouge_score.rouge_scorer").RougeScorer(
-            [kind], use_stemmer=True, tokenizer=words
-        )
-        pairs = zip(references, predictions, strict=True)
-        return bootstrap([100 * scorer.score(*pair)[kind].fmeasure for pair in pairs], resamples)
-
-    return score
+def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
+    library("rouge_score", kind)
+    # The library's own words are of Latin letters and digits.
+    words = None if ideographic(references, LATIN) else _Words()
+    scorers = import_module("rouge_score.rouge_scorer")
+    scorer = scorers.RougeScorer([kind], use_stemmer=True, tokenizer=words)
+    pairs = zip(references, predictions, strict=True)
+    return bootstrap([100 * scorer.score(*pair)[kind].fmeasure for pair in pairs], resamples)
 
 
 class _Words:
@@ -144,10 +131,7 @@ def ideographic(texts: Sequence[str], scripts: Sequence[tuple[str, str]] = IDEOG
 
 
 TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str], int], Score]] = {
-    "bleu": _sacrebleu("bleu"),
-    "chrf": _sacrebleu("chrf"),
-    "rouge1": _rouge("rouge1"),
-    "rouge2": _rouge("rouge2"),
-    "rougeL": _rouge("rougeL"),
+    **{kind: partial(_sacrebleu, kind) for kind in ("bleu", "chrf")},
+    **{kind: partial(_rouge, kind) for kind in ("rouge1", "rouge2", "rougeL")},
     "exact": _exact,
 }

@@ -5,8 +5,6 @@ Legend: N tokens, R rows, T tokens of a row, C columns, L tokens of a span at mo
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,16 +14,6 @@ from etymon.nn.spans import Spans
 
 Found = tuple[float, int, int]
 """A score, and the places of the first and the last token in their row."""
-
-
-class Limits(Protocol):
-    """Tokens of a span at most, and how many spans of a row are wanted."""
-
-    @property
-    def longest(self) -> int: ...
-
-    @property
-    def best(self) -> int: ...
 
 
 def row_log_softmax(scores_NC: Tensor, layout: Layout) -> Tensor:
@@ -38,9 +26,10 @@ def row_log_softmax(scores_NC: Tensor, layout: Layout) -> Tensor:
     return shifted_NC - total_RC.log()[layout.row]
 
 
-def best_spans(scores_N2: Tensor, inside_N: Tensor, layout: Layout, limits: Limits) -> list[list[Found]]:
-    """The best spans `inside` every row, by the sum of both scores: all pairs are looked at."""
-    longest = limits.longest
+def best_spans(
+    scores_N2: Tensor, inside_N: Tensor, layout: Layout, longest: int, best: int
+) -> list[list[Found]]:
+    """The `best` spans `inside` every row, of up to `longest` tokens, by the sum of both scores: all pairs are looked at."""
     start_N, stop_N = scores_N2.masked_fill(~inside_N[:, None], -torch.inf).unbind(-1)
     ends_NL = F.pad(stop_N, (0, longest - 1), value=-torch.inf).unfold(0, longest, 1)
     end_NL = layout.index[:, None] + torch.arange(longest, device=layout.device)
@@ -48,8 +37,8 @@ def best_spans(scores_N2: Tensor, inside_N: Tensor, layout: Layout, limits: Limi
     pairs_NL = (start_N[:, None] + ends_NL).masked_fill(beyond_NL, -torch.inf)
     found = []
     for pairs_TL in pairs_NL.split(layout.lengths):
-        best = pairs_TL.flatten().topk(min(limits.best, pairs_TL.numel()))
-        spans = zip(best.values.tolist(), best.indices.tolist())
+        top = pairs_TL.flatten().topk(min(best, pairs_TL.numel()))
+        spans = zip(top.values.tolist(), top.indices.tolist())
         found.append(
             [
                 (score, at // longest, at // longest + at % longest)
@@ -60,7 +49,7 @@ def best_spans(scores_N2: Tensor, inside_N: Tensor, layout: Layout, limits: Limi
     return found
 
 
-def followed_spans(seen: Spans, inside_N: Tensor, layout: Layout, limits: Limits) -> list[list[Found]]:
+def followed_spans(seen: Spans, inside_N: Tensor, layout: Layout, longest: int) -> list[list[Found]]:
     """The spans of a search that are spans, `inside` their rows: the sums of both log-probabilities."""
     starts_RES = seen.starts_RS[:, None].expand_as(seen.ends_RES)
     scores_RES = seen.start_probs_RS[:, None].float().log() + seen.end_probs_RES.float().log()
@@ -70,10 +59,7 @@ def followed_spans(seen: Spans, inside_N: Tensor, layout: Layout, limits: Limits
         [
             (score, first, last)
             for score, first, last in zip(*spans)
-            if score > -torch.inf
-            and 0 <= last - first < limits.longest
-            and inside_T[first]
-            and inside_T[last]
+            if score > -torch.inf and 0 <= last - first < longest and inside_T[first] and inside_T[last]
         ]
         for inside_T, *spans in ((part.tolist(), *others) for part, *others in rows)
     ]

@@ -35,6 +35,7 @@ from etymon.tasks.entities import (
     words_of,
 )
 from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.reading import framed_examples
 from etymon.tasks.scores import Score
 from etymon.tasks.tag_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
 from etymon.tasks.task import Tell, silent
@@ -208,7 +209,7 @@ class Tag(HeadTask):
             for part in parts:
                 asked = pieces.stops - 1 if self.at_last else pieces.firsts
                 inside = np.minimum(asked[part.first : part.last], part.stop - 1) - part.start
-                framed.append(self.reader.framed(pieces.ids[part.start : part.stop]))
+                framed.append([self.reader.framed(pieces.ids[part.start : part.stop])])
                 places.append(before + inside)
         if long:
             tell(
@@ -216,17 +217,7 @@ class Tag(HeadTask):
             )
         if cut:
             tell(f"{cut:,} words alone are longer than {room} tokens and are cut")
-        sizes = np.array([len(row.ids) for row in framed])
-        return Examples(
-            {
-                "ids": Ragged([row.ids for row in framed]),
-                "segments": Ragged([row.segments for row in framed]),
-                "lengths": sizes[:, None],
-                "places": Ragged(places),
-            },
-            sizes,
-            np.array([len(inside) for inside in places]),
-        )
+        return framed_examples(framed, [len(inside) for inside in places], places=Ragged(places))
 
     def by_example(self, values: np.ndarray, examples: Examples) -> Ragged:
         places: Any = examples.columns["places"]
@@ -241,8 +232,7 @@ class Tag(HeadTask):
         return np.split(values, np.cumsum(counts.cpu().numpy())[:-1])
 
     def places(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor:
-        found = [start + one["places"] for start, one in zip(batch.layout.host_starts, examples, strict=True)]
-        return torch.from_numpy(np.concatenate(found))
+        return batch.layout.flat([one["places"] for one in examples])
 
     # --- judged and used
 

@@ -22,7 +22,7 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.objectives.objective import Objective
-from etymon.tasks.scores import FALLING, Score, need_libraries
+from etymon.tasks.scores import FALLING, Score, library
 
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
 """Of a batch: a small table is not to be a few large steps."""
@@ -155,7 +155,8 @@ class Task(Objective, ABC):
                 raise EtymonError(
                     f"the task {self.name!r} has no metric {metric!r}: {did_you_mean(metric, known)}"
                 )
-        need_libraries(metrics, self.libraries)
+            if metric in self.libraries:
+                library(self.libraries[metric], metric)
 
 
 def usual_batch(examples: Examples) -> int:

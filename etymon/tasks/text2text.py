@@ -7,14 +7,13 @@ way only the target's tokens, and its end, are asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
-from torch import Tensor
 
 from etymon.data.examples import Examples, Ragged
 from etymon.data.tables import Table
@@ -26,8 +25,9 @@ from etymon.generation.decoding import decode, start_token
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
-from etymon.nn.vocabulary import Context, DenseVocabulary
-from etymon.objectives.objective import Prepared, Term, Unit, needed_id
+from etymon.nn.vocabulary import DenseVocabulary
+from etymon.objectives.denoising import WrittenPrepared
+from etymon.objectives.objective import Term, Unit, needed_id
 from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, Score, text_scores
 from etymon.tasks.task import Fit, Task, Tell, silent
 
@@ -49,16 +49,6 @@ class Text2TextOptions:
     """Between source and target in a decoder's row, unless its tokenizer has a token for that."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of every target's probability that all words have in equal parts, in training."""
-
-
-@dataclass
-class PairPrepared(Prepared):
-    """The rows of a batch: sources apart from what the decoder reads (or None, and all in one)."""
-
-    source: Batch | None
-    decoder: Batch
-    at: Tensor | None
-    targets: Tensor
 
 
 class Text2Text(Task):
@@ -94,7 +84,7 @@ class Text2Text(Task):
         self.writer: Tokenizer = tokenizer
         self.apart, self.prefixed = model.encoder_decoder, model.reads_prefix
         if self.apart:
-            self.start = start_token(model)
+            self.start: Any = start_token(model)
             decoder = model.body.decoder
             rooms = [room for room in (model.positions, decoder and decoder.positions) if room is not None]
             self.room = min(rooms, default=None)
@@ -148,40 +138,19 @@ class Text2Text(Task):
 
     # --- training
 
-    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> PairPrepared:
+    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> WrittenPrepared:
         pairs = [(one["source"], one["target"]) for bundle in examples for one in bundle]
         pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])))
-        targets = np.concatenate([target for _, target in pairs]).astype(np.int64)
-        source, at = None, None
         if self.apart:
-            source = Batch.of([one for one, _ in pairs])
-            decoder = Batch.of([np.concatenate([[self.start], target[:-1]]) for _, target in pairs])
-        else:
-            rows = [np.concatenate([one, target[:-1]]) for one, target in pairs]
-            decoder = Batch.of(rows, prefix=[len(one) for one, _ in pairs] if self.prefixed else None)
-            stops = np.cumsum([len(row) for row in rows])
-            asked = [np.arange(stop - len(pair[1]), stop) for stop, pair in zip(stops, pairs)]
-            at = torch.from_numpy(np.concatenate(asked))
-        return PairPrepared(
-            counts={"loss": len(targets)},
-            tokens=decoder.layout.tokens + (0 if source is None else source.layout.tokens),
-            bytes=0.0,
-            source=source,
-            decoder=decoder,
-            at=at,
-            targets=torch.from_numpy(targets),
-        )
+            return WrittenPrepared.of("loss", pairs, self.start)
+        rows = [np.concatenate([one, target[:-1]]) for one, target in pairs]
+        batch = Batch.of(rows, prefix=[len(one) for one, _ in pairs] if self.prefixed else None)
+        at = batch.layout.flat([np.arange(len(one) - 1, len(row)) for row, (one, _) in zip(rows, pairs)])
+        targets = torch.from_numpy(np.concatenate([target for _, target in pairs]).astype(np.int64))
+        return WrittenPrepared({"loss": len(targets)}, batch.layout.tokens, None, batch, targets, at)
 
-    def loss(self, unit: Unit, prepared: PairPrepared) -> dict[str, Term]:
-        model, batch = unit.model, prepared.decoder
-        if prepared.source is None:
-            hidden, _ = model.hidden(batch)
-        else:
-            hidden, _ = model.decode(batch, model.encode(prepared.source))
-        head, smoothing = model.heads["vocabulary"], self.options.smoothing
-        if smoothing and model.training:
-            return {"loss": Term(head.smoothed_loss(hidden, prepared.at, prepared.targets, smoothing))}
-        return {"loss": Term(head.loss(hidden, prepared.at, prepared.targets, Context(batch)))}
+    def loss(self, unit: Unit, prepared: WrittenPrepared) -> dict[str, Term]:
+        return {"loss": Term(prepared.loss(unit.model, self.options.smoothing))}
 
     # --- use
 

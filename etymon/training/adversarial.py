@@ -99,7 +99,7 @@ class Once(Protocol):
 def back_propagate(settings: AdversarialSettings, unit: TrainingUnit, once: Once) -> dict[str, Term]:
     """The gradients of a slice, in several passes. Terms, and what streams remember, are those of the first: the clean one, or
     FreeLB's random point."""
-    noise, before, shares = Noise(settings), unit.memories(), settings.shares
+    noise, before, shares = Noise(settings), unit.memories.copy(), settings.shares
     first: dict[str, Term] = {}
     with noise.upon(unit.model):
         for number, share in enumerate(shares):

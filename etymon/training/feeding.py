@@ -94,16 +94,12 @@ class Feed:
 
     def slice(self, samples: Sequence[Position]) -> Prepared:
         """One slice, as a function of its samples' addresses."""
-        return self.objective.collate(
-            [
-                self.objective.prepare(
-                    self.split,
-                    self.plan(sample.epoch)[sample.offset],
-                    key(self.seed, "sample", sample.epoch, sample.offset),
-                )
-                for sample in samples
-            ]
-        )
+        prepare, split = self.objective.prepare, self.split
+        examples = [
+            prepare(split, self.plan(at.epoch)[at.offset], key(self.seed, "sample", at.epoch, at.offset))
+            for at in samples
+        ]
+        return self.objective.collate(examples)
 
     @cached_property
     def mean_tokens(self) -> float:
@@ -160,9 +156,8 @@ class Course(Dataset[Prepared]):
         """Steps `first` to `first + count`, prepared ahead by a thread, or by `workers` processes."""
         if count <= 0:
             return
-        planned: deque[tuple[Phase, Position, bool]] = (
-            deque()
-        )  # filled in ahead of the slices, by whoever makes them
+        # Filled in ahead of the slices, by whoever makes them.
+        planned: deque[tuple[Phase, Position, bool]] = deque()
         made = self._slices(self._addresses(first, position, count, planned))
         try:
             for _ in range(count):

@@ -15,11 +15,12 @@ BYTES, CHARACTERS, TOKENS = "/bytes", "/characters", "/tokens"
 """What is added up over the processes beside the terms' counts."""
 
 
-def add_counts(slices: Iterable[Prepared]) -> dict[str, float]:
-    """The denominators of the whole step, before any backward."""
-    counts: dict[str, float] = {}
+def add_counts(slices: Iterable[Prepared], before: dict[str, float] | None = None) -> dict[str, float]:
+    """The denominators of slices, known before any backward, and what they are made of; added to those from `before`."""
+    counts = {} if before is None else before
     for prepared in slices:
-        for name, count in prepared.counts.items():
+        about = {BYTES: prepared.bytes, CHARACTERS: prepared.characters, TOKENS: prepared.tokens}
+        for name, count in {**prepared.counts, **about}.items():
             counts[name] = counts.get(name, 0.0) + count
     return counts
 
@@ -50,16 +51,14 @@ def evaluate(unit: TrainingUnit, slices: Sequence[Prepared], world: World | None
     world = world or World()
     was_training, device = unit.training, next(unit.parameters()).device
     unit.eval()
-    counts: dict[str, float] = {BYTES: 0.0, CHARACTERS: 0.0}
+    counts: dict[str, float] = {}
     totals: dict[str, float] = {}
     if world.size > len(slices):
         world = World()  # too little to share: each one does it all
     with unit.apart():
         for number in range(world.rank, len(slices), world.size):
             prepared = slices[number]
-            about = {BYTES: prepared.bytes, CHARACTERS: prepared.characters}
-            for name, count in {**prepared.counts, **about}.items():
-                counts[name] = counts.get(name, 0.0) + count
+            add_counts([prepared], counts)
             add_terms(unit(prepared.to(device)), totals, counts)
     unit.train(was_training)
     counts = world.add(counts)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,8 @@ from etymon.training.adversarial import AdversarialSettings, Back, back_propagat
 from etymon.training.budgets import Budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Step
-from etymon.training.figures import BYTES, CHARACTERS, TOKENS, add_counts, add_terms, averages
+from etymon.training.figures import TOKENS, add_counts, add_terms, averages
+from etymon.training.memories import Memories
 from etymon.training.optimisers import (
     OptimiserChoice,
     build_optimiser,
@@ -142,7 +143,7 @@ class Trainer:
         self.optimiser = build_optimiser(unit, settings.optimiser)
         if optimiser_state is not None:
             unit.bridges.load_state_dict(_taken(optimiser_state, BRIDGE))
-            unit.restore_memory(_taken(optimiser_state, MEMORY))
+            unit.memories = Memories(_taken(optimiser_state, MEMORY))
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
 
@@ -226,16 +227,11 @@ class Trainer:
     def _pass(self, step: Step, tokens: int) -> dict[str, tuple[float, float]]:
         """Moves the state behind a step; says how much of each unit was and is used up."""
         state, feed = self.state, step.feed
-
-        def amounts() -> dict[str, float]:
-            return {
-                "steps": state.step, "tokens": state.tokens, "words": state.words, "epochs": state.epochs,
-            }  # fmt: skip
-
-        before = amounts()
+        before = replace(state)
         state.step, state.position, state.tokens = state.step + 1, step.after, state.tokens + tokens
         state.words, state.epochs = state.words + feed.words_a_step, state.epochs + feed.epochs_a_step
-        return {unit: (before[unit], after) for unit, after in amounts().items()}
+        names = {"steps": "step", "tokens": "tokens", "words": "words", "epochs": "epochs"}
+        return {unit: (getattr(before, name), getattr(state, name)) for unit, name in names.items()}
 
     def _reach(self, passed: dict[str, tuple[float, float]]) -> None:
         """Does what was to be done at the amounts that the step has reached."""
@@ -250,7 +246,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint (the first process does; the others wait)."""
-        memory = self.world.gather(self.unit.memory_tensors())
+        memory = self.world.gather(self.unit.memories.tensors())
         with self.world.first_alone() as mine:
             if mine:
                 tensors = optimiser_tensors(self.optimiser, self.unit)
@@ -280,19 +276,13 @@ class Trainer:
     def _step(self, step: Step, learning_rate: float | None = None) -> dict[str, float]:
         """One step of the optimiser, at the schedule's rate unless told."""
         settings, world, objective = self.settings, self.world, step.feed.objective
-        local = {
-            **add_counts(step.slices.values()),
-            BYTES: sum(part.bytes for part in step.slices.values()),
-            CHARACTERS: sum(part.characters for part in step.slices.values()),
-            TOKENS: sum(part.tokens for part in step.slices.values()),
-        }
-        counts = world.add(local)
+        counts = world.add(add_counts(step.slices.values()))
         totals: dict[str, float] = {}
         late: dict[str, float] = {}
         self.unit.train()
         self.unit.objective = objective
         if step.anew:
-            self.unit.forget()
+            self.unit.memories = Memories()
         # Where steps are only measured everything trains: later ones take as long.
         gradually = settings.unfreeze is not None and learning_rate is None
         share = self.state.step / (settings.steps * (settings.unfreeze or 1.0))
@@ -304,21 +294,16 @@ class Trainer:
                 terms = once() if attack is None else back_propagate(attack, self.unit, once)
                 add_terms(terms, totals, late)
         totals, counts = world.add(totals), counts | world.add(late)
-        layers = gradient_norms(self.unit) if self._logs_layers() else {}
+        logged = (self.state.step + 1) % settings.log_layers_every == 0
+        layers = gradient_norms(self.unit) if logged else {}
         norm = torch.nn.utils.clip_grad_norm_(self.unit.parameters(), settings.clip or math.inf)
         if not math.isfinite(float(norm)):
-            raise Diverged(
-                f"the gradient at step {self.state.step + 1} is not finite: lower the learning rate "
-                f"(it is {settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
-            )
+            raise self._diverged(f"the gradient at step {self.state.step + 1}")
         if learning_rate is None:
             done: float = self.state.step
             if settings.paced == "samples":
-                done = (
-                    settings.steps
-                    * self.course.samples(self.state.step)
-                    / self.course.samples(settings.steps)
-                )
+                taken, whole = (self.course.samples(count) for count in (self.state.step, settings.steps))
+                done = settings.steps * taken / whole
             learning_rate = settings.rate(done)
         set_rate(self.optimiser, learning_rate)
         self.optimiser.step()
@@ -345,8 +330,11 @@ class Trainer:
             back(weighted_loss(terms, counts) * self.world.size)
         return terms
 
-    def _logs_layers(self) -> bool:
-        return (self.state.step + 1) % self.settings.log_layers_every == 0
+    def _diverged(self, what: str) -> Diverged:
+        return Diverged(
+            f"{what} is not finite: lower the learning rate (it is {self.settings.optimiser.learning_rate:g}); "
+            "the last checkpoint is untouched"
+        )
 
     def _log(self, record: dict[str, Any]) -> None:
         if self.world.first:
@@ -358,10 +346,7 @@ class Trainer:
             return
         judged = self.criterion(self.metrics)
         if judged is not None and not math.isfinite(judged):
-            raise Diverged(
-                f"the validation loss after step {self.state.step} is not finite: lower the learning rate "
-                f"(it is {self.settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
-            )
+            raise self._diverged(f"the validation loss after step {self.state.step}")
         state = self.state
         # Figures of different phases are figures of different things.
         comparable = state.best_step is not None and self.course.number_after(state.best_step) == self._phase

@@ -25,8 +25,13 @@ from etymon.errors import EtymonError
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+Clock = Callable[[], float]
 Value = float | str
 Kind = Literal["auto", "rich", "plain", "silent"]
+
+
+OFTEN = 10.0
+"""Seconds between lines of a log."""
 
 
 class Progress:
@@ -72,13 +77,8 @@ def progress(kind: Kind = "auto") -> Progress:
 class PlainProgress(Progress):
     """Lines without control characters, for logs: one every ten seconds or ten percent, and the last step."""
 
-    def __init__(
-        self,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        seconds: float = 10.0,
-    ) -> None:
-        self.stream, self.clock, self.seconds = stream, clock, seconds
+    def __init__(self, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
+        self.stream, self.clock = stream, clock
         self.printed_step = -1
         self.printed_at = self.printed_tenth = 0.0
 
@@ -98,7 +98,7 @@ class PlainProgress(Progress):
     def _show(self, run: _Run) -> None:
         tenth = int(run.fraction * 10 + 1e-9)
         waited = self.clock() - self.printed_at
-        if self.printed_step < 0 or waited >= self.seconds or tenth > self.printed_tenth:
+        if self.printed_step < 0 or waited >= OFTEN or tenth > self.printed_tenth:
             self._print_step(run)
 
     def _print_step(self, run: _Run) -> None:
@@ -113,18 +113,17 @@ class PlainProgress(Progress):
 class LiveProgress(Progress):
     """Two lines redrawn in place: title, bar, step and time left; then the values that fit the width."""
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
         self.console = console or Console(stderr=True)
-        self.clock = clock
         self.live: Any = None
 
     def start(self, total_steps: int | None, title: str) -> None:
         from rich.live import Live
 
         self.close()
-        self.run = _Run(total_steps, title, self.clock)
+        self.run = _Run(total_steps, title)
         self.live = Live(
             _Panel(self.run),
             console=self.console,
@@ -149,16 +148,14 @@ class NotebookProgress(Progress):
     rich would need ipywidgets for this, which many notebooks do not have.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.handle: Any = None
-        self.drawn_at = -math.inf
+    handle: Any = None
+    drawn_at = -math.inf
 
     def start(self, total_steps: int | None, title: str) -> None:
         from IPython.display import display
 
         self.close()
-        self.run = _Run(total_steps, title, self.clock)
+        self.run = _Run(total_steps, title)
         self.handle = display(self._picture(self.run), raw=True, display_id=True)
 
     def note(self, text: str) -> None:
@@ -170,11 +167,11 @@ class NotebookProgress(Progress):
         self.run = self.handle = None
 
     def _show(self, run: _Run) -> None:
-        if self.clock() - self.drawn_at >= 0.5:
+        if time.monotonic() - self.drawn_at >= 0.5:
             self._draw(run)
 
     def _draw(self, run: _Run) -> None:
-        self.drawn_at = self.clock()
+        self.drawn_at = time.monotonic()
         self.handle.update(self._picture(run), raw=True)
 
     def _picture(self, run: _Run) -> dict[str, str]:
@@ -187,7 +184,7 @@ class NotebookProgress(Progress):
 class _Run:
     """What is known about the run, and how it is put into words."""
 
-    def __init__(self, total_steps: int | None, title: str, clock: Callable[[], float]) -> None:
+    def __init__(self, total_steps: int | None, title: str, clock: Clock = time.monotonic) -> None:
         self.total, self.title, self.clock = total_steps or None, title, clock
         self.step = 0
         self.latest: dict[str, Value] = {}

@@ -13,16 +13,9 @@ from etymon.errors import EtymonError
 SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt")
 
 
-def rate(
-    schedule: str,
-    step: float,
-    steps: int,
-    warmup: int,
-    final: float = 0.0,
-    decay_share: float = 0.1,
-    end: float = 1.0,
-) -> float:
-    """The share of the peak rate at `step` (from 0) of `steps`: a linear rise over `warmup` steps, then the schedule.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class ScheduleChoice:
+    """How the learning rate runs over a run: a linear rise over `warmup` steps, then the schedule.
 
     - `constant` stays; `linear` and `cosine` fall to `final` at the last step, or at the share `end` of the steps.
     - `noam` falls as 1 / sqrt(t), t counted from 1 (Vaswani et al. 2017, whose rate is this times (dim * warmup)^-0.5).
@@ -32,25 +25,6 @@ def rate(
       straight line, or as 1 - sqrt of the part done (`wsd-sqrt`). Until then it does not depend on how long the run
       will be.
     """
-    if schedule in ("inverse-square-root", "noam") and step >= warmup:
-        return max(final, math.sqrt(max(warmup, 1) / (step + 1)))
-    if step < warmup:
-        return 1.0 if schedule == "inverse-square-root" else min(1.0, (step + 1) / warmup)
-    if schedule == "constant":
-        return 1.0
-    begin = max(warmup, steps - round(decay_share * steps)) if schedule.startswith("wsd") else warmup
-    last = steps if schedule.startswith("wsd") else end * steps
-    done = min(1.0, max(0, step - begin) / max(1, last - begin))
-    if schedule == "cosine":
-        left = 0.5 * (1.0 + math.cos(math.pi * done))
-    else:
-        left = 1.0 - (math.sqrt(done) if schedule == "wsd-sqrt" else done)
-    return final + (1.0 - final) * left
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class ScheduleChoice:
-    """How the learning rate runs over a run; `rate` says what the schedules do."""
 
     name: str = "cosine"
     warmup: int = 0
@@ -73,4 +47,18 @@ class ScheduleChoice:
 
     def share(self, step: float, steps: int) -> float:
         """The share of the peak rate at `step` (from 0) of `steps`."""
-        return rate(self.name, step, steps, self.warmup, self.final, self.decay_share, self.end)
+        warmup, stable = self.warmup, self.name.startswith("wsd")
+        if self.name in ("inverse-square-root", "noam") and step >= warmup:
+            return max(self.final, math.sqrt(max(warmup, 1) / (step + 1)))
+        if step < warmup:
+            return 1.0 if self.name == "inverse-square-root" else min(1.0, (step + 1) / warmup)
+        if self.name == "constant":
+            return 1.0
+        begin = max(warmup, steps - round(self.decay_share * steps)) if stable else warmup
+        last = steps if stable else self.end * steps
+        done = min(1.0, max(0, step - begin) / max(1, last - begin))
+        if self.name == "cosine":
+            left = 0.5 * (1.0 + math.cos(math.pi * done))
+        else:
+            left = 1.0 - (math.sqrt(done) if self.name == "wsd-sqrt" else done)
+        return self.final + (1.0 - self.final) * left

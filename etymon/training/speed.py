@@ -55,7 +55,7 @@ def operations_a_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float
             prepared = feed.slice(addresses[0])
             operations.append(step_operations(unit, prepared.to(device)))
             tokens.append(prepared.tokens)
-            if not unit.memory_tensors():
+            if not unit.memories.tensors():
                 if len(tokens) == slices:
                     return sum(operations) / sum(tokens)
             elif len(tokens) > 1 and operations[-1] / tokens[-1] <= operations[-2] / tokens[-2]:

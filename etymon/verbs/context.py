@@ -44,7 +44,7 @@ def context(
     """
     from etymon.errors import EtymonError
     from etymon.evaluation import context_report
-    from etymon.evaluation.context import check, context_lengths, measure
+    from etymon.evaluation.context import context_lengths, measure
     from etymon.verbs.opening import opened, writable
     from etymon.verbs.reading import text_files
 
@@ -56,11 +56,8 @@ def context(
     writable(None if out is None else Path(out) / "report.html")
     lengths, files = context_lengths(longest, step), text_files(data, max_document=None)
     files.listed()  # refuses what is not there before any model is read
-    chosen = [opened(model, device) for model in given]
-    for model in chosen:
-        check(model, memory)
     found = measure(
-        chosen,
+        [opened(model, device) for model in given],
         [str(model) if isinstance(model, str | Path) else model.family.name for model in given],
         files.documents(),
         lengths,
@@ -81,7 +78,7 @@ def present(
 
     print(end=clear(), file=sys.stderr, flush=True)
     if json:
-        return print_json(context_report.record(result))
+        return print_json(result)
     print(*context_report.lines(result), sep="\n")
     if out is not None:
         print(f"{Path(out) / 'report.html'} has the curves; results.json is beside it")

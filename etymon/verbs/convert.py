@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,13 +78,8 @@ def convert(
             raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
         steps, model = _averaged(Path(source), average)
     else:
-        model = load(
-            source,
-            heads=heads,
-            revision=revision,
-            ignore_config_keys=tuple(ignore_config_key),
-            partial=partial,
-        )
+        keys = tuple(ignore_config_key)
+        model = load(source, heads=heads, revision=revision, ignore_config_keys=keys, partial=partial)
     if model.int8:
         raise EtymonError(f"{source} holds weights of eight bits: convert the model that they were made of")
     if text is not None and "causal" not in model.capabilities:
@@ -92,38 +87,22 @@ def convert(
             f"{model.family.title} writes no text from left to right, by which rounding could be judged: leave out --data"
         )
     merge(model)
+    count, figures, heads = model.parameter_count(), [], tuple(sorted(model.asked))
+    done = Converted(Path(target), model.family.title, count, heads, model.new_heads, averaged=steps)
     if layout == "bilm":
         write_published(model, target)
-        left_out = sorted(model.asked)
-        return Converted(
-            Path(target),
-            model.family.title,
-            model.parameter_count(),
-            (),
-            (),
-            left_out=tuple(left_out),
-            averaged=steps,
-        )
-    count, figures = model.parameter_count(), []
+        return replace(done, heads=(), new_heads=(), left_out=heads)
     for rounding in (False, True) if quantize is not None else ():
         if rounding:
             model.quantized()
         figures.append(_figures(model, text))
     save(model.to(getattr(torch, dtype)) if quantize is None else model, target)
-    written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
-    before, after = figures or ({}, {})
-    changes = {name: (before[name], after[name]) for name in before}
     if quantize is not None:
-        changes = {"megabytes": (4 * count / 1e6, written / 1e6), **changes}
-    return Converted(
-        Path(target),
-        model.family.title,
-        count,
-        tuple(sorted(model.asked)),
-        model.new_heads,
-        changes,
-        averaged=steps,
-    )
+        written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
+        done.changes["megabytes"] = (4 * count / 1e6, written / 1e6)
+        before, after = figures
+        done.changes |= {name: (before[name], after[name]) for name in before}
+    return done
 
 
 def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:

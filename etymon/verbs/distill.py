@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from etymon.verbs.options import Documents
-from etymon.verbs.pretrain import Pretrained, present, started
+from etymon.verbs.pretrain import Pretrained, present, started, texts
 
 __all__ = ["distill", "present"]
 
-COMMON = (
-    "vocabulary",
-    "positions",
-    "dim",
-    "heads",
-    "inner_dim",
-    "activation",
-    "dropout",
-    "attention_dropout",
-)
+COMMON = {*"vocabulary positions dim heads inner_dim activation dropout attention_dropout".split()}
 """What a student of another family takes over from its teacher's shape, as far as it has it."""
+
+OBJECTIVE = ("temperature", "soft", "hard", "cosine", "attention", "everywhere")
+"""Options of the objective's own."""
 
 
 def distill(
@@ -69,12 +63,14 @@ def distill(
     differ, hidden states are compared through a projection that is trained along. Everything else is as in
     `etymon pretrain`, whose settings --config and --set take.
     """
+    asked = dict(locals())
     from dataclasses import asdict, fields
 
     from etymon.config import read_yaml, strict
     from etymon.errors import EtymonError
     from etymon.families import get_family
     from etymon.families.loading import read_shape
+    from etymon.verbs.run_file import RunFile, settings_of
 
     taught_family, taught = read_shape(teacher)
     if "encoder-decoder" in taught_family.capabilities:
@@ -85,23 +81,17 @@ def distill(
     if size is None and "size" not in told:
         known = {part.name for part in fields(student.shape)}
         # What a pointer or an adaptive softmax does cannot be learnt from distributions: a student has none.
-        same = known - {"pointer", "cutoffs", "divisor"} if student is taught_family else known & {*COMMON}
+        same = known - {"pointer", "cutoffs", "divisor"} if student is taught_family else known & COMMON
         taken = {name: value for name, value in asdict(taught).items() if name in same}
         shape = {**taken, "layers": max(1, taught.layers // 2), **shape}
         strict(student.shape, shape, f"the student's shape, after {teacher}")
-    options = {
-        "temperature": temperature, "soft": soft, "hard": hard, "cosine": cosine, "attention": attention,
-        "everywhere": everywhere,
-    }  # fmt: skip
-    given: dict[str, Any] = {
-        "family": student.name, "size": size, "shape": shape, "teacher": str(teacher),
-        "teacher_layers": None if teacher_layers is None else _numbers(teacher_layers),
-        "objective": "distilled-causal" if "causal" in student.capabilities else "distilled-masked",
-        "options": {**told.get("options", {}), **{name: value for name, value in options.items() if value is not None}},
-        "data": [str(path) for path in ([data] if isinstance(data, str | Path) else data)] if data else None,
-        "documents": documents, "budget": budget, "batch": batch, "length": length,
-        "learning_rate": learning_rate, "seed": seed,
-    }  # fmt: skip
+    options = {name: asked[name] for name in OBJECTIVE if asked[name] is not None}
+    given = settings_of(
+        RunFile, asked, family=student.name, shape=shape, data=texts(data)[0],
+        teacher_layers=None if teacher_layers is None else _numbers(teacher_layers),
+        objective="distilled-causal" if "causal" in student.capabilities else "distilled-masked",
+        options={**told.get("options", {}), **options},
+    )  # fmt: skip
     return started(
         given, out=out or Path("runs") / f"distilled-{student.name}", config=config, set=set, resume=resume,
         dry_run=dry_run, progress=progress, device=device, workers=workers,

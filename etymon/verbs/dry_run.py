@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from etymon.data.sources import PreparedText, TextFiles, TextSource, text_source
 from etymon.data.store import TokenStore
@@ -28,6 +29,7 @@ from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.run_members import save_members
 from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunText
+from etymon.verbs.running import TrainingRun
 
 MOST = 2 << 20
 """Bytes of text that are looked at."""
@@ -109,7 +111,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         pace = pace_of([(phase.share, phase.feed) for phase in phases], counted)
         pace = replace(pace, epochs=pace.epochs * share)
         settings = training_settings(run.recipe, run.file, steps=1, validations=VALIDATIONS)
-        each = sum(phase.share * _step_time(run, unit, phase, settings, world) for phase in phases)
+        each = sum(phase.share * step_time(run, unit, phase, settings, world) for phase in phases)
         held = memory(world.device)
         few = phases[-1].rows
         slices = validation_slices(
@@ -147,8 +149,8 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
     }
 
 
-def _step_time(
-    run: Pretraining, unit: TrainingUnit, phase: PhasePlan, settings: TrainingSettings, world: World
+def step_time(
+    run: TrainingRun[Any], unit: TrainingUnit, phase: PhasePlan, settings: TrainingSettings, world: World
 ) -> float:
     """Seconds of a step of a phase: the second one, since the first warms up."""
     course = Course([Phase(0, phase.feed)])

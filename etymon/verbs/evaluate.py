@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,7 @@ def evaluate(
     model: Annotated[str | Path | Model, "folder or hub id of a model"],
     *,
     data: Annotated[
-        Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None,
+        options.Rows,
         "a table, or parallel text files: test.de test.en",
     ] = None,
     task: Annotated[str | None, "what to answer (what the model was fine-tuned for)"] = None,
@@ -46,7 +46,7 @@ def evaluate(
     source: options.Source = None,
     target: options.Target = None,
     prefix: options.Prefix = None,
-    columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
+    columns: options.Columns = None,
     metric: Annotated[
         Sequence[str] | str | None, "accuracy, f1, matthews, pearson, bleu, chrf, rougeL ... (the task's own)"
     ] = None,
@@ -59,6 +59,7 @@ def evaluate(
 
     It answers every row. The task, its columns and its prefix are those that it was fine-tuned with, unless you say otherwise.
     """
+    asked = dict(locals())
     from etymon.data.tables import read_table
     from etymon.errors import EtymonError
     from etymon.files import atomic_write
@@ -73,11 +74,7 @@ def evaluate(
     if data is None:
         raise EtymonError("there are no rows to score on: give --data with a table or two parallel files")
     chosen = opened(model, device)
-    told = options.task_options(
-        text=text, second=second, label=label, context=context, choices=choices, tokens=tokens, tags=tags,
-        entities=entities, question=question, answers=answers, source=source, target=target, prefix=prefix,
-    )  # fmt: skip
-    known = task_for(chosen, task, told)
+    known = task_for(chosen, task, options.task_options(asked))
     metrics = [metric] if isinstance(metric, str) else list(metric or known.usual_metrics)
     known.check_metrics(metrics)
     table = read_table(data, () if columns is None else columns.split(","))

@@ -38,12 +38,10 @@ def finetune(
         "what to learn: classify, regress, choose, tag, answer, text2text (text2text), language-model",
     ] = None,
     train: Annotated[
-        Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None,
+        options.Rows,
         "a table (.csv .tsv .jsonl .parquet), or parallel text files: train.de train.en",
     ] = None,
-    validation: Annotated[
-        Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None, "the same, to judge by"
-    ] = None,
+    validation: Annotated[options.Rows, "the same, to judge by"] = None,
     mixture: Annotated[
         Path | None,
         "a YAML file of several tasks and objectives to learn together, instead of task and train",
@@ -62,7 +60,7 @@ def finetune(
     source: options.Source = None,
     target: options.Target = None,
     prefix: options.Prefix = None,
-    columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
+    columns: options.Columns = None,
     metric: Annotated[
         Sequence[str] | str | None,
         "accuracy, f1, matthews, pearson, bleu, rougeL, loss ...; the first decides which model is kept (the task's own)",
@@ -79,9 +77,7 @@ def finetune(
     batch_tokens: Annotated[
         int | None, "tokens a step, of all texts together (4096; fewer of a small table)"
     ] = None,
-    slices: Annotated[
-        int | None, "parts that a step is computed in: less memory, or several processes"
-    ] = None,
+    slices: options.Slices = None,
     length: Annotated[
         int | None, "tokens of a text at most; what is longer is cut (512, as the model allows)"
     ] = None,
@@ -134,10 +130,7 @@ def finetune(
     vocabulary: Annotated[int | None, "size of the tokenizer to train (the size's own)"] = None,
     source_tokenizer: Annotated[str | Path | None, "the same for a source with words of its own"] = None,
     source_vocabulary: Annotated[int | None, "the same: size of the source's own tokenizer"] = None,
-    optimiser: Annotated[
-        Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None,
-        "the optimiser (the family's own)",
-    ] = None,
+    optimiser: options.Optimiser = None,
     learning_rate: Annotated[float | None, "peak rate (the family's own)"] = None,
     weight_decay: Annotated[float | None, "decoupled weight decay (the family's own)"] = None,
     layer_decay: Annotated[float | None, "factor by which lower layers learn more slowly"] = None,
@@ -147,7 +140,7 @@ def finetune(
     validate_every: Annotated[int | None, "steps between validations (about ten a run)"] = None,
     save_every: Annotated[int | None, "steps between checkpoints (with every validation)"] = None,
     keep: Annotated[int | None, "newest checkpoints to keep, beside the best (2)"] = None,
-    tensorboard: Annotated[bool, "write TensorBoard events too"] = False,
+    tensorboard: Annotated[bool | None, "write TensorBoard events too"] = None,
     workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
@@ -169,13 +162,14 @@ def finetune(
     and written as a Hugging Face folder OUT/model, with OUT/report.html beside. Ctrl-C finishes the step and saves;
     `--resume` goes on as if nothing had happened.
     """
+    asked = dict(locals())
     from etymon.config import read_yaml
     from etymon.errors import EtymonError
     from etymon.families import get_family
     from etymon.families.loading import read_shape
     from etymon.verbs.finetuning import Finetuning
     from etymon.verbs.mixing import Mixing
-    from etymon.verbs.run_file import assemble_as, begun
+    from etymon.verbs.run_file import assemble_as, begun, settings_of
     from etymon.verbs.task_file import TaskFile
 
     amounts = [amount for amount in (budget, epochs, steps) if amount is not None]
@@ -193,32 +187,15 @@ def finetune(
         if size is not None:
             raise EtymonError(f"{model} has its size: leave --size out, or begin anew with --from-scratch")
         family = read_shape(model)[0].name
-    told = options.task_options(
-        text=text, second=second, label=label, multi_label=multi_label, context=context, choices=choices, tokens=tokens,
-        tags=tags, entities=entities, question=question, answers=answers, source=source, target=target, prefix=prefix,
-        way=way, smoothing=smoothing, class_weights=class_weights, symmetric=symmetric, language_model=language_model,
-        r_drop=r_drop,
-    )  # fmt: skip
     featured = {"source": features, "place": place}
-    given: dict[str, Any] = {
-        "family": family, "start": None if from_scratch else str(model), "size": size, "task": task,
-        "train": _paths(train), "validation": _paths(validation),
-        "mixture": None if mixture is None else read_yaml(mixture),
-        "columns": None if columns is None else columns.split(","),
-        "metrics": [metric] if isinstance(metric, str) else list(metric) if metric else None,
-        "options": told or None, "teacher": None if teacher is None else str(teacher),
-        "adversarial": None if adversarial is None else {"name": adversarial}, "frozen": list(frozen) if frozen else None, "unfreeze": unfreeze,
-        "lora": None if lora is None else {"rank": lora}, "merge": merge, "tune_body": tune_body,
-        "baselines": baselines,
-        "features": {name: value for name, value in featured.items() if value is not None} or None,
-        "budget": budget, "batch": batch, "batch_tokens": batch_tokens, "slices": slices, "length": length, "hold_out": hold_out,
-        "beams": beams, "patience": patience, "vocabulary": vocabulary, "source_vocabulary": source_vocabulary,
-        "tokenizer": None if tokenizer is None else str(tokenizer),
-        "source_tokenizer": None if source_tokenizer is None else str(source_tokenizer), "optimiser": optimiser,
-        "learning_rate": learning_rate, "weight_decay": weight_decay, "layer_decay": layer_decay, "schedule": schedule,
-        "warmup": warmup, "clip": clip, "validate_every": validate_every, "save_every": save_every, "keep": keep,
-        "tensorboard": tensorboard or None, "seed": seed,
-    }  # fmt: skip
+    given = settings_of(
+        TaskFile, asked, family=family, start=None if from_scratch else model, budget=budget,
+        train=_paths(train), validation=_paths(validation), mixture=None if mixture is None else read_yaml(mixture),
+        columns=None if columns is None else columns.split(","), text=None,  # which is a column here
+        metrics=[metric] if isinstance(metric, str) else metric or None, options=options.task_options(asked) or None,
+        adversarial=None if adversarial is None else {"name": adversarial}, lora=None if lora is None else {"rank": lora},
+        features={name: value for name, value in featured.items() if value is not None} or None,
+    )  # fmt: skip
     file = assemble_as(TaskFile, given, config, tuple(set or ()))
     folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
     if seeds is not None:
@@ -233,21 +210,16 @@ def finetune(
         )  # fmt: skip
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
+    mixed = (begun(folder, TaskFile) if resume else file).mixture is not None
+    if mixed and dry_run:
+        raise EtymonError("a mixture cannot be rehearsed: try it with --steps 1")
+    kind: type[Mixing | Finetuning] = Mixing if mixed else Finetuning
     own: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
-    if (file if not resume else begun(folder, TaskFile)).mixture is not None:
-        if dry_run:
-            raise EtymonError("a mixture cannot be rehearsed: try it with --steps 1")
-        done = (Mixing.resumed(folder, file, **own) if resume else Mixing(folder, file, **own)).go()
-        assert isinstance(done, Finetuned)
-        return done
-    own |= {"train": _rows(train), "validation": _rows(validation)}
+    if not mixed:
+        own |= {"train": _rows(train), "validation": _rows(validation)}
     if resume:
-        done = Finetuning.resumed(folder, file, **own).go()
-    else:
-        run = Finetuning(folder, file, **own)
-        done = run.rehearse() if dry_run else run.go()
-    assert isinstance(done, Finetuned)
-    return done
+        return kind.resumed(folder, file, **own).go()
+    return Finetuning(folder, file, **own).rehearse() if dry_run else kind(folder, file, **own).go()
 
 
 def _paths(given: Any) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,33 +13,31 @@ from etymon.data.tables import Table, read_table
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Recipe
-from etymon.families.loading import load, read_shape, shape_of
+from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
 from etymon.nn.lora import adapt, merge
-from etymon.report.page import Curve, Section
+from etymon.report.page import Section
 from etymon.tasks import get_task, task_class, task_for
-from etymon.tasks.scores import Score
-from etymon.tasks.task import Task, falling, usual_batch
+from etymon.tasks.task import falling, usual_batch
 from etymon.training.budgets import pace_of, parse_budget
 from etymon.training.distributed import World
-from etymon.training.feeding import Course, Feed, Phase, Position
-from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.feeding import Feed
+from etymon.training.loop import TrainingSettings
 from etymon.training.progress import Kind, format_count
-from etymon.training.runs import JUDGED, Run
 from etymon.training.unit import TrainingUnit
+from etymon.verbs.dry_run import step_time
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import PhasePlan
-from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunTokenizer
-from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
+from etymon.verbs.running import USUAL_BUDGET, OnSample
 from etymon.verbs.task_file import TaskFile
-from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan, settled
-from etymon.verbs.task_report import Judged, compare, error_sections
+from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan
+from etymon.verbs.task_report import compare, error_sections
+from etymon.verbs.task_running import Records, TaskRun, judged_curve
 
-MOST_HELD_OUT = 1000
 COLUMNS = ("text", "second", "label", "tokens", "tags", "entities")
 """Options of tasks with a teacher that name columns."""
 LORA_RECIPE = Recipe(learning_rate=5e-4, weight_decay=0.01, warmup=0.06)
@@ -49,12 +46,8 @@ FEATURE_RECIPE = Recipe(learning_rate=1e-3, weight_decay=0.0, clip=5.0)
 """Of a BiLSTM over a body that does not learn (Peters et al. 2018, appendix)."""
 
 
-class Finetuning(TrainingRun):
+class Finetuning(TaskRun):
     """One run, stage by stage. `train` and `validation` are tables of the program's own, where there are such."""
-
-    verb = "finetune"
-    files = TaskFile
-    file: TaskFile
 
     def __init__(
         self,
@@ -73,17 +66,12 @@ class Finetuning(TrainingRun):
         self.frozen = self.family.features is not None and file.start is not None and not file.tune_body
         """Whether the body only gives features and does not learn."""
         if self.frozen and not self.resuming:
-            self.file = file = replace(file, frozen=tuple(dict.fromkeys([*file.frozen, "body.*"])))
-        shape: Any = shape_of(self.family, file.size, **file.shape)
-        if file.start is not None:
-            if not self.resuming:
-                shape = read_shape(file.start)[1]
-                self.file = file = replace(file, size=self.like(shape)[0])
-            self.recipe = self.family.tuning_for(file.size)
-            if self.frozen:
-                self.recipe = FEATURE_RECIPE
-            if file.lora is not None:
-                self.recipe = LORA_RECIPE
+            self.file = replace(file, frozen=tuple(dict.fromkeys([*file.frozen, "body.*"])))
+        shape = self.start_shape()
+        if self.frozen:
+            self.recipe = FEATURE_RECIPE
+        if file.lora is not None:
+            self.recipe = LORA_RECIPE
         known = _known(file.task)
         usual = self.family.task_options(file.task, known)
         if self.family.features is not None and "way" in known:
@@ -99,7 +87,6 @@ class Finetuning(TrainingRun):
         self.metrics = file.metrics or self.task.usual_metrics  # which may depend on the labels
         self.task.check_metrics(self.metrics)
         self.criterion = falling(self.metrics[0])
-        self.judged = Judged()
 
     def _tables(self, train: Any, validation: Any) -> tuple[Table, Table | None]:
         """The rows to train on and those to judge by; rows that cannot be used are refused."""
@@ -109,24 +96,21 @@ class Finetuning(TrainingRun):
             )
         table = read_table(self.file.train if train is None else train, self.file.columns)
         self.fingerprint = table.fingerprint(self.task.columns)
-        if self.resuming:
-            require_same_rows(self.folder, self.file.rows, self.fingerprint)
+        self.require_rows(self.fingerprint)
         # Of all rows: a rare label may well be among those that are held out.
         self.labels = self.task.labels(table)
         held = None
         if validation is not None or self.file.validation:
             held = read_table(self.file.validation if validation is None else validation, self.file.columns)
-        return judged_apart(self.task, table, held, self.file.hold_out, self.file.seed)
+        return self.judged_apart(self.task, table, held)
 
     # --- the stages
 
     def prepare(self, world: World, checkpoint: Path | None) -> tuple[TrainingUnit, list[PhasePlan]]:
-        labels = self.labels
-        model, given = self.opened(checkpoint, self.fit.heads, labels)
+        model, given = self.opened(checkpoint, self.fit.heads, self.labels)
         tokenizer, source = made_once(world, lambda: self._tokenizers(given))
         begins, own = model is None, {} if source is None else {"source_vocabulary": source.size}
-        built: Any = {"labels": labels} if labels else {}
-        model = self.completed(model, tokenizer, self.fit.heads, shape=own, **built)
+        model = self.completed(model, tokenizer, self.fit.heads, self.labels, **own)
         if begins:
             model.source_tokenizer = source
         if checkpoint is None and model.lora is not None:
@@ -203,45 +187,23 @@ class Finetuning(TrainingRun):
         data: Any = phases[0].store
         return TaskJudge(unit, self.task, data, self.metrics, self.file.seed, self.progress, world, on_sample)
 
-    def settle(self, trained: Trained, world: World) -> dict[str, float]:
-        def ask(alone: World) -> dict[str, float]:
-            judge = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
-            metrics, self.judged = judge.whole(self.file.beams)
-            if self.file.baselines and self.judged.scores and self.held_out is not None:
-                compare(
-                    self.task, trained.model, self.judged, self.train, self.held_out, list(self.judged.scores),
-                    RESAMPLES, self.file.beams, self.progress.note,
-                )  # fmt: skip
-            return metrics
-
-        return settled(self, trained, world, ask)
-
-    def keep(self, trained: Trained, world: World) -> None:
-        with world.first_alone() as mine:
-            if not mine:
-                return
-            save(merge(trained.model) if self.file.merge else trained.model, self.folder / self.member)
-            records = trained.run.metrics()
-            more: list[Section] = []
-            figures = {}
-            for name in self.metrics:
-                points = [(one["step"], one[JUDGED + name]) for one in records if JUDGED + name in one]
-                if points and name != "loss":
-                    more.append(Curve({"validation": points}, y_label=name, title=f"Validation {name}"))
-                if (score := self.judged.scores.get(name)) is not None:
-                    figures[f"validation {name}"] = told(score)
-            if self.held_out is not None:
-                more += error_sections(self.task, self.judged, self.held_out)
-            write_run_report(
-                trained.report, trained.model, None, trained.run, self.samples, yardstick=False, figures=figures,
-                more=more, command=self._to_try(trained.model),
+    def compare(self, model: Model) -> None:
+        if self.file.baselines and self.judged.scores and self.held_out is not None:
+            compare(
+                self.task, model, self.judged, self.train, self.held_out, list(self.judged.scores), RESAMPLES,
+                self.file.beams, self.progress.note,
             )  # fmt: skip
 
-    def outcome(self, trained: Trained, **common: Any) -> Finetuned:
-        best = trained.result.state.best_step
-        return Finetuned(**common, best_step=best, scores=self.judged.scores, beside=self.judged.beside)
+    def sections(self, records: Records) -> list[Section]:
+        found: list[Section] = []
+        for name in self.metrics:
+            if name != "loss":
+                found += judged_curve(records, name, name, f"Validation {name}")
+        return found + (
+            [] if self.held_out is None else error_sections(self.task, self.judged, self.held_out)
+        )
 
-    def _to_try(self, model: Model) -> str:
+    def to_try(self, model: Model) -> str:
         if self.task.name == "language-model" and model.encoder_decoder:
             return f"etymon evaluate {self.folder} --data FILE"
         if len(self.task.reads) > 1:
@@ -277,15 +239,7 @@ class Finetuning(TrainingRun):
             unit, phases = self.prepare(World(device=world.device), None)
             model: Model = unit.model  # type: ignore[assignment]
             settings = training_settings(self.recipe, files, steps=1, validations=VALIDATIONS)
-            course = Course([Phase(0, phases[0].feed)])
-            trainer = Trainer(
-                unit, course, settings, Run(self.folder), progress=self.progress, world=World(device=world.device),
-                validate=lambda step: {}, save_members=lambda folder: None,
-            )  # fmt: skip
-            for step in course.steps(0, Position(), 2):
-                begin = time.perf_counter()
-                trainer._step(step)
-                each = time.perf_counter() - begin
+            each = step_time(self, unit, phases[0], settings, World(device=world.device))
             few = self.train.at(range(min(2, len(self.train))))
             if scored := [name for name in self.metrics if name != "loss"]:
                 self.task.score(self.task.predict(model, few), few, scored)
@@ -308,35 +262,8 @@ class Finetuning(TrainingRun):
         )
 
 
-def require_same_rows(folder: Path, begun: str | None, now: str) -> None:
-    """Refuses to go on with other rows."""
-    if begun not in (None, now):
-        raise EtymonError(
-            f"the training rows are not those that the run in {folder} began with: bring them back, or give another "
-            "--out for a new run"
-        )
-
-
-def judged_apart(
-    task: Task, table: Table, held: Table | None, share: float, seed: int
-) -> tuple[Table, Table | None]:
-    """Rows to train on and to judge by: those that were given for it, or a share of the others. All can be used."""
-    for each in (table, held):
-        if each is not None:
-            task.texts(each)
-    if held is None and share:
-        return table.divided(task.columns[0], share, seed, MOST_HELD_OUT)
-    return table, held
-
-
 def _known(task: str) -> set[str]:
     return {part.name for part in fields(task_class(task).Options)}
-
-
-def told(score: Score) -> str:
-    """A score with its interval, for people."""
-    interval = "" if score.low is None else f" ({score.low:.2f} to {score.high:.2f})"
-    return f"{score.value:.2f}{interval}"
 
 
 def _first_line(table: Table, column: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from etymon.verbs.options import Quantize
+from etymon.verbs import options
 from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as on_progress
@@ -15,6 +15,9 @@ from etymon.verbs.terminal import on_progress as on_progress
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.generation.text import Generation
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+"""Options that turn sampling on."""
 
 
 def generate(
@@ -71,7 +74,7 @@ def generate(
     seed: Annotated[int, "of the draws: the same seed gives the same text"] = 0,
     batch_size: Annotated[int, "prompts that are decoded together"] = 32,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    quantize: Quantize = None,
+    quantize: options.Quantize = None,
     on_note: Callable[[str], None] | None = None,
     on_text: Callable[[str], None] | None = None,
     on_progress: Callable[[str], None] | None = None,
@@ -82,37 +85,16 @@ def generate(
     --top-k 4` searches contrastively, `--choice " yes" --choice " no"` picks one. Several prompts are one batch, and a text does
     not depend on the others. Only new text is printed, as it comes when there is one prompt.
     """
+    asked = dict(locals())
     from etymon.errors import EtymonError
-    from etymon.generation import DecodingSettings, generate_texts
+    from etymon.generation import generate_texts
     from etymon.verbs.opening import opened, texts_of, writable
 
     if draft_tokens is not None and draft is None:
         raise EtymonError("draft_tokens is for a draft model: give one (--draft), or leave it out")
-    sampling = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p
-    }  # fmt: skip
-    given = {name: value for name, value in sampling.items() if value is not None}
-    settings = DecodingSettings(
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        sample=bool(given) and not penalty_alpha if sample is None else sample,
-        **given,  # type: ignore[arg-type]
-        penalty_alpha=penalty_alpha or 0.0,
-        choices=choice,  # type: ignore[arg-type]
-        beams=beams,
-        length_penalty=length_penalty,
-        length_offset=length_offset,
-        early_stopping=early_stopping,
-        returns=returns,
-        no_repeat_ngram=no_repeat_ngram,
-        repetition_penalty=repetition_penalty,
-        stop=stop,  # type: ignore[arg-type]
-        window=window,
-        draft_tokens=DecodingSettings.draft_tokens if draft_tokens is None else draft_tokens,
-        log_probs=log_probs,
-        seed=seed,
-    )
-    asked = texts_of(prompts, on_note=on_note)
+    sampling = any(asked[name] is not None for name in SAMPLING) and not penalty_alpha
+    settings = options.decoding(asked, sample=sampling if sample is None else sample, choices=choice)
+    texts = texts_of(prompts, on_note=on_note)
     if report:
         from etymon.verbs import generation_report
 
@@ -121,7 +103,7 @@ def generate(
         writable(out)
         comparison = generation_report.compare(
             opened(model, device, quantize),
-            asked,
+            texts,
             settings,
             data=[str(data)] if isinstance(data, str | Path) else [str(path) for path in data],
             folder=Path(model) if isinstance(model, str | Path) else None,
@@ -135,7 +117,7 @@ def generate(
     if data or out is not None:
         raise EtymonError("data and out are for a report: ask for it (--report), or leave them out")
     listener = None
-    if on_text is not None and len(asked) == 1 and returns == 1:
+    if on_text is not None and len(texts) == 1 and returns == 1:
         hear = on_text
 
         def listener(prompt: int, number: int, piece: str) -> None:
@@ -143,7 +125,7 @@ def generate(
 
     return generate_texts(
         opened(model, device, quantize),
-        asked,
+        texts,
         settings,
         listener,
         batch_size=batch_size,

@@ -15,32 +15,27 @@ from etymon.data.store import TokenStore, ensure_store
 from etymon.data.tables import Table, read_table
 from etymon.data.text import Document
 from etymon.errors import EtymonError
-from etymon.families.loading import read_shape, shape_of
-from etymon.families.saving import save
 from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.objective import Objective, check_fit
-from etymon.report.page import Curve, Section
+from etymon.report.page import Section
 from etymon.tasks import get_task, task_class
 from etymon.tasks.language_model import family_options
 from etymon.tasks.mixture import MixedSplit, TaskMixture, mixing_rates
-from etymon.tasks.scores import Score
 from etymon.tasks.task import MOST_TOKENS, Task, falling
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
 from etymon.training.figures import evaluate
 from etymon.training.loop import TrainingSettings
 from etymon.training.progress import Kind
-from etymon.training.runs import JUDGED
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.finetune import Finetuned
-from etymon.verbs.finetuning import judged_apart, require_same_rows, told
 from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import PhasePlan
-from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_text import RunTokenizer
-from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
+from etymon.verbs.running import USUAL_BUDGET, OnSample
 from etymon.verbs.task_file import MemberFile, TaskFile
-from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan, settled
+from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
+from etymon.verbs.task_report import Judged
+from etymon.verbs.task_running import Records, TaskRun, judged_curve
 
 USUAL_LENGTH = 128
 JUDGED_SAMPLES = 128
@@ -73,6 +68,7 @@ class Member:
     text: TextSource | None = None
     train: Table | None = None
     held_out: Table | None = None
+    labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
     data: Any = None
     """What has `train` and `validation`, once there is a tokenizer."""
@@ -93,23 +89,14 @@ class Member:
         return part
 
 
-class Mixing(TrainingRun):
+class Mixing(TaskRun):
     """One run of a mixture."""
-
-    verb = "finetune"
-    files = TaskFile
-    file: TaskFile
 
     def __init__(self, folder: Path, file: TaskFile, progress: Kind = "auto", **options: Any) -> None:
         super().__init__(folder, file, progress, **options)
         assert file.mixture is not None
         self.mixture = file.mixture
-        shape: Any = shape_of(self.family, file.size, **file.shape)
-        if file.start is not None and not self.resuming:
-            shape = read_shape(file.start)[1]
-            self.file = file = replace(file, size=self.like(shape)[0])
-        if file.start is not None:
-            self.recipe = self.family.tuning_for(file.size)
+        shape = self.start_shape()
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         if file.separate:
             raise EtymonError("a mixture has one tokenizer: leave that of the source out")
@@ -122,7 +109,6 @@ class Mixing(TrainingRun):
             what = ", ".join([*file.options, *(["columns"] if file.columns else [])])
             raise EtymonError(f"the members of a mixture have options of their own: say {what} there")
         self.heads: frozenset[str] = frozenset()
-        self.scores: dict[str, Score] = {}
         self.members = {each.name: self._member(each) for each in self.mixture.chosen}
         for metric in file.metrics:
             name = metric.rpartition("/")[0]
@@ -133,8 +119,7 @@ class Mixing(TrainingRun):
         digests = [member.train.fingerprint(member.task.columns) for member in self.members.values()
                    if member.train is not None and member.task is not None]  # fmt: skip
         self.rows = hashlib.sha256("".join(digests).encode()).hexdigest()
-        if self.resuming:
-            require_same_rows(folder, file.rows, self.rows)
+        self.require_rows(self.rows)
         self.criterion = falling((file.metrics or ("loss",))[0])
         self.check()
 
@@ -163,10 +148,10 @@ class Mixing(TrainingRun):
         self.heads |= task.fit(self.family).heads
         task.check_metrics(own)
         held = read_table(file.validation, file.columns) if file.validation else None
-        tables = judged_apart(
-            task, read_table(file.data, file.columns), held, self.file.hold_out, self.file.seed
-        )
-        return Member(file, task=task, train=tables[0], held_out=tables[1], metrics=own or ("loss",))
+        table = read_table(file.data, file.columns)
+        labels = task.labels(table)  # of all rows: a rare label may well be held out
+        train, held = self.judged_apart(task, table, held)
+        return Member(file, None, task, None, train, held, labels, own or ("loss",))
 
     # --- the stages
 
@@ -178,8 +163,7 @@ class Mixing(TrainingRun):
             self.folder, self.file, self.family, text, self.progress, vocabulary=self.vocabulary, resuming=self.resuming
         )  # fmt: skip
         tokenizer = made_once(world, lambda: maker.tokenizer(given))
-        built: Any = {"labels": labels} if labels else {}
-        model = self.completed(model, tokenizer, self.heads, **built)
+        model = self.completed(model, tokenizer, self.heads, labels)
         lengths, sizes = {}, {}
         for name, member in self.members.items():
             length = member.file.length or self.file.length
@@ -215,24 +199,14 @@ class Mixing(TrainingRun):
 
     def _share_labels(self) -> tuple[str, ...]:
         """The labels of all tasks, one after the other: every task has outputs of its own in the heads that they share."""
-        labelled: dict[str, tuple[Any, tuple[str, ...]]] = {}
-        for name, member in self.members.items():
-            if member.task is None or member.train is None:
-                continue
-            whole = member.train
-            if (
-                member.held_out is not None and not member.file.validation
-            ):  # a rare label may have been held out
-                held = member.held_out
-                whole = Table([*whole.rows, *held.rows], [*whole.places, *held.places], whole.description)
-            if own := member.task.labels(whole):
-                labelled[name] = (member.task, own)
+        labelled = {name: member for name, member in self.members.items() if member.labels}
         if len(labelled) == 1:
-            return next(own for _, own in labelled.values())
+            return next(member.labels for member in labelled.values())
         found: list[str] = []
-        for name, (task, own) in labelled.items():
-            task.outputs, task.known = (len(found), len(found) + len(own)), own
-            found += [f"{name}/{label}" for label in own]
+        for name, member in labelled.items():
+            task: Any = member.task
+            task.outputs, task.known = (len(found), len(found) + len(member.labels)), member.labels
+            found += [f"{name}/{label}" for label in member.labels]
         return tuple(found)
 
     def _store(self, member: Member, tokenizer: Any) -> TokenStore:
@@ -247,37 +221,9 @@ class Mixing(TrainingRun):
     ) -> MixtureJudge:
         return MixtureJudge(self, unit, world, on_sample)
 
-    def settle(self, trained: Trained, world: World) -> dict[str, float]:
-        def ask(alone: World) -> dict[str, float]:
-            judge = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
-            metrics, self.scores = judge.whole(self.file.beams)
-            return metrics
-
-        return settled(self, trained, world, ask)
-
-    def keep(self, trained: Trained, world: World) -> None:
-        with world.first_alone() as mine:
-            if not mine:
-                return
-            save(trained.model, self.folder / self.member)
-            records = trained.run.metrics()
-            more: list[Section] = []
-            for name in self.members:
-                points = [
-                    (one["step"], one[f"{JUDGED}{name}/bits"])
-                    for one in records
-                    if f"{JUDGED}{name}/bits" in one
-                ]
-                if points:
-                    more.append(Curve({"validation": points}, y_label="bits per target", title=name))
-            figures = {f"validation {name}": told(score) for name, score in self.scores.items()}
-            write_run_report(
-                trained.report, trained.model, None, trained.run, self.samples, yardstick=False, figures=figures,
-                more=more,
-            )  # fmt: skip
-
-    def outcome(self, trained: Trained, **common: Any) -> Finetuned:
-        return Finetuned(**common, best_step=trained.result.state.best_step, scores=self.scores)
+    def sections(self, records: Records) -> list[Section]:
+        curves = (judged_curve(records, f"{name}/bits", "bits per target", name) for name in self.members)
+        return list(chain.from_iterable(curves))
 
     def resolved(self, settings: TrainingSettings, phases: list[PhasePlan]) -> TaskFile:
         text = "; ".join(member.source.description for member in self.members.values())
@@ -322,25 +268,24 @@ class MixtureJudge:
                 )
 
     def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:
-        return self._joined(lambda judge: judge.validate(step, number, last=last))
+        return self._joined(lambda name: self.judges[name].validate(step, number, last=last))
 
-    def whole(self, beams: int) -> tuple[dict[str, float], dict[str, Score]]:
+    def whole(self, beams: int) -> tuple[dict[str, float], Judged]:
         """Figures with all held-out rows answered, and the scores of the tasks."""
-        scores: dict[str, Score] = {}
+        every = Judged()
 
-        def answered(judge: TaskJudge) -> dict[str, Any]:
-            figures, judged = judge.whole(beams)
-            name = next(name for name, each in self.judges.items() if each is judge)
-            scores.update({f"{name}/{metric}": score for metric, score in judged.scores.items()})
+        def answered(name: str) -> dict[str, Any]:
+            figures, judged = self.judges[name].whole(beams)
+            every.scores.update({f"{name}/{metric}": score for metric, score in judged.scores.items()})
             return figures
 
-        return self._joined(answered), scores
+        return self._joined(answered), every
 
-    def _joined(self, ask: Callable[[TaskJudge], dict[str, Any]]) -> dict[str, Any]:
+    def _joined(self, ask: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         figures: dict[str, Any] = {}
         for name, member in self.run.members.items():
             if name in self.judges:
-                found = ask(self.judges[name])
+                found = ask(name)
             else:
                 self.unit.objective = member.part
                 found = evaluate(self.unit, self.slices[name], self.world) if self.slices[name] else {}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+if TYPE_CHECKING:
+    from etymon.generation.settings import DecodingSettings
 
 Data = Annotated[
     Sequence[str | Path] | Path,
@@ -23,6 +26,15 @@ Format = Annotated[
 Progress = Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"]
 Quantize = Annotated[
     Literal["int8"] | None, "round the weights to eight bits: faster and smaller, on a processor"
+]
+
+Rows = Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None
+"""Tables, parallel text files, or rows that a program holds."""
+Columns = Annotated[str | None, "names of the columns of files without a header: en,zh"]
+Slices = Annotated[int | None, "parts that a step is computed in: less memory, or several processes"]
+Optimiser = Annotated[
+    Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None,
+    "the optimiser (the family's own)",
 ]
 
 Text = Annotated[str | None, "the column of the text (text)"]
@@ -47,10 +59,25 @@ Target = Annotated[str | None, "text2text: the column to write (target)"]
 Prefix = Annotated[str | None, "written answers: put before every text, e.g. 'summarize: '"]
 
 
-def task_options(**given: Any) -> dict[str, Any]:
-    """What was told of a task."""
+TASK_OPTIONS = (
+    "text", "second", "label", "multi_label", "context", "choices", "tokens", "tags", "entities", "question", "answers",
+    "source", "target", "prefix", "way", "smoothing", "class_weights", "symmetric", "language_model", "r_drop",
+)  # fmt: skip
+
+
+def task_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a verb's options, those that say something of a task."""
     return {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in given.items()
-        if value is not None and value != ()
+        for name in TASK_OPTIONS
+        if (value := asked.get(name)) not in (None, ())
     }
+
+
+def decoding(asked: Mapping[str, Any], **others: Any) -> DecodingSettings:
+    """Of a verb's options, those that say how to decode, and `others`, which the verb calls or means otherwise."""
+    from etymon.generation.settings import DecodingSettings
+
+    known = DecodingSettings.__dataclass_fields__
+    told = {name: value for name, value in {**asked, **others}.items() if name in known and value is not None}
+    return DecodingSettings(**told)

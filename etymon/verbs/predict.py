@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,9 +36,7 @@ def predict(
     model: Annotated[str | Path | Model, "folder or hub id of a fine-tuned model"],
     texts: Annotated[list[str] | str, "texts to answer; - reads lines from standard input"] = (),  # type: ignore[assignment]
     *,
-    data: Annotated[
-        Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None, "a table, instead of texts"
-    ] = None,
+    data: Annotated[options.Rows, "a table, instead of texts"] = None,
     task: Annotated[str | None, "what to answer (what the model was fine-tuned for)"] = None,
     text: options.Text = None,
     second: options.Second = None,
@@ -48,7 +46,7 @@ def predict(
     question: options.Question = None,
     source: options.Source = None,
     prefix: options.Prefix = None,
-    columns: Annotated[str | None, "names of the columns of files without a header: en,zh"] = None,
+    columns: options.Columns = None,
     beams: Annotated[int, "of answers that are written"] = 1,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     out: Annotated[
@@ -61,6 +59,7 @@ def predict(
     The task and its columns are those that the model was fine-tuned with, unless you say otherwise; a published model answers
     as its class does. What is right need not be known. Rows of similar length are read together; their order stays.
     """
+    asked = dict(locals())
     from etymon.data.table_writing import WRITTEN, write_table
     from etymon.data.tables import read_table
     from etymon.errors import EtymonError
@@ -70,11 +69,7 @@ def predict(
 
     writable(out, *WRITTEN)
     chosen = opened(model, device)
-    told = options.task_options(
-        text=text, second=second, context=context, choices=choices, tokens=tokens, question=question, source=source,
-        prefix=prefix,
-    )  # fmt: skip
-    known = task_for(chosen, task, told)
+    known = task_for(chosen, task, options.task_options(asked))
     if data is None:
         wanted = known.reads
         if len(wanted) > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from etymon.verbs.options import Column, Documents, Errors
+from etymon.verbs.options import Column, Documents, Errors, Optimiser, Slices
 
 if TYPE_CHECKING:
     from etymon.data.sources import TextSource
@@ -58,9 +58,7 @@ def pretrain(
     ] = None,
     steps: Annotated[int | None, "optimiser steps to take, instead of a budget"] = None,
     batch: Annotated[int | None, "samples a step (about 2,048 tokens unless told)"] = None,
-    slices: Annotated[
-        int | None, "parts that a step is computed in: less memory, or several processes"
-    ] = None,
+    slices: Slices = None,
     length: Annotated[int | None, "tokens a sample (up to 256, as the model allows)"] = None,
     objective: Annotated[str | None, "what to learn from the text (the family's own)"] = None,
     from_: Annotated[str | Path | None, "folder or hub id of a model to go on from"] = None,
@@ -75,10 +73,7 @@ def pretrain(
     column: Column = None,
     errors: Errors = None,
     validation: Annotated[float | None, "share of the text held out to judge by (0.05)"] = None,
-    optimiser: Annotated[
-        Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None,
-        "the optimiser (the family's own)",
-    ] = None,
+    optimiser: Optimiser = None,
     learning_rate: Annotated[float | None, "peak rate (the size's own)"] = None,
     weight_decay: Annotated[float | None, "decoupled weight decay (the family's own)"] = None,
     layer_decay: Annotated[float | None, "factor by which lower layers learn more slowly"] = None,
@@ -98,7 +93,7 @@ def pretrain(
     save_every: Annotated[int | None, "steps between checkpoints (with every validation)"] = None,
     save_at: Annotated[Sequence[str] | None, "keep the model at these amounts: 1Mwords,2Mwords"] = None,
     keep: Annotated[int | None, "newest checkpoints to keep, beside the best (2)"] = None,
-    tensorboard: Annotated[bool, "write TensorBoard events too"] = False,
+    tensorboard: Annotated[bool | None, "write TensorBoard events too"] = None,
     workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
@@ -114,11 +109,11 @@ def pretrain(
     Ctrl-C finishes the step and saves; `--resume` goes on from there as if nothing had happened. Under `torchrun` the
     same command trains on several processes.
     """
+    asked = dict(locals())
     from etymon.errors import EtymonError
+    from etymon.verbs.run_file import RunFile, settings_of
 
-    if isinstance(data, str | Path):
-        data = [data]
-    source = None if data is None or isinstance(data, Sequence) else data
+    paths, source = texts(data)
     if steps is not None:
         if budget is not None:
             raise EtymonError("give steps or a budget, not both")
@@ -127,22 +122,22 @@ def pretrain(
         if steps < 1:
             raise EtymonError(f"steps must be at least 1, not {steps}")
         budget = f"{steps}steps"
-    given: dict[str, Any] = {
-        "family": family, "size": size, "data": [str(path) for path in data] if isinstance(data, Sequence) else None,
-        "documents": documents, "column": column, "errors": errors, "validation": validation, "objective": objective,
-        "length": length, "batch": batch, "slices": slices, "budget": budget, "optimiser": optimiser,
-        "learning_rate": learning_rate, "weight_decay": weight_decay, "layer_decay": layer_decay,
-        "unfreeze": unfreeze, "adversarial": {"name": adversarial} if adversarial else None,
-        "schedule": schedule, "warmup": warmup, "clip": clip, "vocabulary": vocabulary,
-        "validate_every": validate_every, "save_every": save_every, "keep": keep, "seed": seed,
-        "save_at": [part for each in save_at for part in each.split(",")] if save_at else None,
-        "tensorboard": tensorboard or None, "start": None if from_ is None else str(from_),
-        "tokenizer": None if tokenizer is None else str(tokenizer),
-    }  # fmt: skip
+    given = settings_of(
+        RunFile, asked, data=paths, budget=budget, start=from_,
+        adversarial={"name": adversarial} if adversarial else None,
+        save_at=[part for each in save_at for part in each.split(",")] if save_at else None,
+    )  # fmt: skip
     return started(
         given, source, out=out, config=config, set=set, resume=resume, dry_run=dry_run,
         progress=progress, device=device, workers=workers,
     )  # fmt: skip
+
+
+def texts(data: Any) -> tuple[list[Any] | None, TextSource | None]:
+    """Text to train on: what names files, or a source of the program's own."""
+    if isinstance(data, str | Path):
+        return [data], None
+    return (list(data) or None, None) if isinstance(data, Sequence) else (None, data)
 
 
 def started(

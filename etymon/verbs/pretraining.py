@@ -31,7 +31,7 @@ from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
 TOKENS_A_STEP = 2048
 
 
-class Pretraining(TrainingRun):
+class Pretraining(TrainingRun[Pretrained]):
     """One run, stage by stage."""
 
     verb = "pretrain"
@@ -100,8 +100,8 @@ class Pretraining(TrainingRun):
             given = teacher.tokenizer
         tokenizer, phases = made_once(world, lambda: self._text(text, given))
         begins = model is None
-        words = None if teacher is None else teacher.shape.vocabulary
-        model = self.completed(model, tokenizer, heads, words)
+        fields = {} if teacher is None else {"vocabulary": teacher.shape.vocabulary}
+        model = self.completed(model, tokenizer, heads, **fields)
         if begins and teacher is not None:
             begun(model, teacher, self.file, self.progress.note)
         unit = assembled(model, [phase.objective for phase in phases], self.file, checkpoint, teacher)
@@ -129,10 +129,8 @@ class Pretraining(TrainingRun):
         with world.first_alone() as mine:
             if mine:
                 save_members(trained.unit, self.member, self.folder, history=trained.model.history)
-                store, yardstick = trained.phases[0].store, not trained.result.stopped
-                write_run_report(
-                    trained.report, trained.model, store, trained.run, self.samples, yardstick=yardstick
-                )
+                store = None if trained.result.stopped else trained.phases[0].store
+                write_run_report(trained.report, trained.model, store, trained.run, self.samples)
 
     def outcome(self, trained: Trained, **common: Any) -> Pretrained:
         return Pretrained(**common)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -28,42 +28,23 @@ class Rewritten:
     """How many parts the source was read in."""
 
 
-def rewrite(
-    model: str | Path | Model,
-    texts: Sequence[str],
-    *,
-    prefix: str | None,
-    usual: str,
-    chunk: bool,
-    device: str | None,
-    out: Path | None,
-    on_note: Callable[[str], None] | None,
-    beams: int,
-    length_penalty: float,
-    length_offset: float,
-    max_new_tokens: int | None,
-    no_repeat_ngram: int,
-) -> list[Rewritten]:
-    """The texts rewritten, in their order; blank ones stay blank. `usual` names the published task whose prefix is taken if none
-    is known."""
+def rewrite(asked: Mapping[str, Any], *, usual: str, lines: bool) -> list[Rewritten]:
+    """The texts of a verb's options rewritten, in their order; blank ones stay blank. `usual` names the published task whose
+    prefix is taken if none is known; `lines` says whether a line of a file is a text."""
     from etymon.files import atomic_write
-    from etymon.generation.settings import DecodingSettings
-    from etymon.verbs.opening import opened
+    from etymon.verbs.opening import opened, texts_of, writable
+    from etymon.verbs.options import decoding
 
-    chosen = opened(model, device)
-    task = _task(chosen, prefix, usual)
-    settings = DecodingSettings(
-        beams=beams,
-        length_penalty=length_penalty,
-        length_offset=length_offset,
-        max_new_tokens=max_new_tokens,
-        no_repeat_ngram=no_repeat_ngram,
-    )
-    pieces: list[list[str]] = []
-    for number, text in enumerate(texts, 1):
-        pieces.append(
-            _pieces(task, text, f"text {number} of {len(texts)}", chunk, on_note or (lambda note: None))
-        )
+    out, tell = asked["out"], asked["on_note"] or (lambda note: None)
+    writable(out)
+    texts = texts_of(asked["texts"], asked["file"], lines=lines, blank=True)
+    chosen = opened(asked["model"], asked["device"])
+    task = _task(chosen, asked["prefix"], usual)
+    settings = decoding(asked)
+    pieces = [
+        _pieces(task, text, f"text {number} of {len(texts)}", asked["chunk"], tell)
+        for number, text in enumerate(texts, 1)
+    ]
     flat = [task.options.prefix + piece for each in pieces for piece in each]
     written = iter(task.write(chosen, task.sources(flat), settings))
     found = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -26,6 +26,16 @@ COUNTS = (
     "save_every", "keep", "beams",
 )  # fmt: skip
 """Settings that are whole numbers from 1 on."""
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **{name: (lambda value: value >= 1, f"{name} must be at least 1") for name in COUNTS},
+    "learning_rate": (lambda value: value > 0, "the learning rate must be above 0"),
+    "warmup": (lambda value: 0 <= value <= 1, "warmup is a share of the steps, from 0 to 1"),
+    "clip": (lambda value: value >= 0, "clip is the largest norm of the gradient, or 0 for none"),
+    "unfreeze": (lambda value: 0 < value < 1, "unfreeze is a share of the steps, above 0 and below 1"),
+    "ramp": (lambda value: 0 <= value < 1, "ramp is a share of the samples, from 0 to below 1"),
+    "hold_out": (lambda value: 0 <= value < 1, "hold_out is a share of the rows, from 0 to below 1"),
+}
+"""What numbers may be, as far as a file has them, and what to say of others."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -104,22 +114,13 @@ class CommonFile:
 
     def check(self) -> Self:
         """Refuses what cannot work, before any work."""
-        for name in COUNTS:
-            value = getattr(self, name, None)
-            if value is not None and value < 1:
-                raise EtymonError(f"{name} must be at least 1, not {value}")
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise EtymonError(f"the learning rate must be above 0, not {self.learning_rate:g}")
+        for name, (fits, what) in RANGES.items():
+            if (value := getattr(self, name, None)) is not None and not fits(value):
+                raise EtymonError(f"{what}, not {value:g}")
         if not -(2**63) <= self.seed < 2**63:
             raise EtymonError(f"the seed must fit into 64 bits, and {self.seed} does not")
-        for amount in (*([] if self.budget is None else [self.budget]), *self.save_at):
-            parse_budget(amount)
-        if self.warmup is not None and not 0 <= self.warmup <= 1:
-            raise EtymonError(f"warmup is a share of the steps, from 0 to 1, not {self.warmup:g}")
-        if self.clip is not None and not self.clip >= 0:
-            raise EtymonError(f"clip is the largest norm of the gradient, or 0 for none, not {self.clip:g}")
-        if self.unfreeze is not None and not 0 < self.unfreeze < 1:
-            raise EtymonError(f"unfreeze is a share of the steps, above 0 and below 1, not {self.unfreeze:g}")
+        if self.budget is not None:
+            parse_budget(self.budget)
         if self.start is not None and self.shape:
             raise EtymonError("a model to go on from has its shape: leave that out")
         if self.tokenizer is not None and self.vocabulary is not None and self.kind in (None, "byte"):
@@ -168,8 +169,6 @@ class RunFile(CommonFile):
         for batch in (self.batch, *(phase.batch for phase in self.phases)):
             if batch is not None and batch % self.slices:
                 raise EtymonError(f"a batch of {batch} samples cannot be cut into {self.slices} equal slices")
-        if self.ramp is not None and not 0 <= self.ramp < 1:
-            raise EtymonError(f"ramp is a share of the samples, from 0 to below 1, not {self.ramp:g}")
         if self.ramp and self.phases:
             raise EtymonError("phases have batches of their own: leave ramp out, or the phases")
         for phase in self.phases:
@@ -186,6 +185,12 @@ class RunFile(CommonFile):
 File = TypeVar("File", bound=CommonFile)
 TEXTS = ("data", "train")
 """What a run may have otherwise than the one whose file it repeats."""
+
+
+def settings_of(kind: type[CommonFile], asked: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """Of a verb's options, those that are settings of its run file, and `others`, which the verb calls or writes otherwise."""
+    own = {name: value for name, value in asked.items() if value not in ((), [])}
+    return {name: value for name, value in {**own, **others}.items() if name in kind.__dataclass_fields__}
 
 
 def assemble(

@@ -15,15 +15,7 @@ from etymon.errors import EtymonError
 from etymon.training.distributed import World
 
 OWN = {
-    "checkpoints",
-    "metrics.jsonl",
-    "milestones",
-    "model",
-    "report.html",
-    "run.yaml",
-    "source",
-    "tensorboard",
-    "tokenizer",
+    *"checkpoints metrics.jsonl milestones model report.html run.yaml source tensorboard tokenizer".split()
 }
 """What a run's folder holds, beside its stores."""
 LOCK = ".lock"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from etymon.objectives.objective import Objective, Prepared
@@ -36,23 +36,19 @@ class PhasePlan:
         return max(0.0, samples / VALIDATION_SAMPLES - 1)
 
 
+@dataclass
 class Judge:
     """Validation: a sample of the held-out text on the way, all of it at the end, and what the model writes."""
 
-    def __init__(
-        self,
-        unit: TrainingUnit,
-        phases: Sequence[PhasePlan],
-        seed: int,
-        progress: Progress,
-        world: World,
-        on_sample: Callable[[int, str], None],
-    ) -> None:
-        self.unit, self.phases, self.seed, self.progress = unit, phases, seed, progress
-        self.world, self.on_sample = world, on_sample
-        self._slices: dict[int, Sequence[Prepared]] = {}
-        self._first: tuple[int, dict[str, Any]] | None = None
-        """The phase and the figures before the first step, which are asked for when a budget is measured and once more."""
+    unit: TrainingUnit
+    phases: Sequence[PhasePlan]
+    seed: int
+    progress: Progress
+    world: World
+    on_sample: Callable[[int, str], None]
+    _slices: dict[int, Sequence[Prepared]] = field(default_factory=dict)
+    _first: tuple[int, dict[str, Any]] | None = None
+    """The phase and the figures before the first step, which are asked for when a budget is measured and once more."""
 
     def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:
         """The figures after `step` steps, by the objective and the text of phase `number`."""
@@ -78,11 +74,7 @@ class Judge:
         return figures
 
     def _read(self, phase: PhasePlan, most: int | None) -> Sequence[Prepared]:
+        held = phase.store.validation
         return validation_slices(
-            phase.objective,
-            phase.store.validation,
-            self.seed,
-            rows=phase.rows,
-            slices=phase.feed.slices,
-            most=most,
+            phase.objective, held, self.seed, rows=phase.rows, slices=phase.feed.slices, most=most
         )

@@ -63,13 +63,12 @@ def write_run_report(
     run: Run,
     samples: Sequence[tuple[int, str]],
     *,
-    yardstick: bool = True,
     figures: Mapping[str, str] | None = None,
     more: Sequence[Section] = (),
     command: str | None = None,
 ) -> Path:
-    """Writes the page out of the run's own metrics; the `yardstick` costs a run of xz over the text. `figures` come first,
-    `more` after the curve, and `command` is what to try."""
+    """Writes the page out of the run's own metrics; with a `store` also what xz makes of its text, which costs a run of xz.
+    `figures` come first, `more` after the curve, and `command` is what to try."""
     records = run.metrics()
     trained = [record for record in records if "tokens_per_second" in record]
     likelihood = any("bits_per_byte" in record for record in trained)
@@ -80,7 +79,7 @@ def write_run_report(
     if judged:
         curve["validation"] = [(record["step"], record[JUDGED + unit]) for record in judged]
     references = {}
-    if yardstick and store is not None and likelihood and model.tokenizer is not None:
+    if store is not None and likelihood and model.tokenizer is not None:
         xz = xz_bits_per_byte(store, model.tokenizer)
         references = {} if xz is None else {"xz": xz}
     figures = {**(figures or {}), "parameters": f"{model.parameter_count():,}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
@@ -17,30 +18,24 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.files import read_json, write_json
 from etymon.training.progress import Progress, format_bytes
-from etymon.verbs.run_file import CommonFile, RunFile
+from etymon.verbs.run_file import RunFile
 from etymon.verbs.tokenizer import training_choice
 
 EVERY = 30
 """Seconds after which it is said how much of a text is encoded."""
 
 
+@dataclass
 class RunTokenizer:
     """A run's tokenizer. A resumed run needs neither text nor tokenizer again: its folder keeps both."""
 
-    def __init__(
-        self,
-        folder: Path,
-        file: CommonFile,
-        family: Family,
-        source: TextSource | None,
-        progress: Progress,
-        *,
-        vocabulary: int,
-        resuming: bool,
-    ) -> None:
-        self.folder, self.family, self.source = folder, family, source
-        self.file: Any = file
-        self.progress, self.vocabulary, self.resuming = progress, vocabulary, resuming
+    folder: Path
+    file: Any
+    family: Family
+    source: TextSource | None
+    progress: Progress
+    vocabulary: int
+    resuming: bool
 
     @property
     def description(self) -> str:

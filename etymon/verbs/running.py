@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from etymon.checkpoints.folder import ensure_replaceable
 from etymon.data.tokenizer import Tokenizer
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 USUAL_BUDGET = "10m"
 OnSample = Callable[[int, str], None]
 Train = Callable[[TrainingSettings, Course], Trainer]
+Result = TypeVar("Result", bound="Pretrained")
 
 
 class Judging(Protocol):
@@ -65,7 +66,7 @@ class Trained:
         return model
 
 
-class TrainingRun(ABC):
+class TrainingRun(ABC, Generic[Result]):
     """One run, stage by stage. What it trains on, how it is judged and what is said of it is for those who inherit."""
 
     verb: ClassVar[str]
@@ -144,12 +145,12 @@ class TrainingRun(ABC):
         """Writes the model and the report."""
 
     @abstractmethod
-    def outcome(self, trained: Trained, **common: Any) -> Pretrained:
+    def outcome(self, trained: Trained, **common: Any) -> Result:
         """What the caller gets."""
 
     # --- the stages
 
-    def go(self) -> Pretrained:
+    def go(self) -> Result:
         with self.joined() as world, claimed(self.folder, world):
             return self._run(world)
 
@@ -165,7 +166,7 @@ class TrainingRun(ABC):
                 self.progress = make_progress("silent")
             yield world
 
-    def _run(self, world: World) -> Pretrained:
+    def _run(self, world: World) -> Result:
         run = Run(self.folder)
         with world.first_alone() as mine:
             if mine:
@@ -274,17 +275,16 @@ class TrainingRun(ABC):
         model: Model | None,
         tokenizer: Tokenizer,
         heads: frozenset[str],
-        words: int | None = None,
-        **build_options: Any,
+        labels: Sequence[str] = (),
+        **fields: int,
     ) -> Model:
-        """The model with its tokenizer, and with room for its words; a new one if there is none yet."""
+        """The model with its tokenizer and room for its words; a new one, with these `fields` of its shape, if there is none."""
         if model is None:
-            own = {"vocabulary": words or tokenizer.size, **build_options.pop("shape", {})}
+            own = {"vocabulary": tokenizer.size, **fields}
+            named: Any = {"labels": labels} if labels else {}
             suggested = self.family.suggested(tokenizer, self.file.size, self.file.shape)
             shape = {**suggested, **self.file.shape, **self.family.fitted(tokenizer), **own}
-            model = build(
-                self.family, self.file.size, heads=heads, seed=self.file.seed, shape=shape, **build_options
-            )
+            model = build(self.family, self.file.size, heads=heads, seed=self.file.seed, shape=shape, **named)
         else:
             model, self.grown = grown(model, tokenizer, self.file.seed) or (model, self.grown)
         model.tokenizer = tokenizer
@@ -324,9 +324,8 @@ class TrainingRun(ABC):
             probing = training_settings(self.recipe, file, steps=2**20, validations=1)
             each, patience = 0.0, min(4.0, budget.amount / 10) / len(phases)
             for phase in phases:
-                alone = Course(
-                    [Phase(0, phase.feed)], rank=world.rank, ranks=world.size, workers=self.workers
-                )
+                plans = [Phase(0, phase.feed)]
+                alone = Course(plans, rank=world.rank, ranks=world.size, workers=self.workers)
                 probe = trainer(probing, alone)
                 each += phase.share * probe.seconds_per_step(patience)
             begin = time.perf_counter()

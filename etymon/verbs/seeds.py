@@ -33,9 +33,7 @@ def finetune_seeds(
         own, wanted = folder / f"seed-{seed}", replace(file, seed=seed)
         going = resume and (own / "run.yaml").is_file()
         run = Finetuning.resumed(own, wanted, **options) if going else Finetuning(own, wanted, **options)
-        done = run.go()
-        assert isinstance(done, Finetuned)
-        runs[seed] = done
+        runs[seed] = done = run.go()
         if done.stopped:
             done.command = "the same command and --resume"
             return done

@@ -37,11 +37,4 @@ def summarize(
     A text that is longer than the model reads is refused with the numbers, or with --chunk read in parts whose summaries
     follow one another.
     """
-    from etymon.verbs.opening import texts_of, writable
-
-    writable(out)
-    return rewrite(
-        model, texts_of(texts, file, lines=False, blank=True), prefix=prefix, usual="summarization", chunk=chunk, device=device, out=out,
-        on_note=on_note, beams=beams, length_penalty=length_penalty, length_offset=length_offset, max_new_tokens=max_new_tokens,
-        no_repeat_ngram=no_repeat_ngram,
-    )  # fmt: skip
+    return rewrite(locals(), usual="summarization", lines=False)

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.verbs.options import Column, Documents, Errors
+from etymon.verbs.pretrain import texts
 
 if TYPE_CHECKING:
     from etymon.data.sources import TextSource
@@ -132,19 +133,12 @@ def sweep(
     before it starts. Text and tokenizer are prepared once. Every run is an ordinary one in a folder of OUT; a table, OUT/sweep.json
     and OUT/report.html compare them. Ctrl-C saves the run at hand, and `--resume` goes on from there.
     """
-    from etymon.verbs.run_file import assemble
+    asked = dict(locals())
+    from etymon.verbs.run_file import RunFile, assemble, settings_of
     from etymon.verbs.sweeping import Sweep, read_grid
 
-    if isinstance(data, str | Path):
-        data = [data]
-    source = None if data is None or isinstance(data, Sequence) else data
-    given = {
-        "family": family, "size": size, "budget": budget, "start": None if from_ is None else str(from_),
-        "data": [str(path) for path in data] if isinstance(data, Sequence) else None, "objective": objective,
-        "batch": batch, "length": length, "vocabulary": vocabulary,
-        "documents": documents, "column": column, "errors": errors,
-    }  # fmt: skip
-    file = assemble(given, config, tuple(set or ()))
+    paths, source = texts(data)
+    file = assemble(settings_of(RunFile, asked, data=paths, start=from_), config, tuple(set or ()))
     folder = Path(out or Path("sweeps") / f"{file.family}-{file.size}")
     options: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
     if resume:

@@ -111,8 +111,6 @@ class TaskFile(CommonFile):
 
     def check(self) -> Self:
         super().check()
-        if not 0 <= self.hold_out < 1:
-            raise EtymonError(f"hold_out is a share of the rows, from 0 to below 1, not {self.hold_out:g}")
         if self.batch is not None and self.batch_tokens is not None:
             raise EtymonError("give a batch in rows or in tokens, not both")
         for batch, what in ((self.batch, "rows"), (self.batch_tokens, "tokens")):

@@ -19,7 +19,6 @@ from etymon.training.figures import averages, evaluate
 from etymon.training.progress import Progress
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_judge import PhasePlan
-from etymon.verbs.running import Trained, TrainingRun
 from etymon.verbs.task_report import Judged
 
 FEW, MANY, FEW_TOKENS = 200, 1000, 32_768
@@ -75,6 +74,7 @@ class TaskJudge:
     _told: int | None = None
 
     def __post_init__(self) -> None:
+        self.scored = [name for name in self.metrics if name != "loss"]
         table = self.data.table
         if table is not None:
             few = np.linspace(0, len(table) - 1, self.data.on_the_way(self.task))
@@ -88,15 +88,15 @@ class TaskJudge:
                     "no rows are held out: only the training loss will tell how good the model is"
                 )
             return {}
-        scored = [name for name in self.metrics if name != "loss"]
-        found = dict.fromkeys(scored, 0.0)
+        found = dict.fromkeys(self.scored, 0.0)
         figures, answers = self._asked(self._examples, self.few, self.world)
-        if scored and self.world.first:
-            found = {name: score.value for name, score in self.task.score(answers, self.few, scored).items()}
+        if self.scored and self.world.first:
+            scores = self.task.score(answers, self.few, self.scored)
+            found = {name: score.value for name, score in scores.items()}
             for place in range(min(SHOWN, len(self.few))):
                 self.on_sample(step, self.task.shown(self.few, place, answers[place]))
         found = self.world.add(found)  # only the first process has answered
-        if scored and step != self._told:  # measuring asks once more
+        if self.scored and step != self._told:  # measuring asks once more
             self._told = step
             told = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
             unit = "byte" if "bits_per_byte" in figures else "target"
@@ -107,13 +107,13 @@ class TaskJudge:
 
     def whole(self, beams: int) -> tuple[dict[str, float], Judged]:
         """Loss and scores over all validation rows."""
-        table, scored = self.data.table, [name for name in self.metrics if name != "loss"]
+        table = self.data.table
         if table is None or self.data.validation is None:
             return {}, Judged()
         figures, answers = self._asked(self.data.validation, table, World(), DecodingSettings(beams=beams))
-        if not scored:
+        if not self.scored:
             return figures, Judged()
-        scores = self.task.score(answers, table, scored, RESAMPLES)
+        scores = self.task.score(answers, table, self.scored, RESAMPLES)
         return figures | {name: score.value for name, score in scores.items()}, Judged(answers, scores)
 
     def _asked(
@@ -122,21 +122,9 @@ class TaskJudge:
         """The loss of rows, and, where they are to be scored, the answers to them: the first process's."""
         model: Model = self.unit.model  # type: ignore[assignment]
         self.unit.objective = self.task
-        scored = any(name != "loss" for name in self.metrics)
-        if scored and world.size == 1 and (both := self.task.judged(model, examples, table)) is not None:
+        if self.scored and world.size == 1 and (both := self.task.judged(model, examples, table)) is not None:
             answers, loss = both
             return averages({"loss": loss}, {"loss": 1.0}, None), answers
         slices = list(validation_slices(self.task, examples, self.seed, rows=1))
         figures = evaluate(self.unit, slices, world)
-        return figures, self.task.predict(model, table, decoding) if scored and world.first else []
-
-
-def settled(
-    run: TrainingRun, trained: Trained, world: World, ask: Callable[[World], dict[str, float]]
-) -> dict[str, float]:
-    """The best model of a run is put back; unless it was stopped, the first process alone asks it once more."""
-    run.put_back_best(trained)
-    if trained.result.stopped:
-        return trained.result.metrics
-    with world.first_alone() as mine:
-        return ask(World(device=world.device)) if mine else {}
+        return figures, self.task.predict(model, table, decoding) if self.scored and world.first else []

@@ -74,19 +74,11 @@ def error_sections(task: Task, judged: Judged, held: Table) -> list[Section]:
         texts = [" / ".join(str(row[column]) for column in inner.reads) for row in held.rows]
         if isinstance(inner, Regress):
             return value_report(scores, texts, inner.values(held), [one.value for one in judged.answers])
+        several = inner.options.multi_label
         actual = [", ".join(sorted(names)) for names in inner.named(held)]
-        if inner.options.multi_label:
-            return label_report(
-                scores, texts, actual, [", ".join(sorted(one.label)) for one in judged.answers]
-            )
-        sure = [one.confidence for one in judged.answers]
-        predicted = [one.label for one in judged.answers]
-        return label_report(
-            scores,
-            texts,
-            actual,
-            predicted,
-            inner.known,
-            sure if any(one is not None for one in sure) else None,
-        )
+        predicted = [", ".join(sorted(one.label)) if several else one.label for one in judged.answers]
+        sure = None if several else [one.confidence for one in judged.answers]
+        if sure is not None and all(one is None for one in sure):
+            sure = None
+        return label_report(scores, texts, actual, predicted, () if several else inner.known, sure)
     return [score_table(scores)]

@@ -37,11 +37,4 @@ def translate(
     The columns, the prefix and the longest target are those that the model was fine-tuned with. Texts of similar length are
     translated together; the order stays, and a blank line stays a blank line.
     """
-    from etymon.verbs.opening import texts_of, writable
-
-    writable(out)
-    return rewrite(
-        model, texts_of(texts, file, blank=True), prefix=prefix, usual="translation_en_to_de", chunk=chunk, device=device, out=out,
-        on_note=on_note, beams=beams, length_penalty=length_penalty, length_offset=length_offset, max_new_tokens=max_new_tokens,
-        no_repeat_ngram=no_repeat_ngram,
-    )  # fmt: skip
+    return rewrite(locals(), usual="translation_en_to_de", lines=True)

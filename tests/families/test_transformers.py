@@ -125,7 +125,7 @@ def test_ragged_rows_are_read_where_the_family_reads(reference: Reference, tmp_p
     with torch.no_grad():
         if ours.encoder_decoder:  # the decoder reads the text itself, behind the start token
             memory = ours.encode(batch)
-            start = torch.full_like(text.ids[:, :1], ours.token("decoder_start"))
+            start = torch.full_like(text.ids[:, :1], ours.decoder_start)
             shifted = torch.cat([start, text.ids[:, :-1]], dim=1)
             batch = Text(shifted, text.mask).ragged
             hidden, _ = ours.decode(batch, memory)

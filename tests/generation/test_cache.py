@@ -63,7 +63,7 @@ class Checked:
 
     def crop(self, *dropped: int) -> None:
         self.rows = [row[: len(row) - drop] for row, drop in zip(self.rows, dropped, strict=True)]
-        self.stepper.crop([len(row) for row in self.rows])
+        self.stepper.state.crop([len(row) for row in self.rows])
 
     def select(self, *rows: int) -> None:
         self._rows(rows)
@@ -129,13 +129,13 @@ def test_a_pointer_forgets_several_calls() -> None:
 def test_what_a_branch_does_is_nobody_else_s_business(tiny: Callable[[str], Model]) -> None:
     checked = Checked(tiny("gpt2"))
     caches = checked.stepper.state.self_caches
-    before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
+    before = [[part.clone() for part in cache.parts] for cache in caches]
     branch = checked.stepper.branch(torch.tensor([2, 0, 0]))
     branch.extend([[1, 2], [3], [4, 5, 6]])
     branch.select(torch.tensor([1]))
     assert branch.state.lengths == (8,)
-    for cache, (keys, values) in zip(caches, before, strict=True):
-        assert torch.equal(cache.keys, keys) and torch.equal(cache.values, values)
+    for cache, parts in zip(caches, before, strict=True):
+        assert all(map(torch.equal, cache.parts, parts))
     checked.step(1, 2, 3)
 
 
@@ -143,10 +143,9 @@ def test_what_a_branch_does_is_nobody_else_s_business(tiny: Callable[[str], Mode
 def test_only_rows_that_change_places_are_copied(tiny: Callable[[str], Model]) -> None:
     checked = Checked(tiny("gpt2"))
     cache = checked.stepper.state.self_caches[0]
-    assert cache.keys is not None
-    memory = cache.keys.data_ptr()
+    memory = cache.parts[0].data_ptr()
     checked.select(0, 2)
-    assert cache.keys.data_ptr() == memory and cache.keys.shape[0] == 2
+    assert cache.parts[0].data_ptr() == memory and cache.parts[0].shape[0] == 2
     checked.step(4, 4)
 
 
@@ -156,14 +155,13 @@ def test_beams_that_change_places_take_turns_with_two_arrays(tiny: Callable[[str
     checked.fork(2)
     state = checked.stepper.state
     own, cross = state.self_caches[0], state.cross_caches[0]
-    assert own.keys is not None and cross.keys is not None
-    first, fixed = own.keys.data_ptr(), cross.keys.data_ptr()
-    before = cross.keys.clone()
+    first, fixed = own.parts[0].data_ptr(), cross.parts[0].data_ptr()
+    before = cross.parts[0].clone()
     checked.select(1, 0, 3, 3, 5, 4)
     checked.step(1, 2, 3, 4, 5, 6)
-    assert own.keys.data_ptr() != first
+    assert own.parts[0].data_ptr() != first
     # All of them still look at the same source: nothing of it is copied.
-    assert cross.keys.data_ptr() == fixed and torch.equal(cross.keys, before)
+    assert cross.parts[0].data_ptr() == fixed and torch.equal(cross.parts[0], before)
     branch = checked.stepper.branch(torch.tensor([5, 4, 3, 2, 1, 0]))
     branch.select(torch.tensor([5, 4, 3, 2, 1, 0]))
     checked.select(2, 3, 5, 4)  # a prompt leaves: the others' sources move
@@ -187,7 +185,7 @@ def test_crops_that_cannot_be(tiny: Callable[[str], Model]) -> None:
     checked = Checked(tiny("gpt2"))
     for lengths in ([8, 1, 4], [-1, 0, 0]):
         with pytest.raises(ValueError, match="cannot be cropped"):
-            checked.stepper.crop(lengths)
+            checked.stepper.state.crop(lengths)
     assert checked.stepper.state.lengths == (7, 1, 4)
 
 

@@ -88,7 +88,7 @@ def test_log_prob_is_the_model_s_own(pair, family, beams):
         ids = row[0].ids
         with torch.no_grad():
             if model.encoder_decoder:
-                decoder = torch.tensor([[model.token("decoder_start"), *ids[:-1]]])
+                decoder = torch.tensor([[model.decoder_start, *ids[:-1]]])
                 logits = reference(torch.tensor([prompt]), decoder_input_ids=decoder).logits[0]
             else:
                 logits = reference(torch.tensor([prompt + ids[:-1]])).logits[0, len(prompt) - 1 :]

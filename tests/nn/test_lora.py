@@ -18,7 +18,7 @@ from etymon.families.loading import shape_of
 from etymon.families.model import Model
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.lora import LoraSettings, adapt, adapters, merge
-from etymon.training.optimisers.groups import parameter_groups, rate_shares
+from etymon.training.optimisers.groups import depths, parameter_groups
 from tests import tiny
 
 ALL = LoraSettings(rank=3, alpha=6.0, targets=("*",))
@@ -195,9 +195,9 @@ def test_nothing_reads_a_matrix_past_its_adapter(tmp_path: Path) -> None:
 
 def test_optimisers_know_how_deep_adapters_lie() -> None:
     model = adapt(plain("bert", frozenset({"classification"})))
-    shares = rate_shares(dict(model.named_parameters()), 0.5)
-    assert shares["body.stack.layers.1.attention.query.lora_a"] == 0.5
-    assert shares["body.stack.layers.0.attention.value.lora_b"] == 0.25
+    below = depths(dict(model.named_parameters()))
+    assert below["body.stack.layers.1.attention.query.lora_a"] == 1
+    assert below["body.stack.layers.0.attention.value.lora_b"] == 2
     groups = parameter_groups(model, weight_decay=0.1, undecayed=("*bias",), layer_decay=0.5)
     names = {name for group in groups for name in group["names"]}
     assert names == {name for name, parameter in model.named_parameters() if parameter.requires_grad}

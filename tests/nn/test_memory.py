@@ -91,8 +91,8 @@ def test_decoding_sees_what_segments_see(
     steps = pieces(body, recall, cuts)
     close(steps, pieces(body, body.remember(3), cuts))
     close(pieces(body, body.start(3), [0, 5, 6, 11, 13, LENGTH]), steps)  # however many tokens come at once
-    keys = recall.self_caches[0].keys
-    assert keys is not None and keys.shape[2] <= 13 and recall.dropped > 0
+    keys, _ = recall.self_caches[0].parts
+    assert keys.shape[2] <= 13 and recall.dropped > 0
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

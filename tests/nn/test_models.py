@@ -245,8 +245,8 @@ def test_copies_stay_on_the_device(length: int) -> None:
     state = KeyValueState(1, 2, length)
     state.self_caches[0].append(keys, keys, Places(layout, state.lengths))
     state.advance(layout)
-    copied = state.fork(2).self_caches[0].keys
-    assert copied is not None and copied.device.type == "meta" and len(copied) == 4
+    copied, _ = state.fork(2).self_caches[0].parts
+    assert copied.device.type == "meta" and len(copied) == 4
     memory = SegmentMemory(1, 2, 3)
     memory.extend([torch.zeros(2, 3, 4, device="meta")], [3, 3])
     assert memory.select(torch.tensor([1, 0, 1])).lengths == (3, 3, 3)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout, Padding, permute
+from etymon.nn.ragged import Layout, permute
 from etymon.nn.visibility import token_order
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=6)
@@ -28,38 +28,38 @@ def indexed(flat: Tensor, lengths: list[int]) -> Tensor:
 @given(LENGTHS)
 @settings(deadline=None, max_examples=40)
 def test_lift_and_lower_are_inverse_and_differentiate_like_indexing(lengths: list[int]) -> None:
-    padding = Padding(lengths)
+    layout = Layout(lengths)
     generator = torch.Generator().manual_seed(sum(lengths))
     flat = torch.randn(sum(lengths), 2, 3, generator=generator, requires_grad=True)
-    lifted = padding.lift(flat)
-    real = padding.real[..., None, None]
+    lifted = layout.lift(flat)
+    real = layout.real[..., None, None]
     assert torch.equal(lifted.masked_fill(~real, 0), indexed(flat, lengths))
-    assert torch.equal(padding.lower(lifted), flat)
+    assert torch.equal(layout.lower(lifted), flat)
     weights = torch.randn(lifted.shape, generator=generator)
     (by_lift,) = torch.autograd.grad((lifted.masked_fill(~real, 0) * weights).sum(), flat)
     (by_index,) = torch.autograd.grad((indexed(flat, lengths) * weights).sum(), flat)
     assert torch.equal(by_lift, by_index)
     rectangle = torch.randn(lifted.shape, generator=generator, requires_grad=True)
-    (lowered,) = torch.autograd.grad((padding.lower(rectangle) * flat.detach()).sum(), rectangle)
+    (lowered,) = torch.autograd.grad((layout.lower(rectangle) * flat.detach()).sum(), rectangle)
     assert torch.equal(lowered, indexed(flat, lengths))
 
 
 def test_lift_and_lower_pass_gradcheck() -> None:
-    padding = Padding([2, 4, 1])
+    layout = Layout([2, 4, 1])
     flat = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
     rectangle = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
     # Blank cells are never seen, so a gradient that arrives there is nobody's: they are blanked here as well.
-    assert gradcheck(lambda x: padding.lift(x).masked_fill(~padding.real[..., None], 0), flat)
-    assert gradcheck(padding.lower, rectangle)
+    assert gradcheck(lambda x: layout.lift(x).masked_fill(~layout.real[..., None], 0), flat)
+    assert gradcheck(layout.lower, rectangle)
     order, inverse = token_order(Layout([2, 4, 1]), (2, 0, 1))
     assert gradcheck(lambda x: permute(x, order, inverse), flat)
 
 
 def test_equal_rows_are_a_view() -> None:
-    padding = Padding([3, 3])
+    layout = Layout([3, 3])
     flat = torch.randn(6, 2)
-    assert padding.lift(flat).data_ptr() == flat.data_ptr()
-    assert padding.lower(padding.lift(flat)).data_ptr() == flat.data_ptr()
+    assert layout.lift(flat).data_ptr() == flat.data_ptr()
+    assert layout.lower(layout.lift(flat)).data_ptr() == flat.data_ptr()
 
 
 @given(LENGTHS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from etymon.nn.ragged import Padding
+from etymon.nn.ragged import Layout
 from etymon.nn.relative import (
     RelativeAttention,
     RelativeSight,
@@ -29,13 +29,13 @@ def views(ahead: int, hidden: Tensor | None, blind: bool = False) -> tuple[Relat
     """The same positions told by an offset and by a gather of query position minus key position."""
     table = torch.zeros(T + ahead, 2, dtype=torch.double)
     differs = (torch.arange(R * Q * T).view(R, Q, T) % 3 == 0).double()
-    padding = Padding([Q] * R)
+    layout = Layout([Q] * R)
     common = {"hidden_RQT": hidden, "blind": blind, "differs_RQT": differs}
     distance = (torch.arange(Q)[:, None] + M) - torch.arange(T)
     columns = (T - 1 - distance).clamp(0, T + ahead - 1).expand(R, Q, T)
     return (
-        RelativeView(padding, table, T, offset=Q - 1, **common),
-        RelativeView(padding, table, T, columns_RQT=columns, **common),
+        RelativeView(layout, table, T, offset=Q - 1, **common),
+        RelativeView(layout, table, T, columns_RQT=columns, **common),
     )
 
 
@@ -75,7 +75,7 @@ def test_scores_are_those_of_the_paper() -> None:
     x = torch.randn(7, 12, dtype=torch.double)
     table = Sinusoids(12)(torch.arange(6, -2, -1)).double()
     hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)[None]
-    got = attention(x, RelativeSight(RelativeView(Padding([7]), table, 7, offset=6, hidden_RQT=hidden)))
+    got = attention(x, RelativeSight(RelativeView(Layout([7]), table, 7, offset=6, hidden_RQT=hidden)))
     q, k, v = (part(x).view(7, 3, 4) for part in (attention.query, attention.key, attention.value))
     expected = torch.zeros(7, 3, 4, dtype=torch.double)
     for head in range(3):

@@ -18,6 +18,7 @@ from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.objectives import get_objective
 from etymon.objectives.objective import check_fit
+from etymon.training.memories import Memories
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 
@@ -99,7 +100,7 @@ def test_training_samples_and_the_seed_decides() -> None:
     prepared = made.objective.collate(examples(2)[:2])
 
     def loss(seed: int) -> float:
-        made.forget()
+        made.memories = Memories()
         torch.manual_seed(seed)
         return float(made(prepared)["loss"].sum.detach())
 

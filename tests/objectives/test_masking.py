@@ -15,7 +15,6 @@ from etymon.data.store import Split, TokenStore, build_store
 from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.data.tokenizer_training import train_tokenizer
-from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.objectives.masked import Masked
@@ -217,11 +216,6 @@ def test_a_place_that_comes_twice_counts_twice(tokenizer: Tokenizer, split: Spli
     plan = objective.plan(split, 0, 0)
     prepared = objective.collate([objective.prepare(split, row, key(0, n)) for n, row in enumerate(plan[:4])])
     assert prepared.counts["masked"] == len(prepared.at) > len(set(prepared.at.tolist()))
-
-
-def test_unknown_masking(tokenizer: Tokenizer) -> None:
-    with pytest.raises(EtymonError, match="no masking 'berta': did you mean 'bert'"):
-        Masking.named("berta", tokenizer, 0.15, 24)
 
 
 # ------------------------------------------------------------ static copies

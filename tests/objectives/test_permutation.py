@@ -142,7 +142,7 @@ def test_only_running_text_is_remembered(objective: Permutation, split: Split) -
     step = objective.collate(examples(objective, split, 4)[0])
     unit = TrainingUnit(tiny.model("xlnet", objective).eval(), objective)
     unit(step)
-    tensors = unit.memory_tensors()
+    tensors = unit.memories.tensors()
     kept = next(part for name, part in tensors.items() if name.endswith("memory.0"))
     words = unit.model.body.embeddings.words(step.batch.ids.view(4, -1))
     assert torch.equal(kept, words[:, REUSE - 16 : REUSE])

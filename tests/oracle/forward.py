@@ -124,7 +124,7 @@ def _target(model: Model, source: Text, arguments: Arguments) -> Text:
     if ids is None:
         labels = arguments.get("labels") if "vocabulary" in model.asked else None
         following = source.ids if labels is None else labels
-        start, pad = model.token("decoder_start"), model.token("pad")
+        start, pad = model.decoder_start, model.token("pad")
         ids = torch.cat([torch.full_like(following[:, :1], start), following[:, :-1]], dim=1)
         ids = ids.masked_fill(ids == IGNORED_LABEL, pad)
     return Text(ids, arguments.take("decoder_attention_mask"))

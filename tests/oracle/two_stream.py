@@ -17,7 +17,6 @@ from etymon import trace
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.memory import SegmentMemory
-from etymon.nn.ragged import Padding
 from etymon.nn.relative import remembered
 from etymon.nn.two_stream import Asked, _Views
 from tests.oracle.forward import Reading
@@ -120,14 +119,14 @@ def _everywhere(
     model: Model, batch: Batch, asked: Asked, state: SegmentMemory, hidden: list[Tensor]
 ) -> list[Tensor]:
     """The attention of queries in every place, of which those that are not asked know nothing but their place."""
-    stack, padding = model.body.stack, Padding(batch.layout.lengths)
+    stack, layout = model.body.stack, batch.layout
     everywhere = Asked(torch.arange(batch.layout.tokens), batch.layout.lengths)
-    view = _Views(stack, batch, padding, state, hidden[0].dtype, everywhere).query
+    view = _Views(stack, batch, state, hidden[0].dtype, everywhere).query
     assert view is not None and batch.order is not None
     # Tokens that are not asked see whoever is not asked: itself, unlike what is asked.
     free_N = torch.ones_like(batch.order).index_fill_(0, asked.at, 0)
-    own_order = batch.order.view(padding.rows, -1)
-    reach_BT1 = (own_order + free_N.view(padding.rows, -1))[:, :, None]
+    own_order = batch.order.view(layout.rows, -1)
+    reach_BT1 = (own_order + free_N.view(layout.rows, -1))[:, :, None]
     hidden_BTT = torch.zeros_like(view.hidden_RQT)
     hidden_BTT[:, :, state.width :] = own_order[:, None] >= reach_BT1
     view = replace(view, hidden_RQT=hidden_BTT)
@@ -135,7 +134,7 @@ def _everywhere(
     for number, layer in enumerate(stack.layers):
         x_ND, g_nD = hidden[2 * number], hidden[2 * number + 1]
         spread_ND = torch.zeros_like(x_ND).index_copy_(0, asked.at, g_nD)
-        k, v = layer.attention.keys(remembered(state.layers[number], padding.lift(x_ND)))
+        k, v = layer.attention.keys(remembered(state.layers[number], layout.lift(x_ND)))
         layer.attention.seen = []
         layer.attention.look(spread_ND, k, v, view)
         found += layer.attention.seen

@@ -22,7 +22,7 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.saving import save
-from etymon.nn.ragged import Layout, Padding
+from etymon.nn.ragged import Layout
 from etymon.objectives.objective import weighted_loss
 from etymon.tasks import get_task, task_of
 from etymon.tasks.answer import Answer, Answered, AnswerOptions
@@ -62,10 +62,9 @@ def whole(task: Answer, table: Table) -> Any:
 def as_rectangle(prepared: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, segments and mask, as the reference takes them."""
     batch = prepared.batch
-    padding = Padding(batch.layout.lengths)
-    real = padding.real
+    layout, real = batch.layout, batch.layout.real
     segments = torch.zeros_like(batch.ids) if batch.segments is None else batch.segments
-    return padding.lift(batch.ids) * real, padding.lift(segments) * real, real.long()
+    return layout.lift(batch.ids) * real, layout.lift(segments) * real, real.long()
 
 
 # ------------------------------------------------------------ the published losses
@@ -121,9 +120,7 @@ def test_xlnet_has_the_loss_and_the_gradients_of_transformers(tmp_path: Path, un
     start, end = prepared.targets.unbind(1)
     last = mask.sum(1) - 1
     hidden = torch.ones_like(ids)
-    for row, (one, first) in enumerate(
-        zip(Padding(prepared.batch.layout.lengths).lift(task.inside(prepared)), last)
-    ):
+    for row, (one, first) in enumerate(zip(prepared.batch.layout.lift(task.inside(prepared)), last)):
         hidden[row, : first + 1] = (~one[: first + 1]).long()
         hidden[row, first] = 0
     given = {"cls_index": last, "is_impossible": (start == last).float()} if unanswerable else {}
@@ -172,10 +169,10 @@ def test_a_softmax_of_flat_rows_is_that_of_padded_ones() -> None:
     lengths = (3, 1, 7, 4)
     scores = (3 * torch.randn(sum(lengths), 2, generator=torch.Generator().manual_seed(0))).requires_grad_()
     targets = torch.tensor([[0, 2], [0, 0], [6, 3], [1, 1]])
-    layout, padding = Layout(lengths), Padding(lengths)
+    layout = Layout(lengths)
     flat = -row_log_softmax(scores, layout).gather(0, layout.first[:, None] + targets).sum()
     (ours,) = torch.autograd.grad(flat, scores)
-    lifted = padding.lift(scores).masked_fill(~padding.real[..., None], -torch.inf)
+    lifted = layout.lift(scores).masked_fill(~layout.real[..., None], -torch.inf)
     padded = sum(F.cross_entropy(lifted[..., side], targets[:, side], reduction="sum") for side in range(2))
     (theirs,) = torch.autograd.grad(padded, scores)  # type: ignore[arg-type]
     torch.testing.assert_close(flat, padded, atol=1e-5, rtol=0)
@@ -256,11 +253,11 @@ def test_long_questions_are_cut_and_told() -> None:
 
 def test_of_all_pairs_the_best_are_found() -> None:
     draw = torch.Generator().manual_seed(1)
-    layout, options = Layout((6, 9, 5)), AnswerOptions(longest=4, best=7)
+    layout = Layout((6, 9, 5))
     scores = torch.randn(20, 2, generator=draw)
     inside = torch.rand(20, generator=draw) < 0.7
     inside[15:] = False
-    found = best_spans(scores, inside, layout, options)
+    found = best_spans(scores, inside, layout, longest=4, best=7)
     for row, (start, length) in enumerate(zip((0, 6, 15), layout.lengths)):
         pairs = [
             (float(scores[start + one, 0] + scores[start + two, 1]), one, two)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores, normalised
+from etymon.tasks.classify import Classify, ClassifyOptions
 from etymon.tasks.label_scores import (
-    LABEL_LIBRARIES,
     LABEL_METRICS,
     MULTI_LABEL_METRICS,
     VALUE_METRICS,
@@ -21,7 +21,7 @@ from etymon.tasks.label_scores import (
     multi_label_scores,
     value_scores,
 )
-from etymon.tasks.scores import bootstrap, need_libraries
+from etymon.tasks.scores import bootstrap
 from etymon.tasks.tag_scores import TAG_METRICS, tag_metrics, tag_scheme, tag_scores
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
@@ -302,7 +302,7 @@ def test_missing_libraries_are_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "seqeval", None)
     with pytest.raises(EtymonError, match=r"'f1' needs scikit-learn: pip install 'etymon\[evaluate\]'"):
-        need_libraries(["accuracy", "f1"], LABEL_LIBRARIES)
+        Classify(ClassifyOptions()).check_metrics(["accuracy", "f1"])
     with pytest.raises(EtymonError, match="needs scikit-learn"):
         label_scores(["a"], ["a"], ["a", "b"], ["matthews"])
     with pytest.raises(EtymonError, match=r"'f1' needs seqeval.*--metric accuracy"):

@@ -17,8 +17,8 @@ from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.tasks import get_task, task_of
-from etymon.tasks.scores import bootstrap, need_libraries, text_scores
-from etymon.tasks.text2text import Text2Text, _cut
+from etymon.tasks.scores import bootstrap, text_scores
+from etymon.tasks.text2text import Text2Text, Text2TextOptions, _cut
 from etymon.training.feeding import Feed, Position
 from etymon.training.unit import TrainingUnit
 from tests import tiny
@@ -227,8 +227,8 @@ def test_a_bootstrap_interval_narrows_with_the_rows() -> None:
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
     with pytest.raises(EtymonError, match=r"pip install 'etymon\[evaluate\]'"):
-        need_libraries(["bleu"])
-    need_libraries(["exact", "loss"])
+        Text2Text(Text2TextOptions()).check_metrics(["bleu"])
+    Text2Text(Text2TextOptions()).check_metrics(["exact", "loss"])
 
 
 def test_a_separator_that_fills_a_row_leaves_nothing_of_the_source() -> None:

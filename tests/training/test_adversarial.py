@@ -284,7 +284,7 @@ def test_streams_go_on_once_a_step(family: str, name: str, trainer: Maker) -> No
     for settings in (None, {"name": name, "epsilon": 0.0}, {"name": name, "epsilon": 3.0, "step_size": 3.0}):
         made = trainer(family, objective, settings, slices=2)
         records.append([made._step(step, learning_rate=0.0) for step in made.course.steps(0, Position(), 3)])
-        memories.append(made.unit.memory_tensors())
+        memories.append(made.unit.memories.tensors())
     for one, two in zip(records[0], records[1], strict=True):
         assert two == pytest.approx(one, rel=1e-5)
     plain, still, moved = memories

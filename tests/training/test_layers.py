@@ -10,7 +10,7 @@ import torch
 from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.training.optimisers import OptimiserChoice, build_optimiser, gradient_norms, section
-from etymon.training.optimisers.groups import rate_shares
+from etymon.training.optimisers.groups import depths
 from tests import tiny
 
 ENCODER_DECODER = {
@@ -88,7 +88,7 @@ def test_a_shared_layer_has_one_depth() -> None:
         "body.stack.layers.0.attention.query.weight",
         "heads.choice.linear.weight",
     ]
-    assert list(rate_shares(names, 0.5).values()) == [0.25, 0.5, 1.0]
+    assert list(depths(names).values()) == [2, 1, 0]
 
 
 def test_sections() -> None:

@@ -9,9 +9,13 @@ import pytest
 
 from etymon.config import strict
 from etymon.errors import EtymonError
-from etymon.training.schedules import SCHEDULES, ScheduleChoice, rate
+from etymon.training.schedules import SCHEDULES, ScheduleChoice
 
 RISING = [name for name in SCHEDULES if name != "inverse-square-root"]
+
+
+def rate(name: str, step: float, steps: int, warmup: int, **options: float) -> float:
+    return ScheduleChoice(name, warmup, **options).share(step, steps)
 
 
 @pytest.mark.parametrize("name", RISING)

@@ -14,6 +14,7 @@ from etymon.objectives import get_objective
 from etymon.objectives.objective import Streamed, check_fit, weighted_loss
 from etymon.training.feeding import Course, Feed, Phase, Position, validation_slices
 from etymon.training.figures import add_counts, evaluate
+from etymon.training.memories import Memories
 from etymon.training.speed import operations_a_token
 from etymon.training.unit import TrainingUnit
 from tests import tiny
@@ -57,7 +58,7 @@ def test_slices_add_up_to_one(family: str, reset: str, store: Any) -> None:
 def test_memory_reaches_the_loss_and_can_be_switched_off(store: Any) -> None:
     with_memory, without = (gradients(unit_of(**options), store, slices=1) for options in ({}, {"memory": 0}))
     assert any(not torch.allclose(with_memory[name], without[name]) for name in without)
-    assert not unit_of(memory=0).memory_tensors()
+    assert not unit_of(memory=0).memories.tensors()
 
 
 def test_a_stream_has_its_own_memory(store: Any) -> None:
@@ -97,13 +98,13 @@ def test_fresh_rows_forget(store: Any) -> None:
 def test_judging_and_measuring_leave_the_streams_alone(store: Any) -> None:
     unit = unit_of()
     gradients(unit, store, slices=2)
-    before = {name: tensor.clone() for name, tensor in unit.memory_tensors().items()}
+    before = {name: tensor.clone() for name, tensor in unit.memories.tensors().items()}
     assert sorted(before) == ["0-3/lengths", "0-3/mean", "4-7/lengths", "4-7/mean"]
     slices = validation_slices(unit.objective, store.validation, 0, rows=2, slices=2)
     once = evaluate(unit, slices)
     assert evaluate(unit, slices) == once  # from an empty memory each time
     operations_a_token(unit, Feed(unit.objective, store.train, 0, slices=2, rows=4))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in unit.memory_tensors().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in unit.memories.tensors().items())
 
 
 def test_validation_reads_streams_to_their_ends(store: Any) -> None:
@@ -146,21 +147,21 @@ def test_saved_streams_go_on_wherever_they_are_loaded(store: Any) -> None:
     unit = unit_of()
     gradients(unit, store, slices=2)
     other = unit_of()
-    other.restore_memory(unit.memory_tensors())
+    other.memories = Memories(unit.memories.tensors())
     # What is saved before its streams are asked for is saved again.
-    assert other.memory_tensors().keys() == unit.memory_tensors().keys()
+    assert other.memories.tensors().keys() == unit.memories.tensors().keys()
     feed = Feed(unit.objective, store.train, 0, slices=2, rows=4)
     prepared: Any = feed.slice(feed.addresses(Position(0, 24))[0][1])
     one, two = (each(prepared)["loss"].sum for each in (unit, other))
     assert torch.equal(one, two)
     # What was not asked for is another process's to save.
-    assert sorted(other.memory_tensors()) == ["4-7/lengths", "4-7/mean"]
+    assert sorted(other.memories.tensors()) == ["4-7/lengths", "4-7/mean"]
 
 
 def test_another_number_of_streams_is_refused(store: Any) -> None:
     unit, other = unit_of(), unit_of()
     gradients(unit, store, slices=2)
-    other.restore_memory(unit.memory_tensors())
+    other.memories = Memories(unit.memories.tensors())
     feed = Feed(other.objective, store.train, 0, slices=1, rows=8)
     with pytest.raises(EtymonError, match="remembers the streams 0-3, 4-7, and a slice has 0-7"):
         other(feed.slice(feed.addresses(Position())[0][0]))

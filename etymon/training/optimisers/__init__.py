@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
 import torch
 from pydantic import ConfigDict
@@ -20,6 +18,7 @@ from etymon.training.optimisers.adam import BertAdam
 from etymon.training.optimisers.groups import (
     freeze,
     gradient_norms,
+    matches,
     named,
     parameter_groups,
     section,
@@ -93,22 +92,20 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
     Every group has a `rate_share`: `set_rate` gives each its share of a step's learning rate.
     """
     freeze(module, choice.frozen)
+    marks: dict[str, Callable[[str, Tensor], bool]] = {}
+    if choice.name == "muon":
+        marks["matrices"] = _is_inner_matrix
+    if choice.name == "lamb":  # what is not decayed is not adapted either, not even where nothing is decayed
+        marks["adapted"] = lambda name, parameter: not matches(name, choice.undecayed)
     groups = parameter_groups(
         module,
         weight_decay=choice.weight_decay,
         undecayed=choice.undecayed,
         layer_decay=choice.layer_decay,
+        marks=marks,
     )
-    if choice.name == "muon":
-        groups = [part for group in groups for part in _apart(group, "matrices", _is_inner_matrix)]
-        for group in groups:
-            group["rate_share"] *= choice.matrix_share if group["matrices"] else 1.0
-    if choice.name == "lamb":  # what is not decayed is not adapted either, not even where nothing is decayed
-
-        def adapted(name: str, parameter: Tensor) -> bool:
-            return not any(fnmatchcase(name, pattern) for pattern in choice.undecayed)
-
-        groups = [part for group in groups for part in _apart(group, "adapted", adapted)]
+    for group in groups:
+        group["rate_share"] *= choice.matrix_share if group.get("matrices") else 1.0
     optimiser = OPTIMISERS[choice.name](groups, betas=choice.betas, eps=choice.epsilon)
     set_rate(optimiser, choice.learning_rate)
     return optimiser
@@ -150,14 +147,3 @@ def restore_optimiser(
 def _is_inner_matrix(name: str, parameter: Tensor) -> bool:
     # Biases by head have two axes and are no matrices.
     return "layers." in section(name) and parameter.dim() == 2 and not name.endswith("bias")
-
-
-def _apart(group: dict[str, Any], mark: str, test: Callable[[str, Tensor], bool]) -> list[dict[str, Any]]:
-    """A group in two, those parameters that pass the test and the others, as the mark says."""
-    named = list(zip(group["names"], group["params"], strict=True))
-    parts = []
-    for passed in (True, False):
-        if chosen := [pair for pair in named if test(*pair) == passed]:
-            names, parameters = (list(each) for each in zip(*chosen, strict=True))
-            parts.append({**group, "params": parameters, "names": names, mark: passed})
-    return parts

@@ -39,9 +39,8 @@ class Adafactor(Optimiser):
             state["step"] = torch.zeros((), device=parameter.device)
             state.update({quantity: torch.zeros_like(value) for quantity, value in seen.items()})
         state["step"] += 1
-        new_share = (
-            float(state["step"]) ** -DECAY_POWER
-        )  # 1 - beta2: the first step starts from its own squares
+        # 1 - beta2: the first step starts from its own squares.
+        new_share = float(state["step"]) ** -DECAY_POWER
         for quantity, value in seen.items():
             state[quantity].lerp_(value, new_share)
         if axes is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from etymon.training.optimisers.stepping import Optimiser
 
@@ -14,25 +13,24 @@ LONG_AGO = 1e7
 
 
 def fused_adam(
-    held: list[Any], group: dict[str, Any], state: dict[Tensor, Any], *, corrected: bool = True
+    optimiser: Optimiser, held: list[Any], group: dict[str, Any], *, corrected: bool = True
 ) -> None:
     """One AdamW step of a group: one pass over memory, four times as fast on a CPU as separate operations."""
-    for parameter in held:
-        kept = state[parameter]
-        if not kept:
-            kept["exp_avg"], kept["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            if corrected:
-                kept["step"] = torch.zeros((), device=parameter.device)
-        if corrected:
-            kept["step"] += 1
-    long_ago = torch.full((), LONG_AGO, device=held[0].device)
+    steps = [torch.full((), LONG_AGO, device=held[0].device)] * len(held)
+    if corrected:
+        for place, parameter in enumerate(held):
+            kept = optimiser.state[parameter]
+            kept["step"] = steps[place] = (
+                kept["step"] + 1 if kept else torch.ones((), device=parameter.device)
+            )
+    means, squares = optimiser.moments(held, "exp_avg", "exp_avg_sq")
     torch._fused_adamw_(
         held,
         [parameter.grad for parameter in held],
-        [state[parameter]["exp_avg"] for parameter in held],
-        [state[parameter]["exp_avg_sq"] for parameter in held],
+        means,
+        squares,
         [],
-        [state[parameter]["step"] if corrected else long_ago for parameter in held],
+        steps,
         lr=group["lr"],
         beta1=group["betas"][0],
         beta2=group["betas"][1],
@@ -51,4 +49,4 @@ class BertAdam(Optimiser):
     """
 
     def update(self, held: list[Any], group: dict[str, Any]) -> None:
-        fused_adam(held, group, self.state, corrected=False)
+        fused_adam(self, held, group, corrected=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -55,18 +55,13 @@ def depths(names: Iterable[str]) -> dict[str, int]:
     }
 
 
-def rate_shares(names: Iterable[str], decay: float) -> dict[str, float]:
-    """Every parameter's share of the learning rate, `decay^depth`.
-
-    So the top trains at the full rate and every section below it at `decay` times the one above, as ELECTRA meant it
-    (XLNet's formula gives the last layer the full rate, too).
-    """
-    return {name: decay**depth for name, depth in depths(names).items()}
-
-
 def named(module: nn.Module) -> dict[str, nn.Parameter]:
     """A model's parameters by their names; a unit's alike, those of companions behind the companion's name."""
     return {MEMBER.sub("", name): parameter for name, parameter in module.named_parameters()}
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
@@ -104,24 +99,30 @@ def thawed(module: nn.Module, share: float) -> Iterator[None]:
 
 
 def parameter_groups(
-    module: nn.Module, *, weight_decay: float, undecayed: Sequence[str], layer_decay: float | None
+    module: nn.Module,
+    *,
+    weight_decay: float,
+    undecayed: Sequence[str],
+    layer_decay: float | None,
+    marks: Mapping[str, Callable[[str, Tensor], bool]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Trainable parameters, tied ones once, in one group for every pair of rate share and weight decay.
+    """Trainable parameters, tied ones once, in one group for every rate share, weight decay and outcome of the tests that
+    `marks` name. `names` beside `params` says which they are.
 
-    `names` beside `params` says which they are.
+    The share of the learning rate is `layer_decay^depth`: the top trains at the full rate and every section below it at so
+    much of the one above, as ELECTRA meant it (XLNet's formula gives the last layer the full rate, too).
     """
     trained = {name: parameter for name, parameter in named(module).items() if parameter.requires_grad}
     if not trained:
         raise EtymonError("nothing is left to train: freeze less")
     # Of all parameters: freezing the upper layers does not change how deep the lower ones lie.
-    shares = rate_shares(named(module), layer_decay or 1.0)
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    below = depths(named(module))
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in trained.items():
-        decay = 0.0 if any(fnmatchcase(name, pattern) for pattern in undecayed) else weight_decay
-        blank: dict[str, Any] = {
-            "params": [], "names": [], "weight_decay": decay, "rate_share": shares[name],
-        }  # fmt: skip
-        group = groups.setdefault((shares[name], decay), blank)
+        about: dict[str, Any] = {mark: test(name, parameter) for mark, test in (marks or {}).items()}
+        about["weight_decay"] = 0.0 if matches(name, undecayed) else weight_decay
+        about["rate_share"] = (layer_decay or 1.0) ** below[name]
+        group = groups.setdefault(tuple(about.values()), {"params": [], "names": [], **about})
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())
@@ -133,17 +134,9 @@ def gradient_norms(module: nn.Module) -> dict[str, float]:
 
     The squares add up to the square of the whole norm. Ask before clipping, which rescales gradients in place.
     """
-    grads: list[Tensor] = []
-    places: list[int] = []
-    sections: dict[str, int] = {}
+    grads: dict[str, list[Tensor]] = {}
     for name, parameter in named(module).items():
         if parameter.grad is not None:
-            grads.append(parameter.grad)
-            places.append(sections.setdefault(section(name), len(sections)))
-    if not grads:
-        return {}
-    squares = torch.stack([norm.float() for norm in torch._foreach_norm(grads)]).square()
-    sums = squares.new_zeros(len(sections)).index_add_(
-        0, torch.tensor(places, device=squares.device), squares
-    )
-    return dict(zip(sections, sums.sqrt().tolist(), strict=True))
+            grads.setdefault(section(name), []).append(parameter.grad)
+    norms = [torch.stack(torch._foreach_norm(each)).float().norm() for each in grads.values()]
+    return dict(zip(grads, torch.stack(norms).tolist(), strict=True)) if norms else {}

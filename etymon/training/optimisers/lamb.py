@@ -17,13 +17,8 @@ class Lamb(Optimiser):
     """
 
     def update(self, held: list[Any], group: dict[str, Any]) -> None:
-        for parameter in held:
-            if not self.state[parameter]:
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    self.state[parameter][moment] = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in held]
-        means = [self.state[parameter]["exp_avg"] for parameter in held]
-        squares = [self.state[parameter]["exp_avg_sq"] for parameter in held]
+        means, squares = self.moments(held, "exp_avg", "exp_avg_sq")
         torch._foreach_lerp_(means, gradients, 1 - group["betas"][0])
         torch._foreach_mul_(squares, group["betas"][1])
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["betas"][1])

@@ -32,7 +32,7 @@ class Muon(Optimiser):
 
     def update(self, held: list[Any], group: dict[str, Any]) -> None:
         if not group["matrices"]:
-            return fused_adam(held, group, self.state)
+            return fused_adam(self, held, group)
         by_shape: dict[torch.Size, list[Any]] = {}
         for parameter in held:
             by_shape.setdefault(parameter.shape, []).append(parameter)
@@ -45,10 +45,7 @@ class Muon(Optimiser):
         """One step of matrices of the same shape, side by side: small ones cost their calls, not their arithmetic."""
         rate = group["lr"]
         gradients = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
-        moments = [self.state[parameter]["momentum"] for parameter in parameters]
+        (moments,) = self.moments(parameters, "momentum")
         torch._foreach_lerp_(moments, gradients, 1 - MOMENTUM)
         updates = orthogonal(torch.stack(torch._foreach_lerp(gradients, moments, MOMENTUM)))
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])

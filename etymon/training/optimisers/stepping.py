@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Optimiser(torch.optim.Optimizer):
@@ -20,6 +21,14 @@ class Optimiser(torch.optim.Optimizer):
         for group in self.param_groups:
             if held := [parameter for parameter in group["params"] if parameter.grad is not None]:
                 self.update(held, group)
+
+    def moments(self, held: list[Any], *names: str) -> Iterator[list[Tensor]]:
+        """The state of those names, each a tensor for every parameter, which begins at zero."""
+        for name in names:
+            for parameter in held:
+                if name not in self.state[parameter]:
+                    self.state[parameter][name] = torch.zeros_like(parameter)
+            yield [self.state[parameter][name] for parameter in held]
 
     def update(self, held: list[Any], group: dict[str, Any]) -> None:
         """One step of `held`, the group's parameters that have gradients."""

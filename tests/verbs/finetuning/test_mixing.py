@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import torch
 import yaml
 
 import etymon
+from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.tasks.task import falling
 from etymon.training.runs import Run
 from etymon.verbs import mixing
 from etymon.verbs.finetune import Finetuned
+from etymon.verbs.mixing import Mixing
+from etymon.verbs.task_file import TaskFile
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 
@@ -175,6 +179,15 @@ def test_a_pretrained_model_is_mixed_by_the_way_it_is_fine_tuned(mixture: Path, 
     kept = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text(encoding="utf-8"))["training"]
     assert (kept["optimiser"]["name"], kept["schedule"]["name"]) == ("adafactor", "constant")
     assert etymon.translate(done.folder, "The dog.", max_new_tokens=2)
+    file = load_yaml(tmp_path / "run" / "run.yaml", TaskFile)
+    larger = Mixing(
+        tmp_path / "larger", replace(file, vocabulary=9999, rows=None), "silent"
+    )  # and with more words
+    assert (
+        larger.recipe
+        == larger.family.tuning_for(larger.file.size)
+        != larger.family.recipe_for(larger.file.size)
+    )
 
 
 def test_a_prepared_store_is_no_member(mixture: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_file import PhaseFile, RunFile, assemble, differing, plain
+from etymon.verbs.run_file import PhaseFile, RunFile, assemble, differing, plain, settings_of
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume
 
@@ -50,6 +50,21 @@ def test_options_beat_the_file_and_overrides_beat_both(written: Callable[[str], 
         "bert", batch=3, phases=(PhaseFile(1.0, 8),)
     )
     assert assemble({"family": "gpt2"}, written("size: pocket")).family == "gpt2"
+
+
+def test_what_a_verb_was_asked_becomes_settings(written: Callable[[str], Path]) -> None:
+    asked = {
+        "family": "bert",
+        "batch": 3,
+        "frozen": (),
+        "save_at": [],
+        "tensorboard": False,
+        "progress": "silent",
+    }
+    given = settings_of(RunFile, asked, start=Path("there"))
+    assert given == {"family": "bert", "batch": 3, "tensorboard": False, "start": Path("there")}
+    file = assemble(given, written("tensorboard: true\nsave_at: [1epoch]"))
+    assert (file.start, file.tensorboard, file.save_at) == ("there", False, ("1epoch",))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""What all fine-tuning runs have in common, of one task or of a mixture: where they begin, and how they are judged and kept."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from etymon.data.tables import Table
+from etymon.errors import EtymonError
+from etymon.families.loading import read_shape, shape_of
+from etymon.families.model import Model
+from etymon.families.saving import save
+from etymon.nn.lora import merge
+from etymon.report.page import Curve, Section
+from etymon.tasks.scores import Score
+from etymon.tasks.task import Task
+from etymon.training.distributed import World
+from etymon.training.runs import JUDGED
+from etymon.verbs.finetune import Finetuned
+from etymon.verbs.run_report import write_run_report
+from etymon.verbs.running import Trained, TrainingRun
+from etymon.verbs.task_file import TaskFile
+from etymon.verbs.task_report import Judged
+
+MOST_HELD_OUT = 1000
+Records = Sequence[Mapping[str, Any]]
+
+
+class TaskRun(TrainingRun[Finetuned]):
+    """A run whose best model is put back at the end and really answers."""
+
+    verb = "finetune"
+    files = TaskFile
+    file: TaskFile
+    judged: Judged
+
+    def start_shape(self) -> Any:
+        """The shape that was asked for, or that of the model to go on from, whose size then chooses the recipe."""
+        shape: Any = shape_of(self.family, self.file.size, **self.file.shape)
+        if self.file.start is not None:
+            if not self.resuming:
+                shape = read_shape(self.file.start)[1]
+                self.file = replace(self.file, size=self.like(shape)[0])
+            self.recipe = self.family.tuning_for(self.file.size)
+        return shape
+
+    def require_rows(self, fingerprint: str) -> None:
+        """Refuses to go on with other rows than the run began with."""
+        if self.resuming and self.file.rows not in (None, fingerprint):
+            raise EtymonError(
+                f"the training rows are not those that the run in {self.folder} began with: bring them back, or give another "
+                "--out for a new run"
+            )
+
+    def judged_apart(self, task: Task, table: Table, held: Table | None) -> tuple[Table, Table | None]:
+        """Rows to train on and to judge by: those that were given for it, or a share of the others. All can be used."""
+        for each in (table, held):
+            if each is not None:
+                task.texts(each)
+        if held is None and self.file.hold_out:
+            return table.divided(task.columns[0], self.file.hold_out, self.file.seed, MOST_HELD_OUT)
+        return table, held
+
+    # --- what a kind of run has to say
+
+    @abstractmethod
+    def sections(self, records: Records) -> list[Section]:
+        """What the report says beside the training curve."""
+
+    def compare(self, model: Model) -> None:
+        """Adds to what was judged the scores that stand beside it."""
+
+    def to_try(self, model: Model) -> str | None:
+        """The command that the report ends with."""
+        return None
+
+    # --- the stages
+
+    def settle(self, trained: Trained, world: World) -> dict[str, float]:
+        """The best model is put back; unless the run was stopped, the first process alone asks it once more."""
+        self.judged = Judged()
+        self.put_back_best(trained)
+        if trained.result.stopped:
+            return trained.result.metrics
+        with world.first_alone() as mine:
+            if not mine:
+                return {}
+            alone = World(device=world.device)
+            judge: Any = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
+            metrics, self.judged = judge.whole(self.file.beams)
+            self.compare(trained.model)
+            return metrics
+
+    def keep(self, trained: Trained, world: World) -> None:
+        with world.first_alone() as mine:
+            if mine:
+                save(merge(trained.model) if self.file.merge else trained.model, self.folder / self.member)
+                figures = {f"validation {name}": told(score) for name, score in self.judged.scores.items()}
+                write_run_report(
+                    trained.report, trained.model, None, trained.run, self.samples, figures=figures,
+                    more=self.sections(trained.run.metrics()), command=self.to_try(trained.model),
+                )  # fmt: skip
+
+    def outcome(self, trained: Trained, **common: Any) -> Finetuned:
+        best = trained.result.state.best_step
+        return Finetuned(**common, best_step=best, scores=self.judged.scores, beside=self.judged.beside)
+
+
+def judged_curve(records: Records, name: str, y_label: str, title: str) -> list[Section]:
+    """A figure by step, if it was judged at all."""
+    points = [(one["step"], one[JUDGED + name]) for one in records if JUDGED + name in one]
+    return [Curve({"validation": points}, y_label=y_label, title=title)] if points else []
+
+
+def told(score: Score) -> str:
+    """A score with its interval, for people."""
+    interval = "" if score.low is None else f" ({score.low:.2f} to {score.high:.2f})"
+    return f"{score.value:.2f}{interval}"
