@@ -349,6 +349,16 @@ def test_sizes_are_fine_tuned_as_published(
     assert found.learning_rate == (trained.learning_rate / 2 if rate is None else rate)
 
 
+def test_pocket_sizes_with_attention_learn_with_muon() -> None:
+    # With AdamW they had not left the frequencies of words after minutes (docs/lab-notes.md). Recurrent ones learn with AdamW.
+    learnt = {
+        name: get_family(name).recipe_for("pocket").optimiser
+        for name in REGISTRY
+        if "pocket" in get_family(name).sizes
+    }
+    assert {name for name, optimiser in learnt.items() if optimiser != "muon"} == {"rnn", "elmo"}
+
+
 @pytest.mark.parametrize(
     "bad",
     [{"heads": 0}, {"layers": 0}, {"dim": -4}, {"vocabulary": 0}, {"inner_dim": 0}, {"positions": 0},
