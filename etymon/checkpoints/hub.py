@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from etymon.checkpoints.sentences import MODULES, PROMPTS, READING
 from etymon.checkpoints.weights import ADAPTERS, INDEX, WHOLE
 from etymon.errors import EtymonError
 from etymon.files import read_json
@@ -27,6 +28,9 @@ WANTED = [
     "merges.txt",
     "spiece.model",
     "tokenizer.model",
+    MODULES,
+    PROMPTS,
+    READING,
 ]
 PICKLES = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "adapter_model.bin"]
 SUBFOLDERS = ["*/*"]  # a pattern's * also matches slashes
@@ -107,6 +111,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
             folder = fetch(PICKLES, folder.name)
         if (folder / "config.json").is_file() and read_json(folder / "config.json").get("source_vocabulary"):
             fetch([f"{SOURCE}/token*.json"], folder.name, None)
+        if (folder / MODULES).is_file():
+            fetch(["*_Pooling/config.json"], folder.name, None)
         return folder
     # The order matters: the later kinds include the earlier ones.
     except HFValidationError as error:

@@ -29,9 +29,9 @@ Place = str | tuple[int, int]
 
 
 class Reader:
-    """Texts as a model reads them: framed, cut to its positions, in batches of similar length."""
+    """Texts as a model reads them: framed, cut to its positions (or to a shorter `length`), in batches of similar length."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, length: int | None = None) -> None:
         self.model, self.tokenizer = model, source_tokenizer_of(model)
         # A model that reads letters can tell words apart that its tokenizer does not know.
         self.words: Any = self.tokenizer.lexicon if "letters" in model.capabilities else self.tokenizer
@@ -45,7 +45,10 @@ class Reader:
         self.apart = framing.apart
         self.has_class = "class" in framing.single
         self.class_last = self.has_class and framing.single.index("class") > place
-        self.room = None if model.positions is None else model.positions - framing.overhead()
+        limits = [limit for limit in (model.positions, length) if limit is not None]
+        self.length = min(limits, default=None)
+        """Tokens of a text at most, the framing's included."""
+        self.room = None if self.length is None else self.length - framing.overhead()
         self.cut = 0
         """How many texts were too long so far."""
 
@@ -60,7 +63,7 @@ class Reader:
         return [self.within(ids) for ids in self.words.encode_batch(texts)]
 
     def within(self, ids: np.ndarray) -> np.ndarray:
-        """The ids that fit into the model's positions."""
+        """The ids that are read."""
         if self.room is None or len(ids) <= self.room:
             return ids
         self.cut += 1

@@ -12,6 +12,7 @@ from etymon.checkpoints import bilm
 from etymon.checkpoints.folder import ADAPTER_CONFIG, read_config
 from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.peft import read_adapter_config
+from etymon.checkpoints.sentences import read_sentences
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.data.tokenizer import Tokenizer
@@ -108,6 +109,7 @@ def load(
     model.shape = family.settled(shape)
     model.carried = carried
     model.history = read_history(folder)
+    model.sentences = read_sentences(folder)
     if model.int8:
         fill_int8(model, weights, folder)
     else:

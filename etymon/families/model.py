@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from etymon.checkpoints.sentences import Sentences
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Family
@@ -81,6 +82,8 @@ class Model(nn.Module):
         """Values of a foreign `config.json` that are not ours to read, kept and written back."""
         self.history: list[dict[str, Any]] = []
         """How it was trained, one entry a run."""
+        self.sentences = Sentences()
+        """How one vector is made of a text."""
         self.new_heads: tuple[str, ...] = ()
         """Heads that the checkpoint did not have and that were initialised instead."""
         self.lora: LoraSettings | None = None

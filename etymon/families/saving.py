@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def save(
     if model.source_tokenizer is not None:
         extra[SOURCE] = model.source_tokenizer.save
     note = {"etymon": etymon.__version__, "heads": sorted(model.asked), "history": past}
+    if model.lora is None:
+        extra |= {name: partial(_write, text) for name, text in model.sentences.files.items()}
     adapted, writes = model.lora is not None, "vocabulary" in model.asked and "state" in family.capabilities
     base = ""
     if adapted:
@@ -102,6 +105,10 @@ def write_published(model: Model, folder: str | Path) -> None:
         raise EtymonError(f"only an ELMo of whole weights has bilm-tf's files, not this {model.family.title}")
     weights = {name: tensor.detach() for name, tensor in model.kept().items() if name.startswith("body.")}
     bilm.write(folder, model.shape_fields(), model.family.names(model.shape).export(weights))
+
+
+def _write(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

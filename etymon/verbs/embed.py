@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.nn.ragged import Layout
 
-Pooling = Literal["mean", "cls", "max"]
+Pooling = Literal["mean", "cls", "max", "last"]
 Write = Callable[[Sequence[str], "np.ndarray"], None]
 BLOCK = 10_000
 """Texts that are sorted by length and written together: what a file of any size needs in memory."""
@@ -43,8 +43,9 @@ def embed(
     *,
     file: Annotated[Path | None, "a file with a text a line"] = None,
     pooling: Annotated[
-        Pooling, "how token vectors become one: their mean, their maximum, or the class token's"
-    ] = "mean",
+        Pooling | None,
+        "how token vectors become one: their mean, their maximum, the class token's or the last one's (the folder's own, else mean)",
+    ] = None,
     layer: Annotated[
         int | None, "of these states: 0 goes into the first layer, -1 is the last (last)"
     ] = None,
@@ -52,7 +53,7 @@ def embed(
         str | None, "a mix of all layers: own (learned, saved with the model), or shares such as 0.2,0.5,0.3"
     ] = None,
     batch_size: Annotated[int, "texts that are computed together"] = 32,
-    normalise: Annotated[bool, "scale every vector to length 1"] = False,
+    normalise: Annotated[bool | None, "scale every vector to length 1 (as the folder says, else not)"] = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     quantize: Quantize = None,
     out: Annotated[
@@ -63,8 +64,9 @@ def embed(
     """Turn texts into vectors.
 
     The hidden states of an encoder or a decoder (of T5, its encoder's), special tokens included, pooled to one vector a
-    text: float32 `[texts, width]`. A text beyond the model's positions is cut there, and a note says so. With `out`, vectors
-    are written as they come, in the memory of 10,000, and what comes back says how many; .parquet and .jsonl hold the text too.
+    text: float32 `[texts, width]`. A folder of sentence-transformers says itself how its vectors are made. A text beyond the
+    model's positions is cut there, and a note says so. With `out`, vectors are written as they come, in the memory of
+    10,000, and what comes back says how many; .parquet and .jsonl hold the text too.
     """
     import numpy as np
     import torch
@@ -77,7 +79,7 @@ def embed(
 
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
-    if pooling not in get_args(Pooling):
+    if pooling is not None and pooling not in get_args(Pooling):
         raise EtymonError(f"there is no pooling {pooling!r}: {did_you_mean(pooling, get_args(Pooling))}")
     writable(out, *WRITERS)
     tell = on_note or warnings.warn
@@ -85,25 +87,35 @@ def embed(
     block = list(islice(asked, BLOCK))
     if not block:
         raise EtymonError("there is no text: give some, or - to read lines from standard input")
-    reader = Reader(opened(model, device, quantize))
+    chosen_model = opened(model, device, quantize)
+    own = chosen_model.sentences
+    if pooling is None and own.foreign:
+        raise EtymonError(
+            f"this folder's vectors ask for {' and '.join(own.foreign)}, which is not known here: "
+            f"say --pooling {', '.join(get_args(Pooling))} for vectors without"
+        )
+    pooled_by = pooling or own.pooling
+    scaled = own.normalise if normalise is None else normalise
+    reader = Reader(chosen_model, own.length)
     if mix is not None and layer is not None:
         raise EtymonError("a vector is of one layer or of a mix of all: give --layer or --mix, not both")
     mixed = None if mix is None else _mix(reader.model, mix)
-    if pooling == "cls":
-        reader.need_class("mean or max")
+    if pooled_by == "cls":
+        reader.need_class("mean, max or last")
 
     def vectors_of(block: Sequence[str]) -> np.ndarray:
         vectors: np.ndarray | None = None
+        read = [text.lower() for text in block] if own.lowercase else block
         with torch.inference_mode(), evaluating(reader.model):
-            for chosen, batch in reader.batches(reader.encode(block), batch_size):
+            for chosen, batch in reader.batches(reader.encode(read), batch_size):
                 if mixed is not None:
                     hidden_ND = mixed(reader.every(batch))
                 else:
                     hidden_ND = (
                         reader.last(batch) if layer in (None, -1) else _layer(reader.every(batch), layer)
                     )
-                pooled_RD = _pool(*reader.inside(hidden_ND, batch.layout), pooling, reader.class_last)
-                if normalise:
+                pooled_RD = _pool(*reader.inside(hidden_ND, batch.layout), pooled_by, reader.class_last)
+                if scaled:
                     pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
                 if vectors is None:
                     vectors = np.empty((len(block), pooled_RD.shape[1]), np.float32)
@@ -120,7 +132,7 @@ def embed(
             count, width = count + len(block), vectors.shape[1]
             block = list(islice(asked, BLOCK))
     if reader.cut:
-        tell(f"{reader.cut} of {count} texts were cut at the model's {reader.model.positions} tokens")
+        tell(f"{reader.cut} of {count} texts were cut at the model's {reader.length} tokens")
     return np.concatenate(kept) if out is None else Written(Path(out), count, width)
 
 
@@ -158,12 +170,14 @@ def _mix(model: Model, mix: str) -> Callable[[Sequence[Tensor]], Tensor]:
     return mixed
 
 
-def _pool(hidden_ND: Tensor, layout: Layout, pooling: Pooling, class_last: bool) -> Tensor:
+def _pool(hidden_ND: Tensor, layout: Layout, pooling: str, class_last: bool) -> Tensor:
     """Rows are sorted, and often equal: then the pool is a plain reduction over a view."""
     import torch
 
     if pooling == "cls":
         return hidden_ND[layout.last if class_last else layout.first]
+    if pooling == "last":
+        return hidden_ND[layout.last]
     if layout.equal:
         x_RTD = hidden_ND.view(layout.rows, layout.longest, -1)
         return x_RTD.mean(1) if pooling == "mean" else x_RTD.amax(1)

