@@ -204,6 +204,19 @@ def test_the_tokenizer_of_the_source_comes_along(hub: Hub) -> None:
     assert content(resolve("someone/pairs")) == wanted
 
 
+def test_what_makes_vectors_of_sentences_comes_along(hub: Hub) -> None:
+    wanted = {
+        "config.json": b"{}", "model.safetensors": b"weights", "modules.json": b"[]",
+        "sentence_bert_config.json": b"{}", "config_sentence_transformers.json": b"{}", "1_Pooling/config.json": b"{}",
+    }  # fmt: skip
+    hub.repositories["someone/sentences"] = {
+        **wanted,
+        "2_Dense/model.safetensors": b"",
+        "onnx/config.json": b"",
+    }
+    assert content(resolve("someone/sentences")) == wanted
+
+
 @pytest.mark.parametrize("kind", ["whole", "pickled"])
 def test_offline_uses_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     hub.repositories["someone/model"] = repository(tmp_path, kind)
