@@ -42,6 +42,8 @@ class Framing:
     role_ids: tuple[tuple[str, int], ...] = ()
     apart: bool = False
     """Vectors of texts leave the special tokens out: they are marks beside the text, not a part of what is read."""
+    context_first: bool = False
+    """Of a context and a question about it, the context comes first."""
     start: str | None = None
     """Of an encoder-decoder: the role of the token that the decoder begins with, before the framed text it writes."""
 
@@ -147,6 +149,7 @@ XLNET = Framing(
     (0, "separator", 1, "separator", "class"),
     (0, 0, 2),
     (0, 0, 1, 1, 2),
+    context_first=True,
 )
 # Marks before and behind every text; what is read of it are its words.
 ELMO = Framing(

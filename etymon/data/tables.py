@@ -57,14 +57,14 @@ class Table:
             digest.update(json.dumps([row.get(name) for name in columns], default=str).encode())
         return digest.hexdigest()
 
-    def divided(self, column: str, share: float, seed: int, most: int) -> tuple[Table, Table]:
+    def divided(self, column: str, share: float, most: int) -> tuple[Table, Table]:
         """The table without about a `share` of its rows, at most `most`, and these. Rows with the same text in the column
         stay together: what is held out was not seen in training."""
         texts = [
             json.dumps(value) if isinstance(value, list | tuple) else self._text(number, column)
             for number, value in enumerate(self.values(column))
         ]
-        ranked = sorted(set(texts), key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest())
+        ranked = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
         held = set(ranked[: min(most, max(1, round(share * len(ranked))))]) if share else set()
         inside = [number for number, text in enumerate(texts) if text not in held]
         outside = [number for number, text in enumerate(texts) if text in held]

@@ -14,9 +14,10 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
 from etymon.families import decoders
-from etymon.families.family import Family, Recipe, TokenizerChoice, classes
+from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
+from etymon.nn.heads import Projection
 from etymon.nn.initialise import normal_weights
 
 
@@ -33,6 +34,12 @@ SIZES: dict[str, dict[str, Any]] = {"pocket": decoders.SMALL_POCKET, "base": {}}
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
     return decoders.decoder(shape, lambda: decoders.block(shape, norm_first=False), norm=False)
+
+
+CLASSIFICATION = Head(
+    lambda s, body, labels: Projection(s.dim, labels, bias=False, dropout=s.head_dropout), at="last"
+)
+"""With the dropout that GPT-1 was fine-tuned with, which Transformers leaves out."""
 
 
 def names(shape: Shape) -> NameMap:
@@ -62,7 +69,7 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=decoders.HEADS,
+    heads={**decoders.HEADS, "classification": CLASSIFICATION},
     architectures=classes("OpenAIGPT", "LMHeadModel", "DoubleHeadsModel", "ForSequenceClassification"),
     names=names,
     settings=SETTINGS,

@@ -102,7 +102,7 @@ def load(
     learnt, known = _labels(config), stored
     if labels is None or set(labels) == set(learnt):
         labels = learnt  # in the order of the outputs
-    elif len(labels) != len(learnt) or learnt != _unnamed(len(learnt)):
+    elif not _same_outputs(labels, learnt, carried):
         known, chosen = family.with_required(stored) - LABELLING, True  # these know other labels
     model = Model(held, shape, stored if heads is None else heads, labels, features)
     known = known if model.features == held.features else known - model.family.reading_features
@@ -133,6 +133,12 @@ def _labels(config: Mapping[str, Any]) -> list[str]:
 
 def _unnamed(count: int) -> list[str]:
     return [f"LABEL_{number}" for number in range(count)]
+
+
+def _same_outputs(labels: Sequence[str], learnt: Sequence[str], carried: Mapping[str, Any]) -> bool:
+    """Whether outputs may stand for other labels: they have no names of their own, or the only one is a number."""
+    number = len(learnt) == 1 and carried.get("problem_type") == "regression"
+    return len(labels) == len(learnt) and (number or learnt == _unnamed(len(learnt)))
 
 
 def _placed(model: Model, quantize: str | None, device: str | torch.device) -> Model:

@@ -310,9 +310,11 @@ class Model(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether two passes differ in training: there is some dropout."""
-        parts = [self.shape, *(each for each in (self.features, self.lora) if each is not None)]
-        return any(rate for part in parts for name, rate in asdict(part).items() if "dropout" in name)
+        """Whether two passes differ in training: there is some dropout, of a part by itself or of attention's weights."""
+        resting = set(self.body.modules()) if self.frozen_body else set()
+        parts = (part for part in self.modules() if part not in resting)
+        rates = (getattr(part, name, 0.0) for part in parts for name in ("rate", "dropout"))
+        return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
     @property
     def int8(self) -> bool:

@@ -114,7 +114,9 @@ HEADS = {
     "tagging": Head(lambda s, body, labels: Projection(s.dim, labels)),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
     "conditional_span": Head(
-        lambda s, body, labels: ConditionalSpan(s.dim, s.norm_epsilon, s.span_starts, s.span_ends)
+        lambda s, body, labels: ConditionalSpan(
+            s.dim, s.norm_epsilon, s.span_starts, s.span_ends, s.dropout
+        )
     ),
 }
 ARCHITECTURES = [

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Linear
 
 
@@ -28,7 +29,9 @@ class Spans:
 class ConditionalSpan(nn.Module):
     """Scores of beginnings; of ends given a beginning (`end`); and whether there is no answer at all (`unanswerable`)."""
 
-    def __init__(self, dim: int, epsilon: float, starts: int = 5, ends: int = 5) -> None:
+    def __init__(
+        self, dim: int, epsilon: float, starts: int = 5, ends: int = 5, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.starts, self.ends = starts, ends
         self.start = Linear(dim, 1)
@@ -38,6 +41,7 @@ class ConditionalSpan(nn.Module):
             Linear(dim, 1),
         )
         self.answer_dense, self.answer_linear = Linear(2 * dim, dim), Linear(dim, 1, bias=False)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_nD: Tensor) -> Tensor:
         return self.start(x_nD).squeeze(-1)
@@ -48,10 +52,9 @@ class ConditionalSpan(nn.Module):
         return self.end_linear(self.end_norm(inner_nD)).squeeze(-1)
 
     def unanswerable(self, start_RD: Tensor, class_RD: Tensor) -> Tensor:
-        """From the beginning, one or a mean of many, and from the class token."""
-        return self.answer_linear(torch.tanh(self.answer_dense(torch.cat([start_RD, class_RD], -1)))).squeeze(
-            -1
-        )
+        """From where answers seem to begin, the mean of all states by their probabilities, and from the class token."""
+        inner_RD = torch.tanh(self.answer_dense(torch.cat([start_RD, class_RD], -1)))
+        return self.answer_linear(self.dropout(inner_RD)).squeeze(-1)
 
     def search(self, x_RTD: Tensor, class_RD: Tensor, hidden_RT: Tensor | None = None) -> Spans:
         """The best spans of every row; `hidden_RT` marks tokens that no answer begins or ends with."""

@@ -232,7 +232,10 @@ class Answer(HeadTask):
         scores_N2 = scores_N2.float().masked_fill(~shown_N[:, None], HIDDEN)
         if not self.unanswerable:
             return scores_N2
-        none_R = head.unanswerable(right_RD, x_ND.index_select(0, self.nothings(layout))).float()
+        # As published: by where an answer seems to begin. By where it does begin, the label would be seen.
+        share_N1 = row_log_softmax(scores_N2[:, :1], layout).exp().to(x_ND.dtype)
+        mean_RD = x_ND.new_zeros(layout.rows, x_ND.shape[1]).index_add(0, layout.row, share_N1 * x_ND)
+        none_R = head.unanswerable(mean_RD, x_ND.index_select(0, self.nothings(layout))).float()
         return torch.cat([scores_N2, none_R[layout.row, None]], -1)
 
     def inside(self, prepared: HeadPrepared) -> Tensor:

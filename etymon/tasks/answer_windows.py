@@ -1,4 +1,4 @@
-"""Questions and their contexts as windows: a context that is too long is read in parts, each behind the question."""
+"""Questions and their contexts as windows: a context that is too long is read in parts, each with the question."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def windows(
     room, pair = reader.room(pair=True), reader.framing.pair
     if room < 2:
         raise EtymonError(f"{reader.length} tokens have no room for a question and a context: raise --length")
-    marks = sum(isinstance(item, str) for item in pair[: pair.index(1)]) + len(reader.between)
+    context_first = reader.framing.context_first
+    marks = sum(isinstance(item, str) for item in pair[: pair.index(0 if context_first else 1)])
     distinct = {context: Tokens(*reader.words.offsets(context)) for context in dict.fromkeys(contexts)}
     tokens = [distinct[context] for context in contexts]
     most, cut, long = min(question_length, room // 2), 0, 0
@@ -95,8 +96,9 @@ def windows(
                 else slice(0)
             )
             words = len(questions[number].split()) + len(contexts[number][read].split())
-            framed = reader.framed(asked, part)
-            found.append(Window(number, framed, marks + len(asked), first, len(part), words))
+            framed = reader.framed(part, asked) if context_first else reader.framed(asked, part)
+            at = marks if context_first else marks + len(asked) + len(reader.between)
+            found.append(Window(number, framed, at, first, len(part), words))
     if cut:
         tell(
             f"{cut:,} of {len(questions):,} questions are longer than {most} tokens and are cut (question_length)"

@@ -201,7 +201,9 @@ class Classify(TextTask):
             return F.binary_cross_entropy_with_logits(scores, prepared.targets, weights, reduction="sum")
         smoothing = self.options.smoothing if torch.is_grad_enabled() else 0.0
         targets = prepared.targets[:, 0]
-        return F.cross_entropy(scores, targets, weights, reduction="sum", label_smoothing=smoothing)
+        losses = F.cross_entropy(scores, targets, reduction="none", label_smoothing=smoothing)
+        # Rows are weighed, and not the share of every label that smoothing gives to all: else rare ones would win.
+        return losses.sum() if weights is None else losses @ weights[targets]
 
     def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Labelled]:
         several = self.options.multi_label

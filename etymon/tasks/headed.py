@@ -110,6 +110,10 @@ class HeadTask(Task):
     def heads(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset({self.head, *(["vocabulary"] if self.options.language_model else [])})
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a process that prepares samples needs: no model."""
+        return {**self.__dict__, "teacher": None, "cache": None}
+
     # --- what a task says of itself
 
     @abstractmethod
@@ -190,6 +194,9 @@ class HeadTask(Task):
 
     def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
         self.bind(model, length)
+        if frozen:
+            model.frozen_body = True
+            self.cache = FeatureCache(model)
         if self.options.language_model and type(model.heads["vocabulary"]) is not DenseVocabulary:
             raise EtymonError(
                 "language_model needs an ordinary softmax, and this model has another: set language_model to 0"
@@ -201,9 +208,6 @@ class HeadTask(Task):
         if self.problem_type is not None:
             model.carried = {**model.carried, "problem_type": self.problem_type}
         self.penalised = model.features is not None and bool(model.features.penalty)
-        if frozen:
-            model.frozen_body = True
-            self.cache = FeatureCache(model)
 
     def follow(self, model: Model, task: Any, name: str) -> None:
         """Takes over what another model says, in training."""

@@ -95,13 +95,14 @@ class Finetuning(TaskRun):
                 "there are no rows to train on: give --train with a table or two parallel files"
             )
         table = read_table(self.file.train if train is None else train, self.file.columns)
-        self.fingerprint = table.fingerprint(self.task.columns)
-        self.require_rows(self.fingerprint)
         # Of all rows: a rare label may well be among those that are held out.
         self.labels = self.task.labels(table)
         held = None
         if validation is not None or self.file.validation:
             held = read_table(self.file.validation if validation is None else validation, self.file.columns)
+        tables = [table] if held is None else [table, held]
+        self.fingerprint = "".join(each.fingerprint(self.task.columns) for each in tables)
+        self.require_rows(self.fingerprint)
         return self.judged_apart(self.task, table, held)
 
     # --- the stages

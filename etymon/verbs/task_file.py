@@ -102,7 +102,7 @@ class TaskFile(CommonFile):
     mixture: MixtureFile | None = None
     """Several tasks and objectives, instead of `task` and `train`."""
     rows: str | None = None
-    """The fingerprint of the training rows, by which a resumed run knows them."""
+    """The fingerprint of the rows to train on and to judge by, by which a resumed run knows them."""
 
     @property
     def separate(self) -> bool:

@@ -50,17 +50,18 @@ class TaskRun(TrainingRun[Finetuned]):
         """Refuses to go on with other rows than the run began with."""
         if self.resuming and self.file.rows not in (None, fingerprint):
             raise EtymonError(
-                f"the training rows are not those that the run in {self.folder} began with: bring them back, or give another "
-                "--out for a new run"
+                f"the rows to train on or to judge by are not those that the run in {self.folder} began with: bring them "
+                "back, or give another --out for a new run"
             )
 
     def judged_apart(self, task: Task, table: Table, held: Table | None) -> tuple[Table, Table | None]:
-        """Rows to train on and to judge by: those that were given for it, or a share of the others. All can be used."""
+        """Rows to train on and to judge by: those that were given for it, or a share of the others, the same whatever the
+        seed, so that runs can be compared. All can be used."""
         for each in (table, held):
             if each is not None:
                 task.texts(each)
         if held is None and self.file.hold_out:
-            return table.divided(task.columns[0], self.file.hold_out, self.file.seed, MOST_HELD_OUT)
+            return table.divided(task.columns[0], self.file.hold_out, MOST_HELD_OUT)
         return table, held
 
     # --- what a kind of run has to say

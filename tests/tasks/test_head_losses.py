@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -111,6 +112,31 @@ def test_balanced_labels_count_by_how_rare_they_are() -> None:
     assert slices(dropped, TWO, [0])[0].counts == {"loss": 2.0, "r_drop": 1.0}, (
         "two passes are compared row by row"
     )
+
+
+def test_smoothing_gives_no_more_to_rare_labels() -> None:
+    task, model = begun("bert", table=TWO, class_weights="balanced", smoothing=0.3)
+    prepared = slices(task, TWO)
+    logs = scores_of(task, model, TWO).log_softmax(-1)
+    weights, right = torch.tensor([2.0, 1.0, 1.0]), torch.tensor([0, 1, 1])
+    losses = -0.7 * logs[range(3), right] - 0.3 * logs.mean(-1)
+    close(loss_of(task, model, prepared), (weights * losses).sum() / weights.sum())
+
+
+def test_only_dropout_that_acts_counts_for_r_drop() -> None:
+    """GPT-2's shape has a rate for heads of words, and none for the one that classifies."""
+    _, model = begun("gpt2")
+    model.shape = replace(model.shape, head_dropout=0.1)
+    assert not Model(model.family, model.shape, frozenset({"classification"}), ("a", "b")).drops
+    assert Model(model.family, model.shape, frozenset({"tagging"}), ("a", "b")).drops
+    assert begun("bert", dropout=0.1)[1].drops and not begun("bert")[1].drops
+
+
+def test_gpt1_drops_before_it_classifies() -> None:
+    _, model = begun("gpt1", dropout=0.5)
+    assert float(model.heads["classification"].dropout.rate) == 0.5
+    x = torch.ones(2, model.shape.dim)
+    assert not torch.equal(model.heads["classification"](x)[0], model.heads["classification"](x)[1])
 
 
 @pytest.mark.parametrize("name", ["classify", "choose"])
@@ -246,6 +272,16 @@ def test_a_teacher_is_followed_by_the_divergence(turned: bool) -> None:
     (prepared,) = slices(task, TABLE)
     terms = task.loss(TrainingUnit(model, task), prepared)
     assert set(terms) == {"loss"} and terms["loss"].weight == 1.0, "judged by the labels"
+
+
+def test_processes_that_prepare_rows_get_neither_teacher_nor_cache() -> None:
+    _, _, task, _ = taught({"teaching": 0.5})
+    assert pickle.loads(pickle.dumps(task)).teacher is None and task.teacher is not None
+    own = FeatureSettings(cells=4)
+    frozen, _ = begun("bert", features=own, frozen=True, way="head")
+    copy = pickle.loads(pickle.dumps(frozen))
+    assert copy.cache is None and frozen.cache is not None
+    assert copy.known == frozen.known
 
 
 def test_of_several_labels_each_is_followed_by_itself() -> None:

@@ -143,6 +143,8 @@ def test_numbers_are_multiples_of_a_fifth(monkeypatch: pytest.MonkeyPatch) -> No
     task, model = written("regress", table)
     assert task.texts(table)["target"] == [f"{np.round(float(value) * 5) / 5 + 0.0:.1f}" for value in values]
     assert task.texts(table)["target"][:4] == ["2.6", "0.0", "5.0", "3.2"]
+    halves = read_table([{"text": "A letter", "label": value} for value in (0.3, 0.5, 0.7, 1.9, 2.3, 4.3)])
+    assert task.texts(halves)["target"] == ["0.4", "0.4", "0.8", "2.0", "2.4", "4.4"], "as T5 was taught"
     texts = ["2.6", " 3.0 ", "three", "", "nan", "inf", "-0.4"]
     answers = answered(task, model, table, texts, monkeypatch)
     assert [one.value for one in answers] == [2.6, 3.0, -1.0, -1.0, -1.0, -1.0, -0.4]

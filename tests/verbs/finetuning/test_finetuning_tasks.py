@@ -142,10 +142,9 @@ def test_other_families_and_tasks_go_all_the_way(family: str, task: str, tmp_pat
 
 
 def test_a_rare_label_may_be_held_out(tmp_path: Path) -> None:
-    rare = [*TRAIN[:30], {"text": "a strange letter", "label": "rare"}]
-    held = (read_table(rare).divided("text", 0.5, seed, 1000)[1].rows for seed in range(9))
-    seed = next(seed for seed, rows in enumerate(held) if rare[-1] in rows)
-    done = finetune("bert", tmp_path / "run", train=rare, validation=None, hold_out=0.5, seed=seed, steps=1)
+    tables = ([*TRAIN[:30], {"text": f"a strange letter {number}", "label": "rare"}] for number in range(9))
+    rare = next(rows for rows in tables if rows[-1] in read_table(rows).divided("text", 0.5, 1000)[1].rows)
+    done = finetune("bert", tmp_path / "run", train=rare, validation=None, hold_out=0.5, steps=1)
     assert done.model.labels == ("bad", "good", "rare")
 
 
@@ -279,7 +278,33 @@ def test_a_head_that_knows_the_labels_keeps_their_order(learnt: Finetuned, tmp_p
     assert done.metrics["loss"] == pytest.approx(learnt.metrics["loss"], rel=1e-3)
 
 
+def test_seeds_are_judged_by_the_same_rows(tmp_path: Path) -> None:
+    finetune("bert", tmp_path / "run", validation=None, hold_out=0.2, steps=1, seeds=2)
+    reports = [(tmp_path / "run" / f"seed-{seed}" / "run.yaml").read_text("utf-8") for seed in (0, 1)]
+    assert len({yaml.safe_load(report)["rows"] for report in reports}) == 1
+    held = [read_table(TRAIN).divided("text", 0.2, 1000)[1].rows for _ in range(2)]
+    assert held[0] == held[1] and 20 < len(held[0]) < 50
+
+
+def test_a_regressor_learns_on_whatever_the_column_is_called(tmp_path: Path) -> None:
+    numbers = [{"text": row["text"], "value": float(len(row["text"]))} for row in TRAIN[:24]]
+    own: dict[str, Any] = {"task": "regress", "validation": None, "metric": "mse", "steps": 2}
+    first = finetune("bert", tmp_path / "one", train=numbers, label="value", **own)
+    again = [{"text": row["text"], "score": row["value"]} for row in numbers]
+    loaded = etymon.load(first.folder, heads=["classification"], labels=["score"])
+    assert loaded.new_heads == () and loaded.labels == ("score",)
+    finetune(first.folder, tmp_path / "two", train=again, label="score", **own)
+
+
 # ------------------------------------------------------------ stopped and resumed
+
+
+def test_a_resumed_run_is_judged_by_the_rows_it_began_with(tmp_path: Path) -> None:
+    finetune("bert", tmp_path / "run", steps=2, validate_every=1)
+    message = "the rows to train on or to judge by are not those that the run in .* began with"
+    for validation in (None, TEST[:-1]):
+        with pytest.raises(EtymonError, match=message):
+            finetune("bert", tmp_path / "run", steps=2, validate_every=1, validation=validation, resume=True)
 
 
 @pytest.mark.parametrize(
