@@ -9,9 +9,9 @@ What its module has to keep to (the module must be light: torch and the like are
   `list`: may be repeated). A list before the `*` that has a default is an argument that may be left out. Of a union
   the first member that a command line can express is taken, so `str | Path | Model` is text; names imported only
   under TYPE_CHECKING may be used.
-- Parameters named `on_...` are callbacks and never options. If the module has a function of the same name, the
-  command line hands it over: a module-level `on_text(piece)` prints what `generate(..., on_text=None)` streams.
-  Its keyword-only parameters get the values of the options of those names.
+- Parameters named `on_...` are callbacks and never options. If the module, or else `etymon.verbs.terminal`, has a
+  function of the same name, the command line hands it over: a module-level `on_text(piece)` prints what
+  `generate(..., on_text=None)` streams. Its keyword-only parameters get the values of the options of those names.
 - `present(result, ...)` in the module, if there is one, prints the result. Its further parameters are the verb's
   own values of those names; one that the verb does not have becomes an option of the command line alone, e.g.
   `json: Annotated[bool, "print JSON"] = False`.
@@ -41,6 +41,7 @@ from typer.models import ArgumentInfo
 import etymon
 from etymon import __version__
 from etymon.errors import EtymonError
+from etymon.verbs import terminal
 
 # The registry: a verb's name, in the order of `etymon --help`, and the module that holds it.
 VERBS = {name: f"etymon.verbs.{name}" for name in etymon.VERBS}
@@ -137,7 +138,8 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
     present = getattr(module, "present", None)
     shown = list(inspect.signature(present).parameters.values())[1:] if present else []
     own = inspect.signature(verb).parameters
-    callbacks = {name: getattr(module, name, None) for name in own if name.startswith("on_")}
+    usual = vars(terminal) | vars(module)
+    callbacks = {name: usual.get(name) for name in own if name.startswith("on_")}
     parameters = [
         _option(verb, parameter) for parameter in own.values() if not parameter.name.startswith("on_")
     ]

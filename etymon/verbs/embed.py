@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from etymon.verbs.options import Quantize
-from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     import numpy as np

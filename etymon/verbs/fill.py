@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from etymon.verbs.options import Quantize
-from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:

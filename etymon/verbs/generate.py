@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs import options
 from etymon.verbs.terminal import clear, print_json
-from etymon.verbs.terminal import on_note as on_note
-from etymon.verbs.terminal import on_progress as on_progress
 
 if TYPE_CHECKING:
     from etymon.families.model import Model

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.verbs import options
-from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from etymon.verbs.terminal import clear, print_json
-from etymon.verbs.terminal import on_note as on_note
-from etymon.verbs.terminal import on_progress as on_progress
 
 if TYPE_CHECKING:
     from etymon.evaluation.probe_data import Task

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.verbs.options import Quantize
 from etymon.verbs.terminal import clear, print_json
-from etymon.verbs.terminal import on_note as on_note
 from etymon.verbs.terminal import on_progress as tell
 
 if TYPE_CHECKING:

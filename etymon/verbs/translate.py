@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from etymon.verbs.rewriting import Rewritten, rewrite
 from etymon.verbs.rewriting import present as present
-from etymon.verbs.terminal import on_note as on_note
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
