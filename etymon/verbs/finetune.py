@@ -169,7 +169,7 @@ def finetune(
     from etymon.families.loading import read_shape
     from etymon.verbs.finetuning import Finetuning
     from etymon.verbs.mixing import Mixing
-    from etymon.verbs.run_file import assemble_as, begun, settings_of
+    from etymon.verbs.run_file import assemble, begun, settings_of
     from etymon.verbs.task_file import TaskFile
 
     amounts = [amount for amount in (budget, epochs, steps) if amount is not None]
@@ -196,7 +196,7 @@ def finetune(
         adversarial=None if adversarial is None else {"name": adversarial}, lora=None if lora is None else {"rank": lora},
         features={name: value for name, value in featured.items() if value is not None} or None,
     )  # fmt: skip
-    file = assemble_as(TaskFile, given, config, tuple(set or ()))
+    file = assemble(TaskFile, given, config, tuple(set or ()))
     folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
     if seeds is not None:
         if seed is not None or dry_run:

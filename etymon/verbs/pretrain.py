@@ -155,9 +155,9 @@ def started(
     from etymon.data.sources import text_source
     from etymon.errors import EtymonError
     from etymon.verbs.pretraining import Pretraining
-    from etymon.verbs.run_file import assemble
+    from etymon.verbs.run_file import RunFile, assemble
 
-    file = assemble(given, config, tuple(set or ()))
+    file = assemble(RunFile, given, config, tuple(set or ()))
     target = Path(out or Path("runs") / f"{file.family}-{file.size}")
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")

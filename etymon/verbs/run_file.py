@@ -194,13 +194,6 @@ def settings_of(kind: type[CommonFile], asked: Mapping[str, Any], **others: Any)
 
 
 def assemble(
-    given: Mapping[str, Any], config: str | Path | None = None, overrides: Sequence[str] = ()
-) -> RunFile:
-    """`assemble_as` for `etymon pretrain`."""
-    return assemble_as(RunFile, given, config, overrides)
-
-
-def assemble_as(
     kind: type[File],
     given: Mapping[str, Any],
     config: str | Path | None = None,

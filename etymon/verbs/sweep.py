@@ -138,7 +138,8 @@ def sweep(
     from etymon.verbs.sweeping import Sweep, read_grid
 
     paths, source = texts(data)
-    file = assemble(settings_of(RunFile, asked, data=paths, start=from_), config, tuple(set or ()))
+    given = settings_of(RunFile, asked, data=paths, start=from_)
+    file = assemble(RunFile, given, config, tuple(set or ()))
     folder = Path(out or Path("sweeps") / f"{file.family}-{file.size}")
     options: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
     if resume:

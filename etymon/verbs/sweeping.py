@@ -189,7 +189,7 @@ class Sweep:
         for number in range(self.seeds):
             for cell, folder in zip(cells, folders, strict=True):
                 overrides = [f"{key}={json.dumps(value)}" for key, value in cell.settings.items()]
-                file = assemble(tree, None, overrides)
+                file = assemble(RunFile, tree, None, overrides)
                 if self.seeds > 1:
                     file = replace(file, seed=file.seed + number)
                     folder = f"{folder},seed={file.seed}".strip(",")

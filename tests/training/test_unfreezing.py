@@ -204,9 +204,9 @@ def test_a_crashed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
 def test_run_files_take_a_name_or_a_section(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("family: bert\nadversarial: pgd\nunfreeze: 0.25\n", encoding="utf-8")
-    assert assemble({"family": "bert"}, config).adversarial == AdversarialSettings.of("pgd")
+    assert assemble(RunFile, {"family": "bert"}, config).adversarial == AdversarialSettings.of("pgd")
     config.write_text("family: bert\nadversarial: {name: pgd, epsilon: 0.5}\n", encoding="utf-8")
-    found = assemble({"family": "bert"}, config, ["adversarial.steps=5"])
+    found = assemble(RunFile, {"family": "bert"}, config, ["adversarial.steps=5"])
     assert found.adversarial == AdversarialSettings("pgd", 0.5, 0.3, 5)
     for overrides, reason in (
         (["adversarial.epsilom=5"], "unknown key 'epsilom' in adversarial"),
@@ -216,9 +216,9 @@ def test_run_files_take_a_name_or_a_section(tmp_path: Path) -> None:
         (["unfreeze=1.0"], "unfreeze is a share of the steps"),
     ):
         if reason is None:
-            assert assemble({"family": "bert"}, config, overrides).adversarial == AdversarialSettings.of(
-                {"name": "fgm", "epsilon": 0.5}
-            )
+            assert assemble(
+                RunFile, {"family": "bert"}, config, overrides
+            ).adversarial == AdversarialSettings.of({"name": "fgm", "epsilon": 0.5})
         else:
             with pytest.raises(EtymonError, match=reason):
-                assemble({"family": "bert"}, config, overrides)
+                assemble(RunFile, {"family": "bert"}, config, overrides)

@@ -20,7 +20,7 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.verbs import run_text
 from etymon.verbs.reading import byte_progress, parse_size
-from etymon.verbs.run_file import assemble
+from etymon.verbs.run_file import RunFile, assemble
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume, with_test_sizes
 
@@ -163,7 +163,7 @@ def test_a_new_run_reads_its_text_twice_and_says_how_far(
     monkeypatch.setattr(TextFiles, "_open", lambda self, path: opened.append(path) or real(self, path))
     monkeypatch.setattr(run_text, "EVERY", 0)
     told = SimpleNamespace(note=notes.append)
-    file = assemble({"family": "gpt2", "data": [str(place / "a.txt")]})
+    file = assemble(RunFile, {"family": "gpt2", "data": [str(place / "a.txt")]})
     for reads in (2, 2):  # for the tokenizer and for the store; the second time for neither
         text = run_text.RunText(
             tmp_path,

@@ -113,14 +113,14 @@ def test_a_run_goes_on_and_another_begins_from_it(made: dict[str, Pretrained], t
 
 def test_a_run_file_names_it(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("family: gpt2\ntokenizer: char\nvocabulary: 30\n", encoding="utf-8")
-    file = assemble({}, tmp_path / "run.yaml")
+    file = assemble(RunFile, {}, tmp_path / "run.yaml")
     assert file.kind == "character"
-    assert assemble({"family": "gpt2", "tokenizer": "./char"}).kind is None  # a folder
+    assert assemble(RunFile, {"family": "gpt2", "tokenizer": "./char"}).kind is None  # a folder
     assert RunFile(family="gpt2").kind is None
     with pytest.raises(EtymonError, match="not both"):
-        assemble({"family": "gpt2", "tokenizer": "byte", "vocabulary": 300})
+        assemble(RunFile, {"family": "gpt2", "tokenizer": "byte", "vocabulary": 300})
     with pytest.raises(EtymonError, match="not both"):
-        assemble({"family": "gpt2", "tokenizer": "./char", "vocabulary": 300})
+        assemble(RunFile, {"family": "gpt2", "tokenizer": "./char", "vocabulary": 300})
 
 
 def test_by_way_of_a_tokenizer_and_a_store(made: dict[str, Pretrained], tmp_path: Path) -> None:

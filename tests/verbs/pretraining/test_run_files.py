@@ -40,16 +40,18 @@ def test_options_beat_the_file_and_overrides_beat_both(written: Callable[[str], 
     file = written(
         "family: bert\nbatch: 4\nlength: 16\nseed: 1\nshape: {layers: 3, heads: 1}\nsave_at: [1epoch]\n"
     )
-    plainly = assemble({"family": "bert", "batch": None}, file)
+    plainly = assemble(RunFile, {"family": "bert", "batch": None}, file)
     assert (plainly.batch, plainly.length, plainly.seed) == (4, 16, 1)
     assert plainly.shape == {"layers": 3, "heads": 1} and plainly.save_at == ("1epoch",)
-    given = assemble({"family": "bert", "batch": 8, "length": 32}, file, ["length=64", "shape.layers=2"])
+    given = assemble(
+        RunFile, {"family": "bert", "batch": 8, "length": 32}, file, ["length=64", "shape.layers=2"]
+    )
     assert (given.batch, given.length, given.seed) == (8, 64, 1)
     assert given.shape == {"layers": 2, "heads": 1}
-    assert assemble({"family": "bert"}, None, ["batch=3", "phases=[{share: 1.0, length: 8}]"]) == RunFile(
-        "bert", batch=3, phases=(PhaseFile(1.0, 8),)
-    )
-    assert assemble({"family": "gpt2"}, written("size: pocket")).family == "gpt2"
+    assert assemble(
+        RunFile, {"family": "bert"}, None, ["batch=3", "phases=[{share: 1.0, length: 8}]"]
+    ) == RunFile("bert", batch=3, phases=(PhaseFile(1.0, 8),))
+    assert assemble(RunFile, {"family": "gpt2"}, written("size: pocket")).family == "gpt2"
 
 
 def test_what_a_verb_was_asked_becomes_settings(written: Callable[[str], Path]) -> None:
@@ -63,7 +65,7 @@ def test_what_a_verb_was_asked_becomes_settings(written: Callable[[str], Path]) 
     }
     given = settings_of(RunFile, asked, start=Path("there"))
     assert given == {"family": "bert", "batch": 3, "tensorboard": False, "start": Path("there")}
-    file = assemble(given, written("tensorboard: true\nsave_at: [1epoch]"))
+    file = assemble(RunFile, given, written("tensorboard: true\nsave_at: [1epoch]"))
     assert (file.start, file.tensorboard, file.save_at) == ("there", False, ("1epoch",))
 
 
@@ -98,7 +100,7 @@ def test_mistakes_are_named(
     text: str, overrides: list[str], reason: str, written: Callable[[str], Path]
 ) -> None:
     with pytest.raises(EtymonError, match=reason) as error:
-        assemble({"family": "bert"}, written(text), overrides)
+        assemble(RunFile, {"family": "bert"}, written(text), overrides)
     assert "\n" not in str(error.value)
 
 
@@ -143,14 +145,14 @@ def test_the_resolved_file_is_complete_and_repeats_the_run(
 def test_an_edited_file_is_worked_out_anew(straight: Callable[[str], Pretrained], tmp_path: Path) -> None:
     old = (straight("gpt2").folder / "run.yaml").read_text(encoding="utf-8")
     begun, after = "budget: 12steps", "budget: 3steps"
-    assert begun in old and assemble({}, _file(tmp_path, old)).training is not None
+    assert begun in old and assemble(RunFile, {}, _file(tmp_path, old)).training is not None
     edited = _file(tmp_path, old.replace(begun, after))
-    assert assemble({}, edited).training is None
+    assert assemble(RunFile, {}, edited).training is None
     told = dict.fromkeys(("size", "steps", "batch", "slices", "length", "learning_rate", "validation", "validate_every", "save_every"))  # fmt: skip
     assert pretrain("gpt2", tmp_path / "new", config=edited, **told).steps == 3
     # What was edited in the section itself counts; a run in its own folder goes on as it began.
     own = _file(tmp_path, old.replace("  log_layers_every: 50", "  log_layers_every: 7"))
-    settings = assemble({}, own).training
+    settings = assemble(RunFile, {}, own).training
     assert settings is not None and settings.log_layers_every == 7
     (tmp_path / "new" / "run.yaml").write_text(old.replace(begun, after), encoding="utf-8")
     with pytest.raises(
@@ -159,7 +161,7 @@ def test_an_edited_file_is_worked_out_anew(straight: Callable[[str], Pretrained]
         resume("gpt2", tmp_path / "new")
     for name in ("steps", "log_layers_every", "validate_every", "save_every", "keep"):
         with pytest.raises(EtymonError, match=f"training.{name} must be at least 1, not 0"):
-            assemble({}, own, [f"training.{name}=0"])
+            assemble(RunFile, {}, own, [f"training.{name}=0"])
 
 
 def _file(folder: Path, text: str) -> Path:
