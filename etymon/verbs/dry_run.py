@@ -14,11 +14,11 @@ from etymon.data.store import TokenStore
 from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.families.model import Model
-from etymon.training.budgets import pace_of, parse_budget
+from etymon.training.budgets import Pace, pace_of, parse_budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Phase, Position, validation_slices
 from etymon.training.figures import evaluate
-from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.loop import Trainer
 from etymon.training.progress import format_bytes, format_count, format_seconds
 from etymon.training.progress import progress as make_progress
 from etymon.training.runs import Run
@@ -105,13 +105,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         unit, phases = run.prepare(world, None, remembered)
         model: Model = unit.model  # type: ignore[assignment]
         share = texts[0].beginning.share() if texts[0].beginning is not None else 1.0
-        asked = run.file.budget or USUAL_BUDGET
-        budget = parse_budget(asked)
-        counted = unit if budget.unit == "flops" else None
-        pace = pace_of([(phase.share, phase.feed) for phase in phases], counted)
-        pace = replace(pace, epochs=pace.epochs * share)
-        settings = training_settings(run.recipe, run.file, steps=1, validations=VALIDATIONS)
-        each = sum(phase.share * step_time(run, unit, phase, settings, world) for phase in phases)
+        asked, steps, pace, each = tried(run, unit, phases, world, share)
         held = memory(world.device)
         few = phases[-1].rows
         slices = validation_slices(
@@ -120,11 +114,11 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         if slices:
             evaluate(unit, slices)
         save_members(unit, run.member, Path(place), history=[])
-        steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)
         run.course(phases, steps, world)  # refuses phases that would get no step
     settings = training_settings(run.recipe, run.file, steps=steps, validations=VALIDATIONS)
     summary = phases[0].store.summary
     about = "about " if share < 1 else ""
+    timed = parse_budget(asked).unit == "seconds"
     optimiser, schedule = settings.optimiser, settings.schedule
     lines = {
         "model": f"{run.title}, {model.parameter_count():,} parameters",
@@ -139,7 +133,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         )
     return model, {
         **lines,
-        "steps": f"{'about ' if budget.unit == 'seconds' or share < 1 else ''}{steps:,} ({asked}), "
+        "steps": f"{'about ' if timed else about}{steps:,} ({asked}), "
         f"about {format_count(steps * pace.tokens)} tokens",
         "learning rate": f"{optimiser.learning_rate:g} at its peak, {schedule.name}, "
         f"{schedule.warmup:,} steps of warm-up, {optimiser.name}",
@@ -149,17 +143,27 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
     }
 
 
-def step_time(
-    run: TrainingRun[Any], unit: TrainingUnit, phase: PhasePlan, settings: TrainingSettings, world: World
-) -> float:
-    """Seconds of a step of a phase: the second one, since the first warms up."""
-    course = Course([Phase(0, phase.feed)])
-    trainer = Trainer(
-        unit, course, settings, Run(run.folder), progress=run.progress, world=world,
-        validate=lambda step: {}, save_members=lambda folder: None,
-    )  # fmt: skip
-    for step in course.steps(0, Position(), 2):
-        begin = time.perf_counter()
-        trainer._step(step, learning_rate=0.0)
-        seconds = time.perf_counter() - begin
-    return seconds
+def tried(
+    run: TrainingRun[Any], unit: TrainingUnit, phases: list[PhasePlan], world: World, share: float = 1.0
+) -> tuple[str, int, Pace, float]:
+    """The budget, how many steps it is enough for, and what a step uses up, seconds at last; `share` of the text was read."""
+    asked = run.file.budget or USUAL_BUDGET
+    budget = parse_budget(asked)
+    counted = unit if budget.unit == "flops" else None
+    pace = pace_of([(phase.share, phase.feed) for phase in phases], counted)
+    pace = replace(pace, epochs=pace.epochs * share)
+    settings = training_settings(run.recipe, run.file, steps=1, validations=VALIDATIONS)
+    each = 0.0
+    for phase in phases:
+        course = Course([Phase(0, phase.feed)])
+        trainer = Trainer(
+            unit, course, settings, Run(run.folder), progress=run.progress, world=world,
+            validate=lambda step: {}, save_members=lambda folder: None,
+        )  # fmt: skip
+        for step in course.steps(0, Position(), 2):  # the second one counts: the first warms up
+            begin = time.perf_counter()
+            trainer._step(step, learning_rate=0.0)
+            seconds = time.perf_counter() - begin
+        each += phase.share * seconds
+    steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)
+    return asked, steps, pace, each

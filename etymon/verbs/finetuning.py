@@ -20,13 +20,12 @@ from etymon.nn.lora import adapt, merge
 from etymon.report.page import Section
 from etymon.tasks import get_task, task_class, task_for
 from etymon.tasks.task import falling, usual_batch
-from etymon.training.budgets import pace_of, parse_budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed
 from etymon.training.loop import TrainingSettings
 from etymon.training.progress import Kind, format_count
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.dry_run import step_time
+from etymon.verbs.dry_run import tried
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import PhasePlan
@@ -234,21 +233,18 @@ class Finetuning(TaskRun):
 
     def rehearse(self) -> Finetuned:
         """Tries everything once and writes nothing."""
-        target, files = self.folder, self.file
+        target = self.folder
         with self.joined() as world, TemporaryDirectory(prefix="etymon-") as place:
             self.folder = Path(place)
             unit, phases = self.prepare(World(device=world.device), None)
             model: Model = unit.model  # type: ignore[assignment]
-            settings = training_settings(self.recipe, files, steps=1, validations=VALIDATIONS)
-            each = step_time(self, unit, phases[0], settings, World(device=world.device))
+            asked, steps, pace, each = tried(self, unit, phases, World(device=world.device))
             few = self.train.at(range(min(2, len(self.train))))
             if scored := [name for name in self.metrics if name != "loss"]:
                 self.task.score(self.task.predict(model, few), few, scored)
             save(model, self.folder / self.member)
             self.folder = target
-        asked = files.budget or USUAL_BUDGET
-        budget, pace = parse_budget(asked), pace_of([(1.0, phases[0].feed)])
-        steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)
+        settings = training_settings(self.recipe, self.file, steps=steps, validations=VALIDATIONS)
         optimiser = settings.optimiser
         plan = {
             "model": f"{self.title}, {model.parameter_count():,} parameters",
