@@ -30,12 +30,11 @@ from etymon.training.memories import Memories
 from etymon.training.optimisers import (
     OptimiserChoice,
     build_optimiser,
-    gradient_norms,
     optimiser_tensors,
     restore_optimiser,
     set_rate,
-    thawed,
 )
+from etymon.training.optimisers.groups import gradient_norms, thawed
 from etymon.training.progress import Progress
 from etymon.training.runs import JUDGED, Run, TrainingState
 from etymon.training.schedules import ScheduleChoice

@@ -18,7 +18,8 @@ from etymon.families.model import Model
 from etymon.training.adversarial import AdversarialSettings
 from etymon.training.feeding import Course, Feed, Phase, Position
 from etymon.training.loop import Trainer, TrainingSettings
-from etymon.training.optimisers import OPTIMISERS, OptimiserChoice, build_optimiser, section, thawed
+from etymon.training.optimisers import OPTIMISERS, OptimiserChoice, build_optimiser
+from etymon.training.optimisers.groups import section, thawed
 from etymon.training.progress import progress
 from etymon.training.runs import Run
 from etymon.training.unit import TrainingUnit

@@ -15,30 +15,9 @@ from etymon.errors import EtymonError
 from etymon.training.optimisers.adafactor import Adafactor
 from etymon.training.optimisers.adagrad import Adagrad
 from etymon.training.optimisers.adam import BertAdam
-from etymon.training.optimisers.groups import (
-    freeze,
-    gradient_norms,
-    matches,
-    named,
-    parameter_groups,
-    section,
-    thawed,
-)
+from etymon.training.optimisers.groups import freeze, matches, named, parameter_groups, section
 from etymon.training.optimisers.lamb import Lamb
 from etymon.training.optimisers.muon import Muon
-
-__all__ = [
-    "OPTIMISERS",
-    "OptimiserChoice",
-    "build_optimiser",
-    "freeze",
-    "gradient_norms",
-    "optimiser_tensors",
-    "restore_optimiser",
-    "section",
-    "set_rate",
-    "thawed",
-]
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, fused=True),
