@@ -61,27 +61,24 @@ def word_backend(model: models.WordLevel, **settings: Any) -> tokenizers.Tokeniz
     return _assembled(model, normaliser(**settings), splitter)
 
 
-def wordpiece_backend(
-    model: models.WordPiece,
-    *,
-    lowercase: bool,
-    strip_accents: bool | None,
-    chinese: bool = True,
-    normalise: str = "none",
-) -> tokenizers.Tokenizer:
+def wordpiece_backend(model: models.WordPiece, **settings: Any) -> tokenizers.Tokenizer:
     """BERT: cleaned text, ideographs spaced, punctuation split, longest pieces first with `##`."""
-    return _bert(model, decoders.WordPiece(prefix="##"), lowercase, strip_accents, chinese, normalise)
+    return _bert(model, decoders.WordPiece(prefix="##"), **settings)
 
 
-def word_bpe_backend(
-    model: models.BPE, *, lowercase: bool = True, strip_accents: bool | None = None, normalise: str = "none"
-) -> tokenizers.Tokenizer:
+def word_bpe_backend(model: models.BPE, **settings: Any) -> tokenizers.Tokenizer:
     """GPT-1: words as BERT splits them, merged inside; the last piece of a word ends in `</w>`."""
-    return _bert(model, decoders.BPEDecoder(suffix=WORD_END), lowercase, strip_accents, True, normalise)
+    return _bert(model, decoders.BPEDecoder(suffix=WORD_END), **settings)
 
 
 def _bert(
-    model: Any, decoder: Any, lowercase: bool, strip_accents: bool | None, chinese: bool, normalise: str
+    model: Any,
+    decoder: Any,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool | None = None,
+    chinese: bool = True,
+    normalise: str = "none",
 ) -> tokenizers.Tokenizer:
     normalizer: Any = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
