@@ -89,16 +89,6 @@ class Reader:
         fewer = len(self.before) + len(self.after)
         return x_ND[inner], Layout([length - fewer for length in layout.lengths], layout.device)
 
-    def last(self, batch: Batch) -> Tensor:
-        """The last layer's states `[N, D]`; of an encoder and a decoder, the encoder's."""
-        return (
-            self.model.encode(batch).hidden_MD if self.model.encoder_decoder else self.model.hidden(batch)[0]
-        )
-
-    def every(self, batch: Batch) -> list[Tensor]:
-        """Every layer's states, the input of the first layer before them."""
-        return self.model.layers(batch)
-
 
 @dataclass(frozen=True)
 class Representations:
@@ -137,7 +127,7 @@ def represent(
     done = 0
     with torch.inference_mode(), evaluating(model):
         for chosen, batch in reader.batches(encoded, batch_size):
-            layers = reader.every(batch)
+            layers = model.layers(batch)
             if states is None:
                 states = _room(len(layers), len(units), layers[0].shape[1])
             into = np.concatenate([numbers_of[text] for text in chosen])

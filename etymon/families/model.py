@@ -204,10 +204,14 @@ class Model(nn.Module):
         self.body.train(training and not self.frozen_body)
         try:
             with torch.set_grad_enabled(gradient), trace(self, attention=False) as seen:
-                last = self.encode(batch).hidden_MD if self.encoder_decoder else self.hidden(batch)[0]
+                last = self.last_layer(batch)
         finally:
             self.body.train(training)
         return next((stack.hidden for stack in seen.values() if stack.hidden), [last])
+
+    def last_layer(self, batch: Batch) -> Tensor:
+        """The last of them alone."""
+        return self.encode(batch).hidden_MD if self.encoder_decoder else self.hidden(batch)[0]
 
     def answer_from(
         self, head: str, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None

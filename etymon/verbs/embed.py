@@ -98,21 +98,21 @@ def embed(
     reader = Reader(chosen_model, own.length)
     if mix is not None and layer is not None:
         raise EtymonError("a vector is of one layer or of a mix of all: give --layer or --mix, not both")
-    mixed = None if mix is None else _mix(reader.model, mix)
+    mixed = None if mix is None else _mix(chosen_model, mix)
     if pooled_by == "cls":
         reader.need_class("mean, max or last")
 
     def vectors_of(block: Sequence[str]) -> np.ndarray:
         vectors: np.ndarray | None = None
         read = [text.lower() for text in block] if own.lowercase else block
-        with torch.inference_mode(), evaluating(reader.model):
+        with torch.inference_mode(), evaluating(chosen_model):
             for chosen, batch in reader.batches(reader.encode(read), batch_size):
                 if mixed is not None:
-                    hidden_ND = mixed(reader.every(batch))
+                    hidden_ND = mixed(chosen_model.layers(batch))
+                elif layer is None or layer == -1:
+                    hidden_ND = chosen_model.last_layer(batch)
                 else:
-                    hidden_ND = (
-                        reader.last(batch) if layer in (None, -1) else _layer(reader.every(batch), layer)
-                    )
+                    hidden_ND = _layer(chosen_model.layers(batch), layer)
                 pooled_RD = _pool(*reader.inside(hidden_ND, batch.layout), pooled_by, reader.class_last)
                 if scaled:
                     pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
@@ -135,10 +135,9 @@ def embed(
     return np.concatenate(kept) if out is None else Written(Path(out), count, width)
 
 
-def _layer(layers: Sequence[Tensor], layer: int | None) -> Tensor:
+def _layer(layers: Sequence[Tensor], layer: int) -> Tensor:
     from etymon.errors import EtymonError
 
-    assert layer is not None
     if not -len(layers) <= layer < len(layers):
         raise EtymonError(f"there is no layer {layer}: this model has 0 (the input) to {len(layers) - 1}")
     return layers[layer]
