@@ -87,21 +87,19 @@ def convert(
             f"{model.family.title} writes no text from left to right, by which rounding could be judged: leave out --data"
         )
     merge(model)
-    count, figures, heads = model.parameter_count(), [], tuple(sorted(model.asked))
+    count, heads = model.parameter_count(), tuple(sorted(model.asked))
     done = Converted(Path(target), model.family.title, count, heads, model.new_heads, averaged=steps)
     if layout == "bilm":
         write_published(model, target)
         return replace(done, heads=(), new_heads=(), left_out=heads)
-    for rounding in (False, True) if quantize is not None else ():
-        if rounding:
-            model.quantized()
-        figures.append(_figures(model, text))
-    save(model.to(getattr(torch, dtype)) if quantize is None else model, target)
-    if quantize is not None:
-        written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
-        done.changes["megabytes"] = (4 * count / 1e6, written / 1e6)
-        before, after = figures
-        done.changes |= {name: (before[name], after[name]) for name in before}
+    if quantize is None:
+        save(model.to(getattr(torch, dtype)), target)
+        return done
+    before, after = _figures(model, text), _figures(model.quantized(), text)
+    save(model, target)
+    written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
+    done.changes["megabytes"] = (4 * count / 1e6, written / 1e6)
+    done.changes |= {name: (before[name], after[name]) for name in before}
     return done
 
 
