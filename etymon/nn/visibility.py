@@ -198,7 +198,6 @@ class CachedView:
     positions: Tensor
     reach: int
     mask: Tensor | None
-    causal: bool = False
 
     def attend(
         self,
@@ -213,7 +212,7 @@ class CachedView:
         q_RHQK = self.query.lift(q_NHK).transpose(1, 2)
         k_RHTK, v_RHTK = keys_RHCK[:, :, : self.reach], values_RHCK[:, :, : self.reach]
         out_RHQK, weights = attend(
-            q_RHQK, k_RHTK, v_RHTK, self.mask, self.causal, scale, dropout, eager=seen is not None
+            q_RHQK, k_RHTK, v_RHTK, self.mask, False, scale, dropout, eager=seen is not None
         )
         if seen is not None and weights is not None:
             seen.append(weights)
@@ -224,7 +223,7 @@ class CachedView:
         key = torch.arange(self.reach, device=query.device)[None]
         if (query == query[:1]).all():
             query = query[:1]
-        return replace(self, mask=_add_mask(bias(query, key), self.mask, self.causal), causal=False)
+        return replace(self, mask=_add_mask(bias(query, key), self.mask))
 
 
 def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
@@ -374,7 +373,7 @@ def _columns(batch: Batch, group: Layout, rows: Sequence[int]) -> Columns:
     return Columns(index, None if batch.prefix is None else _lift(batch.prefix, batch, group, rows))
 
 
-def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
     if causal:
         mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
     return bias if mask is None else bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
