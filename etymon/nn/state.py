@@ -228,10 +228,7 @@ class KeyValueState:
         chosen = copy(self)
         chosen.spare = None
         chosen.self_caches = [cache.pick(rows, self.filled_cells) for cache in self.self_caches]
-        cross = self._cross_rows(rows)
-        chosen.cross_caches = [
-            cache.pick(cross, max(self.cross_lengths, default=0)) for cache in self.cross_caches
-        ]
+        chosen.cross_caches = self._picked_cross(self._cross_rows(rows))
         chosen._rows_of(self, rows)
         return chosen
 
@@ -247,13 +244,14 @@ class KeyValueState:
             _move(self.self_caches, rows, moved, self.filled_cells)
         cross = self._cross_rows(rows)
         if len(cross) > len(self.cross_lengths):  # neighbours have parted: to each its own
-            self.cross_caches = [
-                cache.pick(cross, max(self.cross_lengths, default=0)) for cache in self.cross_caches
-            ]
+            self.cross_caches = self._picked_cross(cross)
         else:
             moved = [place for place, row in enumerate(cross.tolist()) if place != row]
             _move(self.cross_caches, cross, moved, max(self.cross_lengths, default=0))
         self._rows_of(self, rows)
+
+    def _picked_cross(self, rows: Tensor) -> list[Cache]:
+        return [cache.pick(rows, max(self.cross_lengths, default=0)) for cache in self.cross_caches]
 
     def _cross_rows(self, rows: Tensor) -> Tensor:
         """The rows of the cross caches for chosen rows: one for all neighbours that look at the same, if they are equally many."""
