@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from etymon.errors import EtymonError
@@ -88,17 +89,12 @@ class DecodingSettings:
             given: Any = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         object.__setattr__(self, "end_ids", tuple(self.end_ids))
-        if problem := next(self._problems(), None):
+        for problem in chain(self._wrong_numbers(), self._misfits()):
             raise EtymonError(problem)
 
     @property
     def contrastive(self) -> bool:
         return self.penalty_alpha > 0
-
-    def _problems(self) -> Iterator[str]:
-        """What is wrong, each in a line."""
-        yield from self._wrong_numbers()
-        yield from self._misfits()
 
     def _wrong_numbers(self) -> Iterator[str]:
         for name, (fits, reason) in RANGES.items():
