@@ -16,24 +16,22 @@ from etymon.training.runs import JUDGED, Run
 
 XZ_LIMIT = 32 << 20
 """Bytes of text up to which xz is run as a yardstick: beyond, it would take longer than it is worth."""
+SAMPLED = 60
+"""Tokens of a text that the model writes to show itself."""
 _MEASURED: dict[str, float] = {}
 """By what a store holds: the runs of a sweep share one."""
 
 
-def sample_text(model: Model, seed: int, tokens: int = 60) -> str | None:
+def sample_text(model: Model, seed: int) -> str | None:
     """A short text that the model writes out of nothing, always with the same draws; None if it cannot write."""
     if "causal" not in model.capabilities or model.tokenizer is None or "vocabulary" not in model.heads:
         return None
     from etymon.generation import DecodingSettings
     from etymon.generation.text import generate_texts
 
-    room = min(tokens, (model.positions or tokens) - 1)
+    room = min(SAMPLED, (model.positions or SAMPLED) - 1)
     settings = DecodingSettings(max_new_tokens=room, sample=True, temperature=0.8, top_k=40, seed=seed)
-    was_training = model.training
-    model.eval()
-    text = generate_texts(model, [""], settings)[0].text
-    model.train(was_training)
-    return text
+    return generate_texts(model, [""], settings)[0].text
 
 
 def xz_bits_per_byte(store: TokenStore, tokenizer: Tokenizer) -> float | None:
@@ -66,7 +64,7 @@ def write_run_report(
     figures: Mapping[str, str] | None = None,
     more: Sequence[Section] = (),
     command: str | None = None,
-) -> Path:
+) -> None:
     """Writes the page out of the run's own metrics; with a `store` also what xz makes of its text, which costs a run of xz.
     `figures` come first, `more` after the curve, and `command` is what to try."""
     records = run.metrics()
@@ -118,4 +116,3 @@ def write_run_report(
     if command is not None:
         sections.append(Code(command, title="Try it"))
     write_report(path, f"{model.family.title}, trained by etymon", sections)
-    return path
