@@ -135,13 +135,9 @@ def measure(
 
 
 def effective_length(
-    losses: Sequence[np.ndarray],
-    model: int,
-    lengths: Sequence[int],
-    share: float,
-    threshold: float = THRESHOLD,
+    losses: Sequence[np.ndarray], model: int, lengths: Sequence[int], share: float
 ) -> tuple[int, bool]:
-    """The context length of a model beyond which the next one measured lowers its perplexity by less than `threshold` of it;
+    """The context length of a model beyond which the next one measured lowers its perplexity by less than `THRESHOLD` of it;
     and whether there is no such length.
 
     The baseline of a target is the lowest loss of any model of the group with the shorter context; counted are those
@@ -151,7 +147,7 @@ def effective_length(
         baseline_T = np.min([each[short] for each in losses], axis=0)
         hardest = np.argsort(-baseline_T, kind="stable")[: max(1, round(share * len(baseline_T)))]
         after = np.minimum(baseline_T, losses[model][long])[hardest].mean()
-        if 1 - math.exp(after - baseline_T[hardest].mean()) < threshold:
+        if 1 - math.exp(after - baseline_T[hardest].mean()) < THRESHOLD:
             return lengths[short], False
     return lengths[-1], True
 

@@ -66,14 +66,14 @@ def value_report(
     return [score_table(scores), Table(header, cells, "Farthest off")]
 
 
-def score_table(scores: Scores, title: str = "Scores, with 95% intervals") -> Table:
+def score_table(scores: Scores) -> Table:
     """A row for everyone who was scored, a column a metric."""
     metrics = list(dict.fromkeys(metric for own in scores.values() for metric in own))
     rows: list[list[Cell]] = [
         [who, *(_told(own[metric]) if metric in own else None for metric in metrics)]
         for who, own in scores.items()
     ]
-    return Table(["", *metrics], rows, title)
+    return Table(["", *metrics], rows, "Scores, with 95% intervals")
 
 
 def _told(score: Scored) -> str:
