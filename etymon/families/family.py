@@ -230,7 +230,3 @@ class Family:
             if after is not None:
                 found.add(after)
         return frozenset(found)
-
-    def architecture(self, heads: frozenset[str]) -> Architecture | None:
-        """The published class with exactly these heads, if there is one."""
-        return next((known for known in self.architectures if known.heads == heads), None)

@@ -89,8 +89,8 @@ def gradients(model: Model) -> dict[str, Tensor]:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    architecture = model.family.architecture(model.asked)
-    return model.family.names(model.shape).export(ours, None if architecture is None else architecture.prefix)
+    prefix = next((known.prefix for known in model.family.architectures if known.heads == model.asked), None)
+    return model.family.names(model.shape).export(ours, prefix)
 
 
 def _carried(done: dict[str, dict[str, Tensor]], source: str) -> Any:
