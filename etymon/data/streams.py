@@ -104,5 +104,4 @@ def _order(split: Split, order: int) -> np.ndarray:
 @lru_cache(maxsize=4)
 def _ends(split: Split, order: int) -> np.ndarray:
     """Where documents, each with its separator, end in that order."""
-    ends: np.ndarray = np.cumsum(np.diff(split.documents)[_order(split, order)] + 1)
-    return ends
+    return np.cumsum(np.diff(split.documents)[_order(split, order)] + 1)

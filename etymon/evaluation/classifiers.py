@@ -38,8 +38,7 @@ class Problem:
     splits: np.ndarray
 
     def within(self, split: Split) -> np.ndarray:
-        mask: np.ndarray = self.splits == SPLITS.index(split)
-        return mask
+        return self.splits == SPLITS.index(split)
 
     @cached_property
     def fitted(self) -> np.ndarray:

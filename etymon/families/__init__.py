@@ -38,8 +38,7 @@ def get_family(name: str) -> Family:
     known = {listed.replace("-", ""): module for listed, module in REGISTRY.items()}
     if plain not in known:
         raise EtymonError(f"there is no family {name!r}: {did_you_mean(name, REGISTRY)}")
-    family: Family = import_module(known[plain]).FAMILY
-    return family
+    return import_module(known[plain]).FAMILY
 
 
 def family_of(model_type: str) -> Family:

@@ -93,8 +93,7 @@ class TwoWayBody(Body):
     def remember(self, rows: int, length: int | None = None) -> RecurrentState:
         """What both directions carry from segment to segment, whatever the length."""
         stack: Any = self.stack
-        state: RecurrentState = stack.start(rows)
-        return state
+        return stack.start(rows)
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:

@@ -142,8 +142,7 @@ def vocabulary_head(activation: Callable[[Tensor], Tensor] | None = None) -> Hea
 
 
 def head_dropout(shape: Any) -> float:
-    rate: float = shape.dropout if shape.head_dropout is None else shape.head_dropout
-    return rate
+    return shape.dropout if shape.head_dropout is None else shape.head_dropout
 
 
 def dropped(shape: Any, outputs: int) -> nn.Module:

@@ -145,8 +145,7 @@ class Model(nn.Module):
     def remember(self, rows: int, length: int | None = None) -> StreamState:
         """What `rows` streams of text carry from segment to segment, before their first; `length` tokens, where the family
         counts them and the shape's own number is not wanted."""
-        state: StreamState = self.body.remember(rows, length)
-        return state
+        return self.body.remember(rows, length)
 
     def two_stream(
         self,
@@ -221,8 +220,7 @@ class Model(nn.Module):
         if "letters" in self.capabilities:
             unknown = self.token("unknown") or 0
             batch = replace(batch, ids=batch.ids.where(batch.ids < self.shape.vocabulary, unknown))
-        output: Tensor = self.heads[head](layers_ND, batch, at)
-        return output
+        return self.heads[head](layers_ND, batch, at)
 
     def states(self, batch: Batch, at: Tensor | None = None) -> Tensor:
         """The hidden states `[N, D]` that task heads look at, or those at some flat positions. A decoder over an encoder reads
@@ -288,8 +286,7 @@ class Model(nn.Module):
     @property
     def positions(self) -> int | None:
         """The longest row it can read, if there is a limit."""
-        limit: int | None = self.body.positions
-        return limit
+        return self.body.positions
 
     @property
     def window(self) -> int | None:

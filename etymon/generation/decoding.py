@@ -169,8 +169,7 @@ def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...]
 
 
 def _decoder_positions(model: Model) -> int | None:
-    positions: int | None = (model.body.decoder if model.encoder_decoder else model.body).positions
-    return positions
+    return (model.body.decoder if model.encoder_decoder else model.body).positions
 
 
 def _limits(

@@ -48,8 +48,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, rate)
-    dropped: Tensor = _Dropped.apply(x, rate)
-    return dropped
+    return _Dropped.apply(x, rate)
 
 
 class Dropout(nn.Module):

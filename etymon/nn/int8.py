@@ -52,8 +52,7 @@ _multiply = torch.ops.quantized.linear_dynamic.default
 
 
 def _product(x_ND: Tensor, packed: Any) -> Tensor:
-    product: Tensor = _multiply(x_ND, packed, NARROW)
-    return product
+    return _multiply(x_ND, packed, NARROW)
 
 
 def _unpacked(packed: Any) -> dict[str, Tensor]:

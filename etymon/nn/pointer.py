@@ -163,8 +163,7 @@ class PointerVocabulary(DenseVocabulary):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if context is None:
             raise ValueError("a pointer looks back: give the head its context")
-        found: tuple[Tensor, Tensor, Tensor] = self.pointer(hidden_ND, at, context)
-        return found
+        return self.pointer(hidden_ND, at, context)
 
     def _towards(
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None

@@ -121,5 +121,4 @@ class _Gather(torch.autograd.Function):
 
 def permute(flat: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """The tokens in another order."""
-    permuted: Tensor = _Gather.apply(flat, order, inverse, None)
-    return permuted
+    return _Gather.apply(flat, order, inverse, None)

@@ -74,10 +74,9 @@ def run(
     )
     weights = [part.state.weight for part in parts]
     weights += [part.projection.weight for part in parts if part.projection is not None]
-    output: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(
+    return _Recurrence.apply(
         given_GNF, hidden_GRP, cell_GRC, tuple(steps), cell_clip, projection_clip, *weights
     )
-    return output
 
 
 def _fused(part: Lstm, x_TRD: Tensor, hidden_1RP: Tensor, cell_1RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,10 +84,7 @@ def _fused(part: Lstm, x_TRD: Tensor, hidden_1RP: Tensor, cell_1RC: Tensor) -> t
     weights = [part.input.weight, part.state.weight, part.state.bias, torch.zeros_like(part.state.bias)]
     if part.projection is not None:
         weights.append(part.projection.weight)
-    found: tuple[Tensor, Tensor, Tensor] = torch.lstm(
-        x_TRD, (hidden_1RP, cell_1RC), weights, True, 1, 0.0, part.training, False, False
-    )
-    return found
+    return torch.lstm(x_TRD, (hidden_1RP, cell_1RC), weights, True, 1, 0.0, part.training, False, False)
 
 
 class _Recurrence(torch.autograd.Function):

@@ -231,8 +231,7 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
     remembered = (rule, id(key))
     if remembered not in query.views:
         query.views[remembered] = _flat_view(rule, query, query if key is None else key)
-    view: FlatView = query.views[remembered]
-    return view
+    return query.views[remembered]
 
 
 def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:

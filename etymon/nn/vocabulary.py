@@ -79,8 +79,7 @@ def linear_loss(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: S
             weight_VD.detach(),
             None if bias_V is None else bias_V.detach(),
         )
-    loss: Tensor = _LinearLoss.apply(x_nD, weight_VD, bias_V, score)
-    return loss
+    return _LinearLoss.apply(x_nD, weight_VD, bias_V, score)
 
 
 def cross_entropy(

@@ -42,16 +42,14 @@ def objective_class(name: str) -> type[Objective]:
     if name not in REGISTRY:
         raise EtymonError(f"there is no objective {name!r}: {did_you_mean(name, REGISTRY)}")
     module, member = REGISTRY[name].split(":")
-    found: type[Objective] = getattr(import_module(module), member)
-    return found
+    return getattr(import_module(module), member)
 
 
 def get_objective(name: str, tokenizer: Tokenizer, length: int, **options: Any) -> Objective:
     """The objective of that name for a tokenizer, with inputs of up to `length` tokens, and options of its own."""
     maker: Any = objective_class(name)
     check_options(name, options)
-    objective: Objective = maker(tokenizer, length, **options)
-    return objective
+    return maker(tokenizer, length, **options)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:

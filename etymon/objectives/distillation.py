@@ -65,8 +65,7 @@ class Teaching:
 
             @torch.no_grad()
             def logits(part: slice) -> Tensor:
-                found: Tensor = head.logits(taught_ND, index[part], Context(batch))
-                return found
+                return head.logits(taught_ND, index[part], Context(batch))
 
             divergence = unit.model.heads["vocabulary"].divergence(
                 hidden_ND, places, logits, self.temperature

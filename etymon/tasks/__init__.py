@@ -38,8 +38,7 @@ def task_class(name: str) -> type[Task]:
     if name not in REGISTRY:
         raise EtymonError(f"there is no task {name!r}: {did_you_mean(name, REGISTRY)}")
     module, member = REGISTRY[name].split(":")
-    found: type[Task] = getattr(import_module(module), member)
-    return found
+    return getattr(import_module(module), member)
 
 
 def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:

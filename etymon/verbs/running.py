@@ -62,8 +62,7 @@ class Trained:
 
     @property
     def model(self) -> Model:
-        model: Model = self.unit.model  # type: ignore[assignment]
-        return model
+        return self.unit.model  # type: ignore[return-value]
 
 
 class TrainingRun(ABC, Generic[Result]):
