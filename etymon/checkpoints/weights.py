@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -112,7 +111,7 @@ def _open_file(path: Path) -> dict[str, Reader]:
 
     def read(name: str) -> torch.Tensor:
         try:
-            return cast(torch.Tensor, file.get_tensor(name))
+            return file.get_tensor(name)
         except SafetensorError as error:
             raise _damaged(path, str(error)) from error
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
@@ -38,7 +38,7 @@ def objective_class(name: str) -> type[Objective]:
     Of a mixture (`masked=0.7,causal=0.3`) it is an object that can be asked and called alike.
     """
     if "=" in name or "," in name:
-        return cast("type[Objective]", import_module("etymon.objectives.mixture").Blend(name))
+        return import_module("etymon.objectives.mixture").Blend(name)
     if name not in REGISTRY:
         raise EtymonError(f"there is no objective {name!r}: {did_you_mean(name, REGISTRY)}")
     module, member = REGISTRY[name].split(":")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -56,8 +56,8 @@ class WrittenPrepared(Prepared):
             hidden, _ = model.decode(self.decoder, model.encode(self.source))
         head = model.heads["vocabulary"]
         if smoothing and model.training:
-            return cast(Tensor, head.smoothed_loss(hidden, self.at, self.targets, smoothing))
-        return cast(Tensor, head.loss(hidden, self.at, self.targets, Context(self.decoder)))
+            return head.smoothed_loss(hidden, self.at, self.targets, smoothing)
+        return head.loss(hidden, self.at, self.targets, Context(self.decoder))
 
 
 class Denoising(Objective):
