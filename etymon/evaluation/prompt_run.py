@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from etymon.errors import EtymonError
@@ -112,13 +113,7 @@ class Run:
         asked = [self.task.chosen(number, shots) for number in numbers]
         shown = [self._fitting(*pair) for pair in zip(numbers, asked)]
         prompts = [self.task.prompt(*pair) for pair in zip(numbers, shown)]
-        progress: OnProgress | None = None
-        if self.on_progress is not None:
-            hear = self.on_progress
-
-            def progress(done: int, total: int) -> None:
-                hear(shots, done, total)
-
+        progress = None if self.on_progress is None else partial(self.on_progress, shots)
         answers = []
         apart = self.prompter.apart
         found = (self._choose if self.task.chooses else self._write)(cases, prompts, progress)

@@ -116,10 +116,9 @@ def generate(
         raise EtymonError("data and out are for a report: ask for it (--report), or leave them out")
     listener = None
     if on_text is not None and len(texts) == 1 and returns == 1:
-        hear = on_text
 
         def listener(prompt: int, number: int, piece: str) -> None:
-            hear(piece)
+            on_text(piece)
 
     return generate_texts(
         opened(model, device, quantize),

@@ -97,10 +97,7 @@ def _score_file(
         if target is not None:
             yield tokenizer.encode(target), len(target.encode()), True
 
-    def told(tokens: int) -> None:
-        if tell is not None:
-            tell(f"{tokens:,} tokens")
-
+    told = None if tell is None else lambda tokens: tell(f"{tokens:,} tokens")
     return score_parts(model, str(file) if target is None else target, parts(), memory, segment, told)
 
 
