@@ -222,31 +222,15 @@ def _ahead(items: Iterator[Prepared], most: int = 3) -> Generator[Prepared]:
         maker.shutdown(cancel_futures=True)  # a reader who leaves waits for one item at most
 
 
+@dataclass(eq=False)
 class ValidationSlices(Sequence[Prepared]):
-    """The validation text as slices, in order and the same every time; at most `most` samples, evenly spread.
+    """Slices that are made when they are read: all of a large text would not fit into memory."""
 
-    Slices are made when they are read: all of a large text would not fit into memory. Of streams there are as many as in a
-    step of `slices` slices, so that processes which share the slices out keep their streams; `most` are their beginnings.
-    """
-
-    def __init__(
-        self,
-        objective: Objective,
-        split: Split,
-        seed: int,
-        *,
-        rows: int,
-        slices: int = 1,
-        most: int | None = None,
-    ) -> None:
-        self.objective, self.split, self.seed, self.rows = objective, split, seed, rows
-        streams = slices * rows
-        self.plan = _plan(objective, split, seed, 0, streams, shuffle=False)
-        if most is not None and len(self.plan) > most:
-            if objective.streaming:
-                self.plan = self.plan[: max(1, most // streams) * streams]
-            else:
-                self.plan = self.plan[np.linspace(0, len(self.plan) - 1, most).astype(int)]
+    objective: Objective
+    split: Split
+    seed: int
+    rows: int
+    plan: np.ndarray
 
     def __len__(self) -> int:
         return -(-len(self.plan) // self.rows)
@@ -266,9 +250,21 @@ class ValidationSlices(Sequence[Prepared]):
 def validation_slices(
     objective: Objective, split: Split, seed: int, *, rows: int, slices: int = 1, most: int | None = None
 ) -> Sequence[Prepared]:
-    """`ValidationSlices`; those of a sample of the text, which is read again and again, made once."""
-    made = ValidationSlices(objective, split, seed, rows=rows, slices=slices, most=most)
-    return made if most is None else list(made)
+    """The validation text as slices, in order and the same every time; at most `most` samples, evenly spread, which are read
+    again and again and so made once.
+
+    Of streams there are as many as in a step of `slices` slices, so that processes which share the slices out keep their
+    streams; `most` are their beginnings.
+    """
+    streams = slices * rows
+    plan = _plan(objective, split, seed, 0, streams, shuffle=False)
+    if most is None:
+        return ValidationSlices(objective, split, seed, rows, plan)
+    if len(plan) > most and objective.streaming:
+        plan = plan[: max(1, most // streams) * streams]
+    elif len(plan) > most:
+        plan = plan[np.linspace(0, len(plan) - 1, most).astype(int)]
+    return list(ValidationSlices(objective, split, seed, rows, plan))
 
 
 def _plan(
