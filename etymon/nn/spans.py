@@ -56,14 +56,9 @@ class ConditionalSpan(nn.Module):
         inner_RD = torch.tanh(self.answer_dense(torch.cat([start_RD, class_RD], -1)))
         return self.answer_linear(self.dropout(inner_RD)).squeeze(-1)
 
-    def search(self, x_RTD: Tensor, class_RD: Tensor, hidden_RT: Tensor | None = None) -> Spans:
+    def search(self, x_RTD: Tensor, class_RD: Tensor, hidden_RT: Tensor) -> Spans:
         """The best spans of every row; `hidden_RT` marks tokens that no answer begins or ends with."""
         rows, length, dim = x_RTD.shape
-        hidden_RT = (
-            torch.zeros(rows, length, dtype=torch.bool, device=x_RTD.device)
-            if hidden_RT is None
-            else hidden_RT
-        )
         probs_RT = self(x_RTD).masked_fill(hidden_RT, -math.inf).softmax(-1)
         best_RS = probs_RT.topk(min(self.starts, length))
         chosen_RSD = x_RTD.gather(1, best_RS.indices[..., None].expand(-1, -1, dim))

@@ -114,7 +114,8 @@ def _conditional_span(model: Model, hidden_ND: Tensor, text: Text, arguments: Ar
     rows = torch.arange(len(x_BTD))
     class_BD = x_BTD[:, -1] if at is None else x_BTD[rows, at]
     if first is None or last is None:
-        found = head.search(x_BTD, class_BD, None if hidden is None else hidden.bool())
+        nowhere = torch.zeros(x_BTD.shape[:2], dtype=torch.bool)
+        found = head.search(x_BTD, class_BD, nowhere if hidden is None else hidden.bool())
         return {
             "start_top_log_probs": found.start_probs_RS,  # the reference calls probabilities so
             "start_top_index": found.starts_RS,
