@@ -110,21 +110,21 @@ class TwoStreamStack(Stack):
     ) -> Tensor:
         """Hidden states of the tokens, or else those of what is asked; the state takes up the first `reuse` tokens of the
         rows (None: all)."""
-        layout, views = batch.layout, _Views(self, batch, state, x_ND.dtype, asked)
-        inputs = []
+        layout, inputs = batch.layout, []
+        content, query = _views(self, batch, state, x_ND.dtype, asked)
         for number, layer in enumerate(self.layers):
             attention: Any = layer.attention
             inputs.append(x_ND)
             self._see(x_ND, g_nD)
             past_RMD = None if state is None else state.layers[number]
             k_HRTK, v_HRTK = attention.keys(remembered(past_RMD, layout.lift(x_ND)))
-            sight = StreamSight(views.content, k_HRTK, v_HRTK, attention.distances(views.content.table_LD))
+            sight = StreamSight(content, k_HRTK, v_HRTK, attention.distances(content.table_LD))
             # Nobody reads the content behind the last layer if something else is asked.
             if g_nD is None or number + 1 < len(self.layers) or self.seen is not None:
                 x_ND = layer(x_ND, sight)
             if g_nD is not None:
-                assert views.query is not None
-                g_nD = layer(g_nD, replace(sight, view=views.query))
+                assert query is not None
+                g_nD = layer(g_nD, replace(sight, view=query))
         self._see(x_ND, g_nD)
         if state is not None:
             reuse = layout.longest if reuse is None else reuse
@@ -188,96 +188,92 @@ class TwoStreamStack(Stack):
         return self.dropout(x_ND), self.dropout(g_RD)
 
 
-class _Views:
+def _views(
+    stack: TwoStreamStack,
+    batch: Batch,
+    state: SegmentMemory | None,
+    dtype: torch.dtype,
+    asked: Asked | None,
+) -> tuple[RelativeView, RelativeView | None]:
     """Who sees whom, once for all layers: the tokens, and what is asked."""
+    layout, device = batch.layout, batch.device
+    rows, queries = layout.rows, layout.longest
+    before = 0 if state is None else state.width
+    keys = before + queries
+    order_N = batch.order
+    if asked is not None and order_N is None:  # what is asked comes last: nobody sees it
+        order_N = torch.zeros_like(batch.ids).index_fill_(0, asked.at, 1)
+    lowest = torch.iinfo(torch.int64).min
+    order_RT = None if order_N is None else _behind(before, layout.lift(order_N), lowest)
+    segments_RT = None if batch.segments is None else _behind(before, layout.lift(batch.segments), 0)
+    absent_RT = _absent(batch, state, before)
+    place_Q, cell_T = torch.arange(queries, device=device), torch.arange(keys, device=device)
+    back = batch.backward
+    if back is None:
+        back = rows // 2 if stack.both_ways else 0
+    distances_L = torch.arange(keys - 1, -2 if stack.causal else -queries - 1, -1, device=device)
+    tables = [
+        stack.sinusoids(way * distances_L).to(dtype) for way in (1, -1)[back == rows > 0 : 1 + (back > 0)]
+    ]
+    mixed = len(tables) == 2 and 2 * back != rows
+    table_LD = tables[0] if len(tables) == 1 else torch.cat(tables) if mixed else torch.stack(tables)
+    # Where texts of both ways are not equally many, there is one table of both.
+    turned_R11 = (torch.arange(rows, device=device) >= rows - back)[:, None, None] * len(distances_L)
 
-    query: RelativeView | None = None
+    def view(query: Layout, place_RQ1: Tensor, own: Tensor, at: Tensor | None) -> RelativeView:
+        hidden = absent_RT[:, None] if absent_RT is not None else None
+        if order_RT is not None:
+            order_RQ1 = own[:, :, None]
+            later = order_RT[:, None] > order_RQ1 if at is None else order_RT[:, None] >= order_RQ1
+            hidden = later if hidden is None else hidden | later
+        if stack.causal:
+            distance = place_RQ1 + before - cell_T
+            beyond = distance < 0
+            if stack.same_length:
+                beyond = beyond | (distance > before)
+            hidden = beyond if hidden is None else hidden | beyond
+        if hidden is not None and at is None:  # a token always sees itself
+            hidden = hidden & (cell_T != place_RQ1 + before)
+        columns = None
+        if at is not None or mixed:
+            columns = queries - 1 - place_RQ1 + cell_T + (turned_R11 if mixed else 0)
+            columns = columns.expand(rows, -1, -1).clamp(0, table_LD.shape[-2] - 1)
+        differs = None
+        if segments_RT is not None:
+            own_segments = segments_RT[:, before:] if at is None else query.lift(batch.segments[at])  # type: ignore[index]
+            differs = (segments_RT[:, None] != own_segments[:, :, None]).to(dtype)
+        return RelativeView(
+            query,
+            table_LD,
+            keys,
+            offset=queries - 1 if columns is None else None,
+            columns_RQT=columns,
+            hidden_RQT=hidden,
+            blind=at is not None,
+            differs_RQT=differs,
+        )
 
-    def __init__(
-        self,
-        stack: TwoStreamStack,
-        batch: Batch,
-        state: SegmentMemory | None,
-        dtype: torch.dtype,
-        asked: Asked | None,
-    ) -> None:
-        layout, device = batch.layout, batch.device
-        rows, queries = layout.rows, layout.longest
-        before = 0 if state is None else state.width
-        keys = before + queries
-        order_N = batch.order
-        if asked is not None and order_N is None:  # what is asked comes last: nobody sees it
-            order_N = torch.zeros_like(batch.ids).index_fill_(0, asked.at, 1)
-        lowest = torch.iinfo(torch.int64).min
-        order_RT = None if order_N is None else _behind(before, layout.lift(order_N), lowest)
-        segments_RT = None if batch.segments is None else _behind(before, layout.lift(batch.segments), 0)
-        absent_RT = self._absent(batch, state, before)
-        place_Q, cell_T = torch.arange(queries, device=device), torch.arange(keys, device=device)
-        back = batch.backward
-        if back is None:
-            back = rows // 2 if stack.both_ways else 0
-        distances_L = torch.arange(keys - 1, -2 if stack.causal else -queries - 1, -1, device=device)
-        tables = [
-            stack.sinusoids(way * distances_L).to(dtype) for way in (1, -1)[back == rows > 0 : 1 + (back > 0)]
-        ]
-        mixed = len(tables) == 2 and 2 * back != rows
-        table_LD = tables[0] if len(tables) == 1 else torch.cat(tables) if mixed else torch.stack(tables)
-        # Where texts of both ways are not equally many, there is one table of both.
-        turned_R11 = (torch.arange(rows, device=device) >= rows - back)[:, None, None] * len(distances_L)
+    own_RQ = order_RT[:, before:] if order_RT is not None else place_Q[None]
+    content = view(layout, place_Q[None, :, None], own_RQ, None)
+    if asked is None or order_N is None:
+        return content, None
+    query = Layout(asked.counts, device)
+    place_RQ1 = query.lift(layout.index[asked.at])[:, :, None]
+    return content, view(query, place_RQ1, query.lift(order_N[asked.at]), asked.at)
 
-        def view(query: Layout, place_RQ1: Tensor, own: Tensor, at: Tensor | None) -> RelativeView:
-            hidden = absent_RT[:, None] if absent_RT is not None else None
-            if order_RT is not None:
-                order_RQ1 = own[:, :, None]
-                later = order_RT[:, None] > order_RQ1 if at is None else order_RT[:, None] >= order_RQ1
-                hidden = later if hidden is None else hidden | later
-            if stack.causal:
-                distance = place_RQ1 + before - cell_T
-                beyond = distance < 0
-                if stack.same_length:
-                    beyond = beyond | (distance > before)
-                hidden = beyond if hidden is None else hidden | beyond
-            if hidden is not None and at is None:  # a token always sees itself
-                hidden = hidden & (cell_T != place_RQ1 + before)
-            columns = None
-            if at is not None or mixed:
-                columns = queries - 1 - place_RQ1 + cell_T + (turned_R11 if mixed else 0)
-                columns = columns.expand(rows, -1, -1).clamp(0, table_LD.shape[-2] - 1)
-            differs = None
-            if segments_RT is not None:
-                own_segments = segments_RT[:, before:] if at is None else query.lift(batch.segments[at])  # type: ignore[index]
-                differs = (segments_RT[:, None] != own_segments[:, :, None]).to(dtype)
-            return RelativeView(
-                query,
-                table_LD,
-                keys,
-                offset=queries - 1 if columns is None else None,
-                columns_RQT=columns,
-                hidden_RQT=hidden,
-                blind=at is not None,
-                differs_RQT=differs,
-            )
 
-        own_RQ = order_RT[:, before:] if order_RT is not None else place_Q[None]
-        self.content = view(layout, place_Q[None, :, None], own_RQ, None)
-        if asked is not None and order_N is not None:
-            query = Layout(asked.counts, device)
-            place_RQ1 = query.lift(layout.index[asked.at])[:, :, None]
-            self.query = view(query, place_RQ1, query.lift(order_N[asked.at]), asked.at)
-
-    @staticmethod
-    def _absent(batch: Batch, state: SegmentMemory | None, before: int) -> Tensor | None:
-        """Keys that nobody sees, `[R, T]`: cells without a token, and hidden ones."""
-        missing = None if state is None else state.missing(batch.device)
-        if missing is None and batch.layout.equal and batch.hidden_keys is None:
-            return None
-        absent_RQ = ~batch.layout.real
-        if batch.hidden_keys is not None:
-            absent_RQ = absent_RQ | batch.layout.lift(batch.hidden_keys)
-        absent_RT = _behind(before, absent_RQ, False)
-        if missing is not None:
-            absent_RT[:, :before] = missing
-        return absent_RT
+def _absent(batch: Batch, state: SegmentMemory | None, before: int) -> Tensor | None:
+    """Keys that nobody sees, `[R, T]`: cells without a token, and hidden ones."""
+    missing = None if state is None else state.missing(batch.device)
+    if missing is None and batch.layout.equal and batch.hidden_keys is None:
+        return None
+    absent_RQ = ~batch.layout.real
+    if batch.hidden_keys is not None:
+        absent_RQ = absent_RQ | batch.layout.lift(batch.hidden_keys)
+    absent_RT = _behind(before, absent_RQ, False)
+    if missing is not None:
+        absent_RT[:, :before] = missing
+    return absent_RT
 
 
 def _behind(before: int, column_RQ: Tensor, value: int | bool) -> Tensor:

@@ -18,7 +18,7 @@ from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.memory import SegmentMemory
 from etymon.nn.relative import remembered
-from etymon.nn.two_stream import Asked, _Views
+from etymon.nn.two_stream import Asked, _views
 from tests.oracle.forward import Reading
 from tests.oracle.heads import IGNORED_LABEL, reader
 from tests.oracle.inputs import Arguments, Text
@@ -121,7 +121,7 @@ def _everywhere(
     """The attention of queries in every place, of which those that are not asked know nothing but their place."""
     stack, layout = model.body.stack, batch.layout
     everywhere = Asked(torch.arange(batch.layout.tokens), batch.layout.lengths)
-    view = _Views(stack, batch, state, hidden[0].dtype, everywhere).query
+    _, view = _views(stack, batch, state, hidden[0].dtype, everywhere)
     assert view is not None and batch.order is not None
     # Tokens that are not asked see whoever is not asked: itself, unlike what is asked.
     free_N = torch.ones_like(batch.order).index_fill_(0, asked.at, 0)
