@@ -10,7 +10,7 @@ Legend: N tokens, D width, R rows, Q and T longest row of queries and of keys, M
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,6 +169,10 @@ class Recall(KeyValueState):
         return known[:, -needed:]
 
 
+Sights = Callable[[int, Any], RelativeSight]
+"""What a layer looks at, by its number."""
+
+
 class RecurrentStack(Stack):
     """Layers of relative attention over a segment and what is remembered. With `same_length`, every query sees as many tokens
     as the memory is long, itself included, wherever in its segment it stands."""
@@ -189,26 +193,20 @@ class RecurrentStack(Stack):
         self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None, at: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         layout = batch.layout
-        sights = _Decoded(self, layout, x_ND, state) if isinstance(state, Recall) else None
-        view = None if sights is not None else self.relative_view(x_ND, batch, state)
+        decodes = isinstance(state, Recall)
+        sight = self._decoding(layout, x_ND, state) if decodes else self._reading(x_ND, batch, state)
         inputs = [x_ND]
         for number, layer in enumerate(self.layers):
-            if sights is not None:
-                sight = sights.of(number, layer)
-            else:
-                assert view is not None
-                past = None if state is None else state.layers[number]
-                sight = RelativeSight(view, _normed(layer, past))
-            inputs.append(layer(inputs[-1], sight))
+            inputs.append(layer(inputs[-1], sight(number, layer)))
         if self.seen is not None:
             self.seen.extend(inputs)
-        if isinstance(state, Recall):
+        if decodes:
             state.advance(layout)
         elif state is not None:
             state.extend([layout.lift(part) for part in inputs[:-1]], layout.lengths)
         return self.dropout(inputs[-1] if at is None else inputs[-1].index_select(0, at))
 
-    def relative_view(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> RelativeView:
+    def _reading(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> Sights:
         """All rows side by side: what they remember ends where their segments begin, so distances are the same in each."""
         before, layout, device = 0 if state is None else state.width, batch.layout, x_ND.device
         queries = layout.longest
@@ -228,57 +226,51 @@ class RecurrentStack(Stack):
             hidden_RQT = hidden_RQT | blank[:, None]
         table_LD = self.sinusoids(torch.arange(before + queries - 1, -2, -1, device=device)).to(x_ND.dtype)
         blind = batch.hidden_keys is not None
-        return RelativeView(
+        view = RelativeView(
             layout, table_LD, before + queries, offset=queries - 1, hidden_RQT=hidden_RQT, blind=blind
         )
+        past = [None] * len(self.layers) if state is None else state.layers
+        return lambda number, layer: RelativeSight(view, _normed(layer, past[number]))
 
-
-class _Decoded:
-    """What the layers of one call of a decode share: where the new tokens go, and what they see."""
-
-    def __init__(self, stack: RecurrentStack, new: Layout, x_ND: Tensor, state: Recall) -> None:
-        self.stack, self.state = stack, state
-        self.opening = state.reach if state.filled and state.dropped < 0 and state.empty else 0
-        self.zeros = x_ND.new_zeros(new.rows, self.opening, x_ND.shape[-1])
+    def _decoding(self, new: Layout, x_ND: Tensor, state: Recall) -> Sights:
+        """Where the new tokens of one call of a decode go, and what they see."""
+        opening = state.reach if state.filled and state.dropped < 0 and state.empty else 0
+        zeros = x_ND.new_zeros(new.rows, opening, x_ND.shape[-1])
         past, reach = state.cached, state.reach
-        opened = Layout([self.opening + length for length in new.lengths], x_ND.device)
-        self.places = Places(opened, [old - self.opening for old in past])
+        opened = Layout([opening + length for length in new.lengths], x_ND.device)
+        cells = Places(opened, [old - opening for old in past])
         # With `same_length` a token is one of those that it sees.
-        narrow = stack.same_length and reach > 0
+        narrow = self.same_length and reach > 0
         back = reach - 1 if narrow else reach
-        self.first = max(0, min(past) - back) if reach else 0
-        self.keys = max(old + length for old, length in zip(past, new.lengths, strict=True)) - self.first
+        first = max(0, min(past) - back) if reach else 0
+        keys = max(old + length for old, length in zip(past, new.lengths, strict=True)) - first
         queries = new.longest
-        begins = torch.tensor(past, device=x_ND.device)[:, None, None] - self.first
+        begins = torch.tensor(past, device=x_ND.device)[:, None, None] - first
         if len(set(past)) == 1:
             begins = begins[:1]
-            self.keys = past[0] + queries - self.first
+            keys = past[0] + queries - first
         places = torch.arange(queries, device=x_ND.device)[:, None] + begins
-        distance_RQT = places - torch.arange(self.keys, device=x_ND.device)
+        distance_RQT = places - torch.arange(keys, device=x_ND.device)
         hidden = distance_RQT < 0
         if reach:
             within = places - begins if state.reading and not narrow else 0
             hidden = hidden | (distance_RQT > within + back)
         even = len(begins) == 1
-        self.view = RelativeView(
+        view = RelativeView(
             new,
-            x_ND.new_empty(self.keys + 1, 1),
-            self.keys,
+            x_ND.new_empty(keys + 1, 1),
+            keys,
             offset=queries - 1 if even else None,
-            columns_RQT=None if even else (self.keys - 1 - distance_RQT).clamp_(0, self.keys),
+            columns_RQT=None if even else (keys - 1 - distance_RQT).clamp_(0, keys),
             hidden_RQT=hidden if queries > 1 or not even else None,
         )
-
-    def of(self, number: int, layer: Any) -> RelativeSight:
-        return RelativeSight(
-            self.view,
-            _normed(layer, self.zeros) if self.opening else None,
-            cache=self.state.self_caches[number],
-            places=self.places,
-            first=self.first,
-            r_HLK=self.state.table(
-                number, layer.attention, self.stack.sinusoids, self.keys + 1, self.view.table_LD
-            ),
+        return lambda number, layer: RelativeSight(
+            view,
+            _normed(layer, zeros) if opening else None,
+            cache=state.self_caches[number],
+            places=cells,
+            first=first,
+            r_HLK=state.table(number, layer.attention, self.sinusoids, keys + 1, view.table_LD),
         )
 
 
