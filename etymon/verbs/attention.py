@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.errors import EtymonError
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def attention(
     Cross-attention of an encoder-decoder (the alignment of a translation) and self-attention of everybody, tokens labelled,
     layers and heads to choose from in the page; `--out map.png --layer 3 --head 1` draws one map.
     """
-    from etymon.errors import EtymonError
     from etymon.evaluation.attending import attended
     from etymon.files import atomic_write
     from etymon.report.heatmaps import attention_page, attention_picture

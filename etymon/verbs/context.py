@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.errors import EtymonError
 from etymon.verbs.terminal import clear, print_json
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ def context(
     The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte, which compare across
     tokenizers. The relative effective context length (RECL) of Transformer-XL's authors is given for the group of models.
     """
-    from etymon.errors import EtymonError
     from etymon.evaluation import context_report
     from etymon.evaluation.context import context_lengths, measure
     from etymon.verbs.opening import opened, writable

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Quantize
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def convert(
     import torch
 
     from etymon.checkpoints.folder import ensure_replaceable
-    from etymon.errors import EtymonError
     from etymon.families.loading import load
     from etymon.families.saving import save, write_published
     from etymon.nn.lora import merge
@@ -104,7 +104,6 @@ def convert(
 
 
 def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
-    from etymon.errors import EtymonError
     from etymon.families.averaging import average_checkpoints
     from etymon.training.runs import Run
 

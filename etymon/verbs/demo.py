@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from etymon.errors import EtymonError
+
 if TYPE_CHECKING:
     from etymon.verbs.pretrain import Pretrained
 
@@ -26,7 +28,6 @@ def demo(
 
     from etymon.config import load_yaml
     from etymon.data.sources import StandardLibrary
-    from etymon.errors import EtymonError
     from etymon.verbs.pretrain import pretrain
     from etymon.verbs.run_file import RunFile
 

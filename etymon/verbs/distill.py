@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Documents
 from etymon.verbs.pretrain import Pretrained, present, started, texts
 
@@ -67,7 +68,6 @@ def distill(
     from dataclasses import asdict, fields
 
     from etymon.config import read_yaml, strict
-    from etymon.errors import EtymonError
     from etymon.families import get_family
     from etymon.families.loading import read_shape
     from etymon.verbs.run_file import RunFile, settings_of
@@ -99,8 +99,6 @@ def distill(
 
 
 def _numbers(text: str) -> list[int]:
-    from etymon.errors import EtymonError
-
     if text.strip() in ("", "none"):
         return []
     try:

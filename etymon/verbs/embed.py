@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Quantize
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ def embed(
     import torch
 
     from etymon.config import did_you_mean
-    from etymon.errors import EtymonError
     from etymon.evaluation.representations import Reader
     from etymon.generation.decoding import evaluating
     from etymon.verbs.opening import opened, texts_from, writable
@@ -136,8 +136,6 @@ def embed(
 
 
 def _layer(layers: Sequence[Tensor], layer: int) -> Tensor:
-    from etymon.errors import EtymonError
-
     if not -len(layers) <= layer < len(layers):
         raise EtymonError(f"there is no layer {layer}: this model has 0 (the input) to {len(layers) - 1}")
     return layers[layer]
@@ -145,8 +143,6 @@ def _layer(layers: Sequence[Tensor], layer: int) -> Tensor:
 
 def _mix(model: Model, mix: str) -> Callable[[Sequence[Tensor]], Tensor]:
     """The model's own mix of layers, or one of the given shares."""
-    from etymon.errors import EtymonError
-
     if mix == "own":
         if "mix" not in model.heads:
             raise EtymonError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.errors import EtymonError
 from etymon.verbs import options
 from etymon.verbs.terminal import print_json
 
@@ -61,7 +62,6 @@ def evaluate(
     """
     asked = dict(locals())
     from etymon.data.tables import read_table
-    from etymon.errors import EtymonError
     from etymon.files import atomic_write
     from etymon.generation.settings import DecodingSettings
     from etymon.tasks import task_for

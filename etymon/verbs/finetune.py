@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from etymon.errors import EtymonError
 from etymon.verbs import options
 from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.pretrain import present as present_run
@@ -164,7 +165,6 @@ def finetune(
     """
     asked = dict(locals())
     from etymon.config import read_yaml
-    from etymon.errors import EtymonError
     from etymon.families import get_family
     from etymon.families.loading import read_shape
     from etymon.verbs.finetuning import Finetuning

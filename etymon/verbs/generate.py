@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.errors import EtymonError
 from etymon.verbs import options
 from etymon.verbs.terminal import clear, print_json
 
@@ -84,7 +85,6 @@ def generate(
     not depend on the others. Only new text is printed, as it comes when there is one prompt.
     """
     asked = dict(locals())
-    from etymon.errors import EtymonError
     from etymon.generation import generate_texts
     from etymon.verbs.opening import opened, texts_of, writable
 

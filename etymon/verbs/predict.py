@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.errors import EtymonError
 from etymon.verbs import options
 from etymon.verbs.terminal import print_json
 
@@ -61,7 +62,6 @@ def predict(
     asked = dict(locals())
     from etymon.data.table_writing import WRITTEN, write_table
     from etymon.data.tables import read_table
-    from etymon.errors import EtymonError
     from etymon.generation.settings import DecodingSettings
     from etymon.tasks import task_for
     from etymon.verbs.opening import opened, texts_of, writable

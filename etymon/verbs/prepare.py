@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def prepare(
     not changed is left as it is.
     """
     from etymon.data.store import ensure_store, is_store
-    from etymon.errors import EtymonError
     from etymon.verbs.reading import byte_progress, text_files
     from etymon.verbs.tokenizer import tokenizer_at
 

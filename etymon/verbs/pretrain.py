@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Column, Documents, Errors, Optimiser, Slices
 
 if TYPE_CHECKING:
@@ -110,7 +111,6 @@ def pretrain(
     same command trains on several processes.
     """
     asked = dict(locals())
-    from etymon.errors import EtymonError
     from etymon.verbs.run_file import RunFile, settings_of
 
     paths, source = texts(data)
@@ -153,7 +153,6 @@ def started(
 ) -> Pretrained:
     """A run as it was asked for, from the beginning or from where it was stopped."""
     from etymon.data.sources import text_source
-    from etymon.errors import EtymonError
     from etymon.verbs.pretraining import Pretraining
     from etymon.verbs.run_file import RunFile, assemble
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from etymon.errors import EtymonError
 from etymon.verbs.terminal import clear, print_json
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def probe(
     accuracy minus control accuracy. Tasks are SentEval files, tables with a text and a label, token and tag tables, CoNLL-U,
     or raw text, of which pseudo-words are made.
     """
-    from etymon.errors import EtymonError
     from etymon.evaluation import probe_report
     from etymon.evaluation.probe_data import Task
     from etymon.evaluation.probe_files import Columns, read_tasks

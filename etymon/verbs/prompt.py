@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Quantize
 from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_progress as tell
@@ -47,7 +48,6 @@ def prompt(
     Nothing is trained. Choices are scored, or answers are written, behind an instruction and as many examples as `--shots`
     says; examples that queries share are read once. With labels, accuracy and its 95% interval are given.
     """
-    from etymon.errors import EtymonError
     from etymon.evaluation.prompt_run import Run
     from etymon.evaluation.prompt_task import open_task
     from etymon.generation.prompting import Prompter
@@ -69,8 +69,6 @@ def prompt(
 
 
 def _listed(shots: str | int | Sequence[int]) -> list[int]:
-    from etymon.errors import EtymonError
-
     parts = shots.split(",") if isinstance(shots, str) else [shots] if isinstance(shots, int) else shots
     try:
         return [int(part) for part in parts]

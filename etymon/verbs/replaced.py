@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.errors import EtymonError
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def replaced(
     """
     import torch
 
-    from etymon.errors import EtymonError
     from etymon.generation.decoding import evaluating
     from etymon.nn.batch import Batch
     from etymon.verbs.opening import opened, texts_of

@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.errors import EtymonError
+
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.tasks.text2text import Text2Text
@@ -82,7 +84,6 @@ def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:
 def _pieces(task: Text2Text, text: str, place: str, chunk: bool, tell: Callable[[str], None]) -> list[str]:
     """The text, or its sentences in as few parts as the model can read; of a sentence that is too long, its words."""
     from etymon.data.sentences import sentence_starts
-    from etymon.errors import EtymonError
 
     room, prefix = task.room_for_sources, task.options.prefix
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Quantize
 from etymon.verbs.terminal import clear, print_json
 
@@ -44,7 +45,6 @@ def score(
     encoder (BERT) gives the pseudo-log-likelihood, each token predicted from all others. T5 scores a target given a text.
     Transformer-XL reads a text of any length once, in segments; with --memory a file is never held as a whole.
     """
-    from etymon.errors import EtymonError
     from etymon.generation.likelihood import check_memory, score_texts
     from etymon.verbs.opening import opened, texts_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from etymon.errors import EtymonError
 from etymon.verbs.terminal import print_json
 
 
@@ -32,7 +33,6 @@ def tasks(
 
 def cell(family: str, task: str) -> Cell:
     """How a family does a task."""
-    from etymon.errors import EtymonError
     from etymon.families import get_family
     from etymon.tasks import get_task
 

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from etymon.errors import EtymonError
 from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
 from etymon.verbs.terminal import print_json
 
@@ -80,7 +81,6 @@ def tokenizer(
     from etymon.data.tokenizer_growing import grow_tokenizer, require_room
     from etymon.data.tokenizer_report import measure_tokenizer
     from etymon.data.tokenizer_training import train_tokenizer
-    from etymon.errors import EtymonError
     from etymon.verbs.reading import text_files
 
     def source() -> TextFiles:
@@ -141,7 +141,6 @@ def training_choice(
 ) -> dict[str, Any]:
     """What `train_tokenizer` is told: the family's recipe, as far as it is not overridden."""
     from etymon.data.tokenizer_training import LOSSLESS
-    from etymon.errors import EtymonError
 
     if kind is None and family is None:
         raise EtymonError(
@@ -183,8 +182,6 @@ def tokenizer_at(name: str | Path) -> Tokenizer:
 
 
 def _check_free(folder: Path) -> None:
-    from etymon.errors import EtymonError
-
     own = {"tokenizer.json", "tokenizer_config.json", "token_counts.json"}
     if folder.is_dir() and {path.name for path in folder.iterdir()} - own:
         raise EtymonError(f"{folder} holds something that is not a tokenizer: give another --out")
