@@ -289,6 +289,11 @@ class Model(nn.Module):
         return self.body.positions
 
     @property
+    def decoder_positions(self) -> int | None:
+        """The same of what it writes, which in an encoder-decoder is apart."""
+        return (self.body.decoder if self.encoder_decoder else self.body).positions
+
+    @property
     def window(self) -> int | None:
         """How much of a long text it reads at once: its positions, or as many of them as it learnt, where its history tells."""
         learnt = [entry["length"] for entry in self.history if "length" in entry]

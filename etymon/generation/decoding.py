@@ -99,7 +99,7 @@ def decode(
 
 
 def _stepper(model: Model, settings: DecodingSettings) -> Stepper:
-    slides = settings.window and _decoder_positions(model) is not None
+    slides = settings.window and model.decoder_positions is not None
     made = (SlidingStepper if slides else Stepper)(
         model, normalised=settings.beams > 1 or bool(settings.choices)
     )
@@ -168,10 +168,6 @@ def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...]
     return choice_ids(model.tokenizer, settings.choices, ended=model.encoder_decoder)
 
 
-def _decoder_positions(model: Model) -> int | None:
-    return (model.body.decoder if model.encoder_decoder else model.body).positions
-
-
 def _limits(
     model: Model,
     prompts: list[list[int]],
@@ -182,7 +178,7 @@ def _limits(
     """How many tokens each row may get."""
     limits = []
     for number, prompt in enumerate(prompts):
-        used, positions = len(prompt), _decoder_positions(model)
+        used, positions = len(prompt), model.decoder_positions
         if model.encoder_decoder:
             if model.positions is not None and used > model.positions:
                 raise EtymonError(

@@ -50,7 +50,7 @@ def check_draft(model: Model, draft: Model, settings: DecodingSettings, needed: 
             )
     if settings.beams > 1:
         raise EtymonError("a draft and a beam search exclude each other: choose one")
-    room = (draft.body.decoder if draft.encoder_decoder else draft.body).positions
+    room = draft.decoder_positions
     if room is not None and needed > room:
         raise EtymonError(
             f"the text may grow to {needed} tokens, but the draft model has {room} positions: ask for fewer new tokens"

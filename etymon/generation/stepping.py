@@ -64,7 +64,7 @@ class Stepper:
         head = model.heads["vocabulary"]
         chosen = head.log_probs if normalised or not hasattr(head, "logits") else head.logits
         self.score: Callable[[Tensor, Tensor | None, Context], Tensor] = chosen  # type: ignore[assignment]
-        self.room: int | None = (model.body.decoder if model.encoder_decoder else model.body).positions
+        self.room = model.decoder_positions
 
     def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
         """Reads ragged prompts, with room for `new_tokens` more; in both directions, if the model was trained so.

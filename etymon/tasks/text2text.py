@@ -85,8 +85,7 @@ class Text2Text(Task):
         self.apart, self.prefixed = model.encoder_decoder, model.reads_prefix
         if self.apart:
             self.start: Any = start_token(model)
-            decoder = model.body.decoder
-            rooms = [room for room in (model.positions, decoder and decoder.positions) if room is not None]
+            rooms = [room for room in (model.positions, model.decoder_positions) if room is not None]
             self.room = min(rooms, default=None)
         else:
             # What a decode would not see of a source must not be seen in training.
