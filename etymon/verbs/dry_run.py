@@ -61,10 +61,8 @@ class Beginning:
 
     def share(self) -> float:
         """How much of the text was read, as far as that can be told."""
-        size = self.source.size() if isinstance(self.source, TextFiles) else None
-        if self.whole or not size:
+        if self.whole or not isinstance(self.source, TextFiles) or not (size := self.source.size()):
             return 1.0
-        assert isinstance(self.source, TextFiles)
         return min(1.0, max(self.source.bytes_read, 1) / size)
 
 
@@ -96,15 +94,10 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
     run.progress = make_progress("silent")
     with TemporaryDirectory(prefix="etymon-") as place:
         run.folder = Path(place)
-        texts: list[RehearsedText] = []
-
-        def remembered(*arguments: object, **named: object) -> RunText:
-            texts.append(RehearsedText(*arguments, **named))  # type: ignore[arg-type]
-            return texts[-1]
-
-        unit, phases = run.prepare(world, None, remembered)
+        unit, phases = run.prepare(world, None, RehearsedText)
         model: Model = unit.model  # type: ignore[assignment]
-        share = texts[0].beginning.share() if texts[0].beginning is not None else 1.0
+        assert isinstance(run.text, RehearsedText)
+        share = run.text.beginning.share() if run.text.beginning is not None else 1.0
         asked, steps, pace, each = tried(run, unit, phases, world, share)
         held = memory(world.device)
         few = phases[-1].rows
@@ -122,7 +115,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
     optimiser, schedule = settings.optimiser, settings.schedule
     lines = {
         "model": f"{run.title}, {model.parameter_count():,} parameters",
-        "text": f"{texts[0].description}: {about}{format_count(summary.train.tokens / share)} tokens to train on, "
+        "text": f"{run.text.description}: {about}{format_count(summary.train.tokens / share)} tokens to train on, "
         f"{format_count(summary.validation.tokens / share)} to judge by",
     }
     for number, phase in enumerate(phases, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,20 +84,20 @@ class Pretraining(TrainingRun[Pretrained]):
     # --- the stages
 
     def prepare(
-        self, world: World, checkpoint: Path | None, text_of: Callable[..., RunText] = RunText
+        self, world: World, checkpoint: Path | None, text_of: type[RunText] = RunText
     ) -> tuple[TrainingUnit, list[PhasePlan]]:
         """Text and members; the first process makes what has to be made, the others find it."""
         objectives = [objective_class(self._objective_name(phase)) for phase in self.phase_files]
         heads = frozenset().union(*(objective.heads for objective in objectives))
         teacher = opened_teacher(self.file, self.family, objectives, world.device)
         model, given = self.opened(checkpoint, heads)
-        text = text_of(
+        self.text = text_of(
             self.folder, self.file, self.family, self.source if world.first else None, self.progress,
             vocabulary=self.vocabulary, resuming=self.resuming or not world.first,
         )  # fmt: skip
         if teacher is not None:
             given = teacher.tokenizer
-        tokenizer, phases = made_once(world, lambda: self._text(text, given))
+        tokenizer, phases = made_once(world, lambda: self._text(given))
         begins = model is None
         fields = {} if teacher is None else {"vocabulary": teacher.shape.vocabulary}
         model = self.completed(model, tokenizer, heads, **fields)
@@ -107,7 +106,8 @@ class Pretraining(TrainingRun[Pretrained]):
         unit = assembled(model, [phase.objective for phase in phases], self.file, checkpoint, teacher)
         return unit.to(world.device), phases
 
-    def _text(self, text: RunText, given: Tokenizer | None) -> tuple[Tokenizer, list[PhasePlan]]:
+    def _text(self, given: Tokenizer | None) -> tuple[Tokenizer, list[PhasePlan]]:
+        text = self.text
         tokenizer = text.tokenizer(given)
         store = text.store(tokenizer)
         phases: list[PhasePlan] = []
