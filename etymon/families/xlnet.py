@@ -114,9 +114,7 @@ HEADS = {
     "tagging": Head(lambda s, body, labels: Projection(s.dim, labels)),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
     "conditional_span": Head(
-        lambda s, body, labels: ConditionalSpan(
-            s.dim, s.norm_epsilon, s.span_starts, s.span_ends, s.dropout
-        )
+        lambda s, body, labels: ConditionalSpan(s.dim, s.norm_epsilon, s.span_starts, s.span_ends, s.dropout)
     ),
 }
 ARCHITECTURES = [
