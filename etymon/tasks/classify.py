@@ -33,6 +33,8 @@ from etymon.tasks.task import Fit, Tell, silent
 
 MARK = "|"
 """Between several labels in one cell of a table."""
+KINDS = ((str, "text"), (bool, "truth value"))
+"""Of labels; all others are numbers."""
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -298,18 +300,20 @@ def _missing(value: Any) -> bool:
 
 
 def _require_one_kind(table: Table, options: ClassifyOptions) -> None:
-    """Refuses a column of which some labels are numbers and some are texts: `1` and `"1"` would become one."""
-    kinds: dict[bool, int] = {}
+    """Refuses a column of which some labels are numbers, some texts, some true or false: `1` and `"1"` would become one."""
+    kinds: dict[str, int] = {}
     for number, value in enumerate(table.values(options.label)):
         parts = value if isinstance(value, list | tuple) else [value]
         for part in parts:
             if not _missing(part):
-                kinds.setdefault(isinstance(part, str), number)
+                kinds.setdefault(
+                    next((name for kind, name in KINDS if isinstance(part, kind)), "number"), number
+                )
     if len(kinds) > 1:
-        first, second = sorted(kinds.values())
+        (first, there), (second, here) = sorted(kinds.items(), key=lambda found: found[1])[:2]
         raise EtymonError(
-            f"{table.places[second]}: column {options.label!r} holds a {type(table.rows[second][options.label]).__name__}, and "
-            f"{table.places[first]} a {type(table.rows[first][options.label]).__name__}: make all labels texts, or all numbers"
+            f"{table.places[here]}: column {options.label!r} holds a {second}, and {table.places[there]} a {first}: "
+            "make all labels texts, or all numbers"
         )
 
 

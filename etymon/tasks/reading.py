@@ -44,6 +44,8 @@ class TextReader:
         self.between = np.array([end] if bare else [], np.int32)
         rooms = [length or USUAL_LENGTH, *([] if model.positions is None else [model.positions])]
         self.length = min(rooms)
+        if not self.room(pair=False):
+            raise EtymonError(f"{self.length} tokens have no room for a text: raise --length")
         self.cut = 0
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:

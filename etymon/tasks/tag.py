@@ -196,10 +196,6 @@ class Tag(HeadTask):
     def read(self, table: Table, tell: Tell = silent) -> Examples:
         """An example for every window of a row."""
         room, before = self.reader.room(False), self.reader.framing.single.index(0)
-        if room < 1:
-            raise EtymonError(
-                f"rows of {self.reader.length} tokens have no room for a word: allow more (--length)"
-            )
         framed, places, long, cut = [], [], 0, 0
         for words in self.words(table):
             pieces = self.pieces.read(words.text, words.spans)

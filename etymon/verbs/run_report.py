@@ -82,7 +82,7 @@ def write_run_report(
         references = {} if xz is None else {"xz": xz}
     figures = {**(figures or {}), "parameters": f"{model.parameter_count():,}"}
     if judged:
-        figures[f"validation {label}"] = f"{judged[-1][JUDGED + unit]:.3f}"
+        figures.setdefault(f"validation {label}", f"{judged[-1][JUDGED + unit]:.3f}")
         if (by_character := judged[-1].get(f"{JUDGED}bits_per_character")) is not None:
             figures["validation bits per character"] = f"{by_character:.3f}"
     if references:

@@ -35,6 +35,8 @@ class TaskRun(TrainingRun[Finetuned]):
     files = TaskFile
     file: TaskFile
     judged: Judged
+    bits: dict[str, float]
+    """The loss of the model that is kept."""
 
     def start_shape(self) -> Any:
         """The shape that was asked for, or that of the model to go on from, whose size then chooses the recipe."""
@@ -81,7 +83,7 @@ class TaskRun(TrainingRun[Finetuned]):
 
     def settle(self, trained: Trained, world: World) -> dict[str, float]:
         """The best model is put back; unless the run was stopped, the first process alone asks it once more."""
-        self.judged = Judged()
+        self.judged, self.bits = Judged(), {}
         self.put_back_best(trained)
         if trained.result.stopped:
             return trained.result.metrics
@@ -91,6 +93,7 @@ class TaskRun(TrainingRun[Finetuned]):
             alone = World(device=world.device)
             judge: Any = self.judge(trained.unit, trained.phases, alone, lambda step, text: None)
             metrics, self.judged = judge.whole(self.file.beams)
+            self.bits = {name: value for name, value in metrics.items() if name.startswith("bits_per_")}
             self.compare(trained.model)
             return metrics
 
@@ -99,6 +102,9 @@ class TaskRun(TrainingRun[Finetuned]):
             if mine:
                 save(merge(trained.model) if self.file.merge else trained.model, self.folder / self.member)
                 figures = {f"validation {name}": told(score) for name, score in self.judged.scores.items()}
+                figures |= {
+                    f"validation {name.replace('_', ' ')}": f"{bits:.3f}" for name, bits in self.bits.items()
+                }
                 write_run_report(
                     trained.report, trained.model, None, trained.run, self.samples, figures=figures,
                     more=self.sections(trained.run.metrics()), command=self.to_try(trained.model),

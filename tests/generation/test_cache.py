@@ -47,7 +47,8 @@ class Checked:
     def agree(self, scores: Tensor, some: Tensor | None = None) -> None:
         log_probs, batch = self.again(self.rows)
         wanted = log_probs[batch.layout.last if some is None else some]
-        torch.testing.assert_close(scores, wanted, atol=1e-5, rtol=0)
+        # Scores of ten and more are rounded by a millionth of themselves, which on some processors is more than the rest.
+        torch.testing.assert_close(scores, wanted, atol=1e-5, rtol=2e-6)
 
     def step(self, *tokens: int) -> None:
         self.rows = [[*row, token] for row, token in zip(self.rows, tokens, strict=True)]

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, Row, str]] = {
     "a number for a text": ("classify", {"text": 5, "label": "a"}, r"FILE, line 5: column 'text' holds a int, not a text"),
     "an empty label": ("classify", {"text": "The river", "label": " "}, r"FILE, line 5: column 'label' has no label"),
     "nothing for a label": ("classify", {"text": "The river", "label": None}, r"FILE, line 5: column 'label' has no label"),
-    "numbers and texts": ("classify", {"text": "The river", "label": 1}, r"FILE, line 5: column 'label' holds a int, and FILE, line 1 a str"),
+    "numbers and texts": ("classify", {"text": "The river", "label": 1}, r"FILE, line 5: column 'label' holds a number, and FILE, line 1 a text"),
     "a float": ("classify", {"text": "The river", "label": 0.5}, r"FILE, line 5: column 'label' holds the number 0.5, not a label: .* --task regress"),
     "a list": ("classify", {"text": "The river", "label": ["a", "b"]}, r"FILE, line 5: column 'label' holds several labels: say --multi-label"),
     "no number": ("regress", {"text": "The river", "label": "high"}, r"FILE, line 5: column 'label' holds 'high', not a number"),

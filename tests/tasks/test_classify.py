@@ -199,3 +199,17 @@ def test_a_text_without_tokens_is_named() -> None:
 def test_a_prefix_is_for_answers_that_are_written() -> None:
     with pytest.raises(EtymonError, match="prefix is for answers that are written, and a head of BERT gives"):
         begun("bert", prefix="sst2 ")
+
+
+def test_true_among_numbers_is_another_kind_of_label() -> None:
+    rows = [{"text": "A letter.", "label": label} for label in (0, 1, True)]
+    with pytest.raises(
+        EtymonError, match="row 3: column 'label' holds a truth value, and row 1 a number: make"
+    ):
+        begun("bert", table=read_table(rows))
+
+
+def test_a_length_without_room_for_a_text_is_refused() -> None:
+    task, model = begun("bert")
+    with pytest.raises(EtymonError, match="2 tokens have no room for a text: raise --length"):
+        task.bind(model, 2)
