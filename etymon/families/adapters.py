@@ -17,7 +17,7 @@ from etymon.checkpoints.peft import MERGE_THERE, Adapter, exported, ours, plain,
 from etymon.config import strict
 from etymon.errors import EtymonError
 from etymon.families.family import Architecture, Family
-from etymon.families.filling import head_of, name_map
+from etymon.families.filling import extra_heads, head_of, name_map
 from etymon.families.loading import HISTORY, _note, _tokenizer, load, model_folder, read_shape
 from etymon.families.model import Model
 from etymon.nn.features import FeatureSettings
@@ -118,7 +118,7 @@ def load_adapted(
     merge(model)  # where the base has adapters itself
     family = model.family
     stored = model.asked if stored is None else stored
-    names = name_map(family, model.shape, stored)
+    names = name_map(family, model.shape, extra_heads(found.heads))
     # Parameters that the folder may speak of: other heads may have been asked for.
     known = tuple(f"heads.{head}." for head in family.with_required(stored))
     kept = {name: tensor for name, tensor in model.kept().items() if name.startswith(("body.", *known))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ import torch
 from etymon.checkpoints.names import NameMap, rows
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
-from etymon.families.family import Family
+from etymon.families.family import Architecture, Family
 from etymon.families.model import Model
 from etymon.nn.int8 import shrink
 
+OWN_HEADS = "etymon_heads."
+POINTER = OWN_HEADS + "vocabulary.pointer."
 OWN_PARTS = {
-    "heads.vocabulary.pointer.*": "etymon_heads.vocabulary.pointer.*",
+    "heads.vocabulary.pointer.*": POINTER + "*",
     "body.embeddings.words.tables.{}.*": "etymon_words.tables.{}.*",
     "body.embeddings.words.maps.{}.*": "etymon_words.maps.{}.*",
 }
@@ -91,19 +93,25 @@ def head_of(names: NameMap, stored: str) -> str | None:
     return names.head_of(stored) or names.head_of(names.prefix + stored)
 
 
-def name_map(family: Family, shape: Any, heads: frozenset[str]) -> NameMap:
-    """The family's map; heads beyond the best published class get rows of our own."""
-    names = family.names(shape)
-    extra = heads - best_architecture(family, heads).heads
-    own = {f"heads.{name}.*": f"etymon_heads.{name}.*" for name in sorted(extra)}
+def name_map(family: Family, shape: Any, extra: Iterable[str]) -> NameMap:
+    """The family's map, with rows of our own for heads `extra` to the published class."""
+    own = {f"heads.{name}.*": f"{OWN_HEADS}{name}.*" for name in sorted(extra)}
     pointer, *others = rows(OWN_PARTS)
+    names = family.names(shape)
     return replace(names, rows=[pointer, *rows(own), *names.rows, *others])
 
 
-def best_architecture(family: Family, heads: frozenset[str]) -> Any:
-    """The published class with the most of these heads and no other."""
+def extra_heads(stored: Iterable[str]) -> set[str]:
+    """The heads that a folder keeps beside those of its class, by the names of its weights."""
+    own = (name for name in stored if name.startswith(OWN_HEADS) and not name.startswith(POINTER))
+    return {name.split(".")[1] for name in own}
+
+
+def best_architecture(family: Family, heads: frozenset[str], weighty: Iterable[str] = ()) -> Architecture:
+    """The published class with the most of these heads and no other, first of all of those that have weights of their own:
+    words that are given back by their vectors are found again in any class."""
     fitting = [known for known in family.architectures if known.heads <= heads]
-    return max(fitting, key=lambda known: len(known.heads))
+    return max(fitting, key=lambda known: (len(known.heads & {*weighty}), len(known.heads)))
 
 
 def stored_heads(

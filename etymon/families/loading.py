@@ -19,7 +19,7 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import family_of, get_family
 from etymon.families.family import Family
-from etymon.families.filling import fill, fill_int8, name_map, stored_heads
+from etymon.families.filling import extra_heads, fill, fill_int8, name_map, stored_heads
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.files import read_json
 from etymon.nn.features import FeatureSettings
@@ -113,7 +113,7 @@ def load(
     if model.int8:
         fill_int8(model, weights, folder)
     else:
-        fill(model, weights, name_map(held, shape, stored), known, folder, chosen, partial, seed)
+        fill(model, weights, name_map(held, shape, extra_heads(weights)), known, folder, chosen, partial, seed)
     model.tokenizer = _tokenizer(family, folder, shape.vocabulary)
     if published is not None:  # letters are read, whatever words are known
         model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)

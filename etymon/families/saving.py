@@ -44,8 +44,10 @@ def save(
     Of a model with adapters only those and its heads are written, as PEFT keeps them: they need their base.
     """
     family, shape = model.family, model.shape_fields()
-    architecture = best_architecture(family, model.asked)
-    names = name_map(family, model.shape, model.asked)
+    weighty = {name.split(".")[1] for name in model.kept() if name.startswith("heads.")}
+    # Without its vocabulary, the class of an encoder-decoder may lack the decoder, too.
+    architecture = best_architecture(family, model.asked, () if model.encoder_decoder else weighty)
+    names = name_map(family, model.shape, model.asked - architecture.heads)
     named = {name: tensor.detach() for name, tensor in model.kept().items()}
     scale = shape.get("residual_scale", 1.0)
     own = any(shape[row.ours] != row.unless for row in family.settings.unpublished(shape))

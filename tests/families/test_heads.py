@@ -116,9 +116,8 @@ def test_what_a_partial_load_did_not_find_is_told(saved: Callable[..., Path]) ->
 
 UNPUBLISHED = {
     "gpt1": {"vocabulary", "tagging"},
-    "gpt3": {"vocabulary", "tagging"},
+    "gpt3": {"vocabulary", "choice"},
     "gptj": {"vocabulary", "tagging"},
-    "gpt2": {"vocabulary", "classification"},
     "bert": {"vocabulary", "classification"},
     "t5": {"vocabulary", "tagging"},
     "bart": {"vocabulary", "choice"},
@@ -127,6 +126,26 @@ UNPUBLISHED = {
     "distilbert": {"vocabulary", "classification"},
     "electra": {"vocabulary", "tagging"},
 }
+
+
+@pytest.mark.parametrize("family", ["gpt1", "gpt2", "gpt3"])
+def test_a_classifier_that_also_gives_words_back_opens_as_a_classifier(family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = tiny(family, {"vocabulary", "classification"}, labels=("a", "b", "c")).eval()
+    etymon.save(model, tmp_path / "saved")
+    opened, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "saved", output_loading_info=True
+    )
+    assert not any(info.values())
+    assert_same(etymon.load(tmp_path / "saved"), model)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    batch = Batch.of_rectangle(ids)
+    with torch.no_grad():
+        opened.config.pad_token_id = 0
+        torch.testing.assert_close(model.answer("classification", batch), opened.eval()(ids).logits)
+        words = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+        said = model.heads["vocabulary"].logits(model.hidden(batch)[0])
+        torch.testing.assert_close(said[None], words(ids).logits)
 
 
 @pytest.mark.parametrize("family", UNPUBLISHED)
