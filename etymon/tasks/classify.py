@@ -144,7 +144,8 @@ class Classify(TextTask):
     def named(self, table: Table) -> list[tuple[str, ...]]:
         """The labels of every row."""
         values = table.values(self.options.label)
-        return [_names(value, table.places[n], self.options) for n, value in enumerate(values)]
+        rows = (_names(value, table.places[n], self.options) for n, value in enumerate(values))
+        return [tuple(map(self.learnt, names)) for names in rows]
 
     def found(self, table: Table) -> tuple[str, ...]:
         """The labels of a table, in order."""

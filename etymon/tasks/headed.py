@@ -151,6 +151,11 @@ class HeadTask(Task):
         """As Transformers calls it, where it has a name for it."""
         return None
 
+    def learnt(self, label: str) -> str:
+        """A label of a table as the model calls it: many published ones have numbers, and no names."""
+        number = f"LABEL_{label}"
+        return number if number in self.known and label not in self.known else label
+
     def numbers(self, rows: Sequence[Sequence[str]], table: Table, what: str = "label") -> dict[str, int]:
         """The number of every label; refuses rows with one that was not learnt."""
         places = {label: number for number, label in enumerate(self.known)}
@@ -216,11 +221,12 @@ class HeadTask(Task):
             raise EtymonError(
                 f"the task {self.name!r} cannot follow {name}, which does {task.name!r}: leave the teacher out"
             )
-        if set(task.known) != set(self.known):
+        theirs = [task.learnt(label) for label in self.known]
+        if set(task.known) != set(theirs):
             raise EtymonError(
                 f"{name} knows the labels {', '.join(task.known)}, and the table has {', '.join(self.known)}"
             )
-        order = [task.known.index(label) for label in self.known]
+        order = [task.known.index(label) for label in theirs]
 
         def look(prepared: HeadPrepared) -> list[np.ndarray]:
             scores = task.said(model, None, prepared)

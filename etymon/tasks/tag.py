@@ -148,7 +148,7 @@ class Tag(HeadTask):
             ]
             self.widened = sum(widened for _, widened in found)
             return [tags for tags, _ in found]
-        rows = [_list(value, place, column) for value, _, place in values]
+        rows = [[*map(self.learnt, _list(value, place, column))] for value, _, place in values]
         for tags, (_, one, place) in zip(rows, values, strict=True):
             if len(tags) != len(one.spans):
                 raise EtymonError(

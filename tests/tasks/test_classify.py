@@ -141,6 +141,20 @@ def test_a_published_classifier_answers_as_transformers_does(cls: str, family: s
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_labels_without_names_are_numbers(tmp_path: Path) -> None:
+    model = published(tmp_path / "model", "BertForSequenceClassification", "bert", num_labels=3)
+    best = asked(model, tmp_path / "model", TEXTS).argmax(-1).tolist()
+    rows = [{"text": text, "label": number} for text, number in zip(TEXTS, best)]
+    found = etymon.evaluate(tmp_path / "model", data=rows, metric=["accuracy", "loss"])
+    assert found.scores["accuracy"].value == 100
+    assert [each["prediction"] for each in found.predictions] == [f"LABEL_{number}" for number in best]
+    rows[1]["label"] = (best[1] + 1) % 3
+    assert etymon.evaluate(tmp_path / "model", data=rows).scores["accuracy"].value == pytest.approx(200 / 3)
+    rows[1]["label"] = 3
+    with pytest.raises(EtymonError, match="row 2: label '3' is none of those that were learnt"):
+        etymon.evaluate(tmp_path / "model", data=rows)
+
+
 def test_a_published_regressor_and_one_of_several_labels(tmp_path: Path) -> None:
     cls = "BertForSequenceClassification"
     model = published(tmp_path / "number", cls, "bert", num_labels=1)
