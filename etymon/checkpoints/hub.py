@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
 from etymon.checkpoints.sentences import MODULES, PROMPTS, READING
@@ -58,7 +59,7 @@ def resolve(name_or_folder: str | os.PathLike[str], *, revision: str | None = No
     if folder.exists():
         raise EtymonError(f"{name} is a file; give the folder it is in")
     if not isinstance(name_or_folder, str) or _looks_like_path(name):
-        raise EtymonError(f"no such folder: {name}")
+        raise EtymonError(f"no such folder: {name}{_similar(name)}")
     return _download(name, revision, _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE"))
 
 
@@ -125,12 +126,12 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
             raise _refused(name, error.__cause__.response.status_code) from error
         if offline:
             raise EtymonError(
-                f"{name} is not complete in the local cache and offline mode is on; "
+                f"{name} is no folder here{_similar(name)} and not complete in the local cache, and offline mode is on; "
                 "go online once (HF_HUB_OFFLINE=0) or give a local folder"
             ) from error
         raise EtymonError(
-            f"cannot reach {endpoint or 'the hub'} and {name} is not complete in the local cache; "
-            "check the connection or give a local folder"
+            f"{name} is no folder here{_similar(name)} and not complete in the local cache, and {endpoint or 'the hub'} "
+            "cannot be reached; check the name or the connection"
         ) from error
     except GatedRepoError as error:
         raise EtymonError(
@@ -138,7 +139,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         raise EtymonError(
-            f"there is no model {name}: no such folder here and no such repository on the hub; check the "
+            f"there is no model {name}: no such folder here{_similar(name)} and no such repository on the hub; check the "
             "spelling, or log in with `hf auth login` if it is private"
         ) from error
     except RevisionNotFoundError as error:
@@ -148,6 +149,14 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     except transfer_errors as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise EtymonError(f"downloading {name} failed ({reason}); run the same again to go on") from error
+
+
+def _similar(name: str) -> str:
+    """What a folder here is called almost alike, for the message."""
+    path = Path(name).expanduser()
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    close = get_close_matches(path.name, [each.name for each in beside if each.is_dir()], n=1)
+    return f" (did you mean {path.with_name(close[0])}?)" if close else ""
 
 
 def _refused(name: str, status: int) -> EtymonError:

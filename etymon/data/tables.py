@@ -17,6 +17,7 @@ from etymon.data.sources import PACKINGS, TextFiles, suffix_of
 from etymon.data.squad import is_squad, squad_rows
 from etymon.data.text import SURROGATE, Record
 from etymon.errors import EtymonError
+from etymon.files import holds
 
 COLUMN_FILES = (".conll", ".iob", ".bio")
 """A token a line, its columns by white space."""
@@ -106,6 +107,8 @@ def read_table(given: Sequence[str | Path] | str | Path | Rows, columns: Sequenc
     else:
         paths = [Path(path).expanduser() for path in rows]
         for path in paths:
+            if path.is_dir():
+                raise EtymonError(f"{path} is a folder: give the table in it ({holds(path)})")
             if not path.is_file():
                 raise EtymonError(f"no such file: {path}")
         found = list(_records(paths, columns))

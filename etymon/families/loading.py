@@ -113,7 +113,9 @@ def load(
     if model.int8:
         fill_int8(model, weights, folder)
     else:
-        fill(model, weights, name_map(held, shape, extra_heads(weights)), known, folder, chosen, partial, seed)
+        fill(
+            model, weights, name_map(held, shape, extra_heads(weights)), known, folder, chosen, partial, seed
+        )
     model.tokenizer = _tokenizer(family, folder, shape.vocabulary)
     if published is not None:  # letters are read, whatever words are known
         model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)

@@ -85,8 +85,10 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
         )
     name = name or next((HEADS[head] for head in sorted(model.asked) if head in HEADS), None)
     if name is None:
+        able = [kind for kind in ("text2text", "language-model") if _fits(kind, model)]
+        told = f"say which task it is to do (--task {' or '.join(able)}), or " if able else ""
         raise EtymonError(
-            f"this {model.family.title} was not fine-tuned: say which task it is to do (--task text2text), or fine-tune it first"
+            f"this {model.family.title} was not fine-tuned for a task: {told}fine-tune it first (etymon finetune)"
         )
     if name == "classify" and len(model.labels) == 1:
         name = "regress"
@@ -105,3 +107,11 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
         )
     task.bind(model)
     return task
+
+
+def _fits(name: str, model: Model) -> bool:
+    """Whether a model can do a task as it is."""
+    try:
+        return get_task(name, {}, model.family).fit(model.family).heads <= set(model.heads)
+    except EtymonError:
+        return False

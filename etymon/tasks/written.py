@@ -51,7 +51,12 @@ class Written(Task):
         self.limits = self.writing.limits
 
     def fit(self, family: Family) -> Fit:
-        self.writing.fit(family)
+        try:
+            self.writing.fit(family)
+        except EtymonError as error:
+            raise EtymonError(
+                f"{family.title} writes no text, and so no answers: leave --way text out"
+            ) from error
         own = family.task_options(self.name, HEADS_ALONE)  # which nobody has told
         for name, usual in HEADS_ALONE.items():
             if getattr(self.options, name, usual) not in (usual, own.get(name)):

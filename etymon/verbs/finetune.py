@@ -165,7 +165,7 @@ def finetune(
     """
     asked = dict(locals())
     from etymon.config import read_yaml
-    from etymon.families import get_family
+    from etymon.families import REGISTRY, get_family
     from etymon.families.loading import read_shape
     from etymon.verbs.finetuning import Finetuning
     from etymon.verbs.mixing import Mixing
@@ -182,11 +182,20 @@ def finetune(
     if from_scratch:
         family = get_family(str(model)).name
     elif resume and out is not None and seeds is None:
-        family = begun(Path(out), TaskFile).family  # the model that it began with need not be there any more
+        before = begun(Path(out), TaskFile)
+        family = before.family  # the model that it began with need not be there any more
+        from_scratch = before.start is None and str(model) == family
     else:
         if size is not None:
             raise EtymonError(f"{model} has its size: leave --size out, or begin anew with --from-scratch")
-        family = read_shape(model)[0].name
+        try:
+            family = read_shape(model)[0].name
+        except EtymonError as error:
+            if str(model) not in REGISTRY:
+                raise
+            raise EtymonError(
+                f"{error}; to begin with an untrained model of this family, say --from-scratch"
+            ) from error
     featured = {"source": features, "place": place}
     given = settings_of(
         TaskFile, asked, family=family, start=None if from_scratch else model, budget=budget,

@@ -45,7 +45,7 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
     """The folder, made if need be, for the processes of one run alone: a second run in it would tear it apart.
 
     The lock is the operating system's, which frees it however the process ends. A folder in which nothing came about
-    is removed again.
+    is removed again, and so is a new one whose run was refused before it began, unless it holds a text that was encoded.
     """
     lock = FileLock(folder / LOCK)
     with world.first_alone() as mine:
@@ -62,11 +62,15 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
                 raise EtymonError(
                     f"cannot write to {folder}: {error.strerror or error}; give another --out"
                 ) from error
+    worthless = {LOCK}
     try:
         yield
+    except EtymonError:
+        worthless |= OWN - {"run.yaml"}
+        raise
     finally:
         if mine:
-            if new and {path.name for path in folder.iterdir()} <= {LOCK}:
+            if new and {path.name for path in folder.iterdir()} <= worthless:
                 shutil.rmtree(folder, ignore_errors=True)
             lock.release()
 

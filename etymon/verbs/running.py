@@ -113,8 +113,11 @@ class TrainingRun(ABC, Generic[Result]):
             raise EtymonError(f"the run in {folder} trains {file.family}, not {asked.family}")
         if (other := differing(asked, file)) is not None:
             name, now, then = other
+            before = f"with {name} {_shown(then)}, not"
+            if then in (None, ()):
+                before = "from scratch, not with" if name == "start" else f"without {name}, not with"
             raise EtymonError(
-                f"the run in {folder} began with {name} {_shown(then)}, not {_shown(now)}: it goes on as it "
+                f"the run in {folder} began {before} {_shown(now)}: it goes on as it "
                 "began; leave that out, or give another --out for a new run"
             )
         return cls(folder, file, *arguments, resuming=True, **options)
@@ -204,6 +207,7 @@ class TrainingRun(ABC, Generic[Result]):
 
         settings = self.file.training or self.settings(trainer, unit, phases, world)
         course = self.course(phases, settings.steps, world)
+        training = trainer(settings, course)  # which may refuse, before anything is written
         self._tell_of_milestones(phases, settings)
         with world.first_alone() as mine:
             if mine:
@@ -215,7 +219,7 @@ class TrainingRun(ABC, Generic[Result]):
                     run.show_curves(state.step)
         self.samples = [(record["step"], record["sample"]) for record in run.metrics() if "sample" in record]
         try:
-            result = trainer(settings, course).train(f"{self.title}, {model.parameter_count():,} parameters")
+            result = training.train(f"{self.title}, {model.parameter_count():,} parameters")
         finally:
             run.close()
         model.eval()

@@ -232,12 +232,27 @@ def test_offline_uses_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.Mo
     assert hub.requests == seen
 
 
+def test_a_folder_of_a_similar_name_is_proposed(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "reviews").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for typed in ("runs/revews", "./runs/revews", str(tmp_path / "runs" / "revews")):
+        with pytest.raises(EtymonError, match=r"did you mean .*reviews\?\)"):
+            resolve(typed)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(EtymonError, match=r"no folder here \(did you mean runs/reviews\?\)"):
+        resolve("runs/revews")
+    with pytest.raises(EtymonError, match="nobody/knows is no folder here and not complete"):
+        resolve("nobody/knows")
+
+
 def test_a_dead_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories["someone/model"] = repository(tmp_path, "whole")
     folder = resolve("someone/model")
     hub.close()
     assert resolve("someone/model") == folder  # what is in the cache still opens
-    with pytest.raises(EtymonError, match="cannot reach") as error:
+    with pytest.raises(EtymonError, match="cannot be reached") as error:
         resolve("someone/other")
     assert "\n" not in str(error.value)
     assert hub.address in str(error.value)

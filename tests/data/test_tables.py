@@ -87,6 +87,12 @@ def test_places_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "short.de").write_text("eins\n\nzwei\n", encoding="utf-8")
     with pytest.raises(EtymonError, match=r"as many lines each: .*short\.de has 3, .*short\.en has 1"):
         read_table([tmp_path / "short.de", tmp_path / "short.en"])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train.csv").touch()
+    with pytest.raises(
+        EtymonError, match=r"folder is a folder: give the table in it \(it holds: train.csv\)"
+    ):
+        read_table([tmp_path / "folder"])
     with pytest.raises(EtymonError, match="no such file"):
         read_table(tmp_path / "none.tsv")
     (tmp_path / "bare.tsv").write_text("de\ten\n", encoding="utf-8")

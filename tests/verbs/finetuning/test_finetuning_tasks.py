@@ -307,6 +307,33 @@ def test_a_resumed_run_is_judged_by_the_rows_it_began_with(tmp_path: Path) -> No
             finetune("bert", tmp_path / "run", steps=2, validate_every=1, validation=validation, resume=True)
 
 
+def test_a_run_from_scratch_goes_on_by_the_name_of_its_family(
+    start: Callable[[str], Path], tmp_path: Path
+) -> None:
+    first = finetune("bert", tmp_path / "run", steps=2, validate_every=1)
+    again = etymon.finetune(
+        "bert", train=TRAIN, validation=TEST, out=tmp_path / "run", resume=True, progress="silent"
+    )
+    assert same_weights(first.model, again.model)
+    with pytest.raises(EtymonError, match="began from scratch, not with"):
+        etymon.finetune(start("bert"), train=TRAIN, validation=TEST, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ({"frozen": ["nothing.*"]}, "no parameter matches the frozen pattern"),
+        ({"lora": 2, "set": ["lora.targets=[nothing]"]}, "no linear map of BERT is called nothing"),
+    ],
+)
+def test_a_run_that_is_refused_leaves_nothing(
+    own: dict[str, Any], reason: str, start: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(EtymonError, match=reason):
+        finetune(start("bert"), tmp_path / "run", **own)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("family", "own"),
     [("gpt1", {"r_drop": 1.0, "slices": 2, "class_weights": "balanced"}), ("lora", {"lora": 2})],
@@ -340,6 +367,33 @@ def test_a_stopped_run_goes_on_exactly(
     assert not resumed.stopped and metrics(tmp_path / "stopped") == metrics(tmp_path / "straight")
     assert same_weights(straight.model, resumed.model) and resumed.scores == straight.scores
     assert same_weights(etymon.load(straight.folder), etymon.load(resumed.folder))
+
+
+def test_a_dry_run_counts_operations(tmp_path: Path) -> None:
+    tried = finetune("bert", tmp_path / "run", steps=None, budget="200Mflops", dry_run=True)
+    assert tried.plan is not None and "(200Mflops)" in tried.plan["steps"]
+    steps = int(tried.plan["steps"].split()[1].replace(",", ""))
+    done = finetune("bert", tmp_path / "run", steps=None, budget="200Mflops", validate_every=steps)
+    assert done.steps == steps  # and the dry run has left nothing behind
+
+
+def test_families_and_heads_that_do_not_fit_are_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        EtymonError, match="to begin with an untrained model of this family, say --from-scratch"
+    ):
+        etymon.finetune("bert", task="classify", train=TRAIN)
+    with pytest.raises(EtymonError, match="BERT writes no text, and so no answers: leave --way text out"):
+        finetune("bert", tmp_path / "run", way="text")
+    with pytest.raises(
+        EtymonError, match=r"was not fine-tuned for a task: say .* \(--task language-model\), or"
+    ):
+        etymon.predict(tiny.model("bert", frozenset({"vocabulary"})), ["a letter"])
+    with pytest.raises(EtymonError, match="was not fine-tuned for a task: fine-tune it first"):
+        etymon.predict(tiny.model("bert", frozenset({"pooler"})), ["a letter"])
 
 
 # ------------------------------------------------------------ tables in, answers out
