@@ -6,7 +6,7 @@ What its module has to keep to (the module must be light: torch and the like are
 - The docstring's first line is the summary in `etymon --help`; the rest appears in `etymon <verb> --help`.
 - A parameter is written `name: Annotated[type, "help text"]`. Without a default it is an argument
   (`list[str]`: one or more), with one it is the option `--name` (`bool`: `--name/--no-name`, `Literal`: choices,
-  `list`: may be repeated). A list before the `*` that has a default is an argument that may be left out. Of a union
+  `list`: may be repeated, or have several words). A list before the `*` that has a default is an argument that may be left out. Of a union
   the first member that a command line can express is taken, so `str | Path | Model` is text; names imported only
   under TYPE_CHECKING may be used.
 - Parameters named `on_...` are callbacks and never options. If the module, or else `etymon.verbs.terminal`, has a
@@ -30,7 +30,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, TracebackType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
@@ -96,24 +95,33 @@ def build(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> typer.T
 
 
 def spread(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> list[str]:
-    """The command line with `--train a b` as `--train a --train b`, where the verb's own arguments come before it."""
+    """The command line with `--train a b` as `--train a --train b`: once a verb has the arguments that it needs, words behind an
+    option that may be repeated are its own. `--` ends that."""
     name = next((name for name in verbs if arguments and arguments[0] == name.replace("_", "-")), None)
     if name is None:
         return list(arguments)
-    verb = getattr(import_module(verbs[name]), name)
-    own = [each for each in inspect.signature(verb).parameters.values() if not each.name.startswith("on_")]
-    described = [get_args(_option(verb, each).annotation) for each in own]
-    needed = [kind for kind, about in described if isinstance(about, ArgumentInfo)]
-    first = next((place for place, word in enumerate(arguments) if word.startswith("-")), len(arguments))
-    if first - 1 != len(needed) or any("list[" in str(kind) for kind in needed):
-        return list(arguments)
-    many = {
-        f"--{each.name.replace('_', '-')}" for each, (kind, _) in zip(own, described) if "list[" in str(kind)
-    }
-    made, last = list(arguments[: first + 1]), ""
-    for before, word in pairwise(arguments[first:]):
-        last = before if before.startswith("-") else last
-        made += [last] * (last in many and not before.startswith("-") and not word.startswith("-"))
+    module = import_module(verbs[name])
+    many, valued, needed = set(), set(), 0
+    for each in inspect.signature(adapt(getattr(module, name), module)).parameters.values():
+        kind, about = get_args(each.annotation)
+        if isinstance(about, ArgumentInfo):
+            needed += each.default is each.empty
+            continue
+        own = {*(about.param_decls or [f"--{each.name.replace('_', '-')}"])}
+        many |= own if "list[" in str(kind) else set()
+        valued |= own if "bool" not in str(kind) else set()
+    made, last, waiting = [arguments[0]], "", False
+    for word in arguments[1:]:
+        option = word.startswith("-") and word != "-" and last != "--"
+        if waiting:  # for the option's value, whatever it is
+            waiting = False
+        elif option:
+            last, told, _ = word.partition("=")
+            waiting = last in valued and not told
+        elif last in many and needed <= 0:
+            made.append(last)
+        elif last != "--":
+            last, needed = "", needed - 1
         made.append(word)
     return made
 

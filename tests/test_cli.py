@@ -131,6 +131,28 @@ def test_every_kind_of_option(run):
     }
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["folder", "text", "--layer", "1", "2", "--name", "a", "-", "--json"],
+        ["folder", "text", "--name=a", "-", "--verbose", "--layer", "1", "2"],
+        ["--verbose", "--rate", "0.5", "folder", "text", "--layer", "1", "2", "--name", "a", "-"],
+        ["--layer", "1", "folder", "text", "--layer", "2", "--name", "a", "-"],
+        ["folder", "--layer", "1", "text", "--layer", "2", "--name", "a", "--name", "-"],
+        ["folder", "--layer", "1", "--layer", "2", "--name", "a", "--name", "-", "--", "text"],
+    ],
+)
+def test_words_behind_an_option_are_its_own_once_the_arguments_are_there(run, arguments):
+    assert run("look", *arguments)[0] == 0
+    (call,) = calls
+    assert (call["model"], call["texts"], call["layer"], call["name"]) == (
+        "folder",
+        ["text"],
+        [1, 2],
+        ["a", "-"],
+    )
+
+
 def test_help_lists_verbs_and_options(run):
     code, out, _ = run("--help")
     assert code == 0
@@ -230,6 +252,15 @@ def test_every_registered_verb_can_be_adapted_and_has_help():
         for parameter in inspect.signature(command).parameters.values():
             described = parameter.annotation.__metadata__[0]
             assert described.help, f"{name}: {parameter.name} has no help text"
+
+
+def test_a_table_may_be_several_files_where_texts_may_be_arguments():
+    given = ["predict", "folder", "--data", "a.csv", "b.csv", "--choices", "one", "two"]
+    assert cli.spread(given) == [
+        *["predict", "folder", "--data", "a.csv", "--data", "b.csv", "--choices", "one", "--choices", "two"]
+    ]
+    given = ["score", "folder", "--target", "mat", "--", "The cat", "--target", "it"]
+    assert cli.spread(given) == given
 
 
 def test_help_imports_nothing_heavy():
