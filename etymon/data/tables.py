@@ -120,6 +120,16 @@ def read_table(given: Sequence[str | Path] | str | Path | Rows, columns: Sequenc
     return table
 
 
+def json_cell(value: Any) -> Any:
+    """The list or object that a cell holds as JSON, which is how such are written where cells are texts; or the cell as it is."""
+    if not isinstance(value, str) or not value.startswith(("[", "{")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
     if columns:
         for path in paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from etymon.data.tables import Table
+from etymon.data.tables import Table, json_cell
 from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 
@@ -28,12 +28,18 @@ def told_apart(table: Table, column: str) -> list[str]:
 def given_answers(value: Any, context: str, place: str, column: str) -> list[tuple[str, int]]:
     """The answers that a cell holds, and where each begins. None for an empty list, an empty text or nothing at all."""
     try:
-        pairs = _pairs(value)
+        pairs = _pairs(_cell(value, context))
     except (TypeError, ValueError) as error:
         raise EtymonError(
             f"{place}: column {column!r} holds no answers: give a text, a list of texts, or texts and as many answer_start"
         ) from error
     return [_placed(text, start, context, place, column) for text, start in pairs]
+
+
+def _cell(value: Any, context: str) -> Any:
+    """What stands in the context is a text, however it looks; other cells may be JSON."""
+    literal = isinstance(value, str) and value != "[]" and value in context
+    return value if literal else json_cell(value)
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.config import did_you_mean
-from etymon.data.tables import Table
+from etymon.data.tables import Table, json_cell
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
@@ -71,7 +71,7 @@ class Choose(HeadTask):
         if len(names) > 1:
             return [list(row) for row in zip(*(table.texts(name) for name in names), strict=True)]
         found = []
-        for number, value in enumerate(table.values(names[0])):
+        for number, value in enumerate(map(json_cell, table.values(names[0]))):
             parts = (
                 [str(part) for part in value] if isinstance(value, list | tuple) else _lettered(str(value))
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from etymon.config import did_you_mean
 from etymon.data.examples import Examples
-from etymon.data.tables import Table
+from etymon.data.tables import Table, json_cell
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
@@ -279,6 +279,7 @@ class Classify(TextTask):
 def _names(value: Any, place: str, options: ClassifyOptions) -> tuple[str, ...]:
     column = options.label
     if options.multi_label:
+        value = json_cell(value)
         parts = (
             value if isinstance(value, list | tuple) else str("" if _missing(value) else value).split(MARK)
         )

@@ -5,7 +5,6 @@ Legend: n words of a batch, L labels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from etymon.data.examples import Examples, Ragged
 from etymon.data.pieces import Span, WordReader, windows
-from etymon.data.tables import Table
+from etymon.data.tables import Table, json_cell
 from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 from etymon.families.model import Model
@@ -303,10 +302,7 @@ def _list(value: Any, place: str, column: str) -> list[str]:
 
 def _from_json(text: str) -> list[str] | None:
     """A list of texts as a cell of a table holds it."""
-    try:
-        found = json.loads(text) if text.startswith('["') else None
-    except json.JSONDecodeError:
-        return None
+    found = json_cell(text) if text.startswith('["') else None
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
 
 
