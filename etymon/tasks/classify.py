@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ from etymon.tasks.task import Fit, Tell, silent
 
 MARK = "|"
 """Between several labels in one cell of a table."""
+DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
 KINDS = ((str, "text"), (bool, "truth value"))
 """Of labels; all others are numbers."""
 
@@ -144,7 +146,7 @@ class Classify(TextTask):
     def named(self, table: Table) -> list[tuple[str, ...]]:
         """The labels of every row."""
         values = table.values(self.options.label)
-        rows = (_names(value, table.places[n], self.options) for n, value in enumerate(values))
+        rows = (_names(value, table.places[n], self.options, self.known) for n, value in enumerate(values))
         return [tuple(map(self.learnt, names)) for names in rows]
 
     def found(self, table: Table) -> tuple[str, ...]:
@@ -276,24 +278,33 @@ class Classify(TextTask):
         return "multi_label_classification" if self.options.multi_label else "single_label_classification"
 
 
-def _names(value: Any, place: str, options: ClassifyOptions) -> tuple[str, ...]:
+def _names(value: Any, place: str, options: ClassifyOptions, known: Sequence[str]) -> tuple[str, ...]:
     column = options.label
     if options.multi_label:
         value = json_cell(value)
         parts = (
             value if isinstance(value, list | tuple) else str("" if _missing(value) else value).split(MARK)
         )
-        named = (str(part).strip() for part in parts if not _missing(part))
+        named = (_name(part, place, column, known) for part in parts if not _missing(part))
         return tuple(dict.fromkeys(name for name in named if name))
     if isinstance(value, list | tuple):
         raise EtymonError(f"{place}: column {column!r} holds several labels: say --multi-label")
     if _missing(value) or not str(value).strip():
         raise EtymonError(f"{place}: column {column!r} has no label; fill it in, or leave the row out")
-    if isinstance(value, float) and not value.is_integer():
+    return (_name(value, place, column, known),)
+
+
+def _name(value: Any, place: str, column: str, known: Sequence[str]) -> str:
+    """A label as it is called, in every kind of file alike: 1.0, which is what tables of numbers make of 1, is `1`."""
+    text = str(value).strip()
+    if text in known or not (isinstance(value, float) or DECIMAL.fullmatch(text)):
+        return text
+    if not float(text).is_integer():
         raise EtymonError(
-            f"{place}: column {column!r} holds the number {value:g}, not a label: for numbers, take --task regress"
+            f"{place}: column {column!r} holds the number {float(text):g}, not a label: for numbers, take --task regress; "
+            "labels are whole numbers or have a letter"
         )
-    return (str(int(value)) if isinstance(value, float) else str(value).strip(),)
+    return str(int(float(text)))
 
 
 def _missing(value: Any) -> bool:

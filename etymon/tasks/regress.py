@@ -95,6 +95,8 @@ class Regress(TextTask):
 
 def _number(value: Any, place: str, column: str) -> float:
     try:
+        if isinstance(value, bool):
+            raise TypeError("a truth value")
         number = float(value)
     except (TypeError, ValueError) as error:
         raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a number") from error

@@ -12,6 +12,7 @@ import pytest
 
 import etymon
 from etymon import cli
+from etymon.data.table_writing import write_table
 from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
@@ -44,8 +45,10 @@ CASES: dict[str, tuple[str, Row, str]] = {
     "nothing for a label": ("classify", {"text": "The river", "label": None}, r"FILE, line 5: column 'label' has no label"),
     "numbers and texts": ("classify", {"text": "The river", "label": 1}, r"FILE, line 5: column 'label' holds a number, and FILE, line 1 a text"),
     "a float": ("classify", {"text": "The river", "label": 0.5}, r"FILE, line 5: column 'label' holds the number 0.5, not a label: .* --task regress"),
+    "a float as a text": ("classify", {"text": "The river", "label": "0.5"}, r"FILE, line 5: column 'label' holds the number 0.5, not a label: .* --task regress"),
     "a list": ("classify", {"text": "The river", "label": ["a", "b"]}, r"FILE, line 5: column 'label' holds several labels: say --multi-label"),
     "no number": ("regress", {"text": "The river", "label": "high"}, r"FILE, line 5: column 'label' holds 'high', not a number"),
+    "a truth value": ("regress", {"text": "The river", "label": True}, r"FILE, line 5: column 'label' holds True, not a number"),
     "not a number": ("regress", {"text": "The river", "label": "nan"}, r"FILE, line 5: column 'label' holds 'nan', not a finite number"),
     "nothing for a number": ("regress", {"text": "The river", "label": None}, r"FILE, line 5: column 'label' holds None, not a number"),
     "a choice out of range": ("choose", {**CHOICES[0], "label": 2}, r"FILE, line 5: column 'label' holds '2', which is none of its 2 choices"),
@@ -150,6 +153,20 @@ def test_rows_without_a_label_say_so_in_many_ways() -> None:
     assert task.named(table) == [()] * 6 + [("long", "old")]
     with pytest.raises(EtymonError, match="row 2: column 'label' has no label"):
         get_task("classify", {}, get_family("bert")).labels(table.at([1]))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_a_whole_number_is_one_label_in_every_kind_of_file(
+    several: bool, ending: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows{ending}"
+    write_table(path, [{"text": "A letter.", "label": value} for value in (1.0, 2.0, -1.0)])
+    task: Any = get_task("classify", {"multi_label": several}, get_family("bert"))
+    assert task.labels(read_table(path)) == ("-1", "1", "2")
+    task.known = ("1.0", "0.5")  # as a published model may call them
+    write_table(path, [{"text": "A letter.", "label": value} for value in (1.0, 0.5)])
+    assert task.named(read_table(path)) == [("1.0",), ("0.5",)]
 
 
 @pytest.mark.parametrize("way", ["head", "text"])
