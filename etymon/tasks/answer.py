@@ -264,8 +264,10 @@ class Answer(HeadTask):
 
     # --- use
 
-    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Answered]:
-        parts, tokens = self.windows(table)
+    def predict(
+        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+    ) -> list[Answered]:
+        parts, tokens = self.windows(table, tell)
         looked = self.asked(model, self.examples(parts), partial(self.looked, model))
         return self._together(table, parts, tokens, looked)
 

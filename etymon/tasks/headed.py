@@ -342,8 +342,10 @@ class HeadTask(Task):
 
     # --- use
 
-    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
-        return self.meant(table, self.asked(model, self.read(table), partial(self.looked, model)))
+    def predict(
+        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+    ) -> list[Any]:
+        return self.meant(table, self.asked(model, self.read(table, tell), partial(self.looked, model)))
 
     def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
         total = count = 0.0

@@ -144,7 +144,7 @@ class LanguageModel(Task):
     # --- use
 
     def predict(
-        self, model: Model, table: Table, decoding: DecodingSettings | None = None
+        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
     ) -> list[likelihood.Score]:
         """How likely every text is by itself, as `etymon score` tells."""
         if model.encoder_decoder:

@@ -90,7 +90,7 @@ class TextReader:
                 raise EtymonError(f"{place}: its text has no tokens; leave the row out")
         if cut := self.cut - before:
             tell(
-                f"{cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (--length)"
+                f"{cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (finetune --length)"
             )
         words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
         return framed_examples(framed, words)

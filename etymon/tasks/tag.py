@@ -208,7 +208,7 @@ class Tag(HeadTask):
                 places.append(before + inside)
         if long:
             tell(
-                f"{long:,} of {len(table):,} rows are longer than {self.reader.length} tokens and are read in parts (--length)"
+                f"{long:,} of {len(table):,} rows are longer than {self.reader.length} tokens and are read in parts (finetune --length)"
             )
         if cut:
             tell(f"{cut:,} words alone are longer than {room} tokens and are cut")

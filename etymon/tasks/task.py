@@ -110,8 +110,10 @@ class Task(Objective, ABC):
         """The table as tokens. `tell` hears what was cut or left out; with `learn`, its `limits` are taken from it."""
 
     @abstractmethod
-    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
-        """The model's answer to every row, in their order."""
+    def predict(
+        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+    ) -> list[Any]:
+        """The model's answer to every row, in their order. `tell` hears what was cut."""
 
     def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
         """`predict` of a table with its mean loss, `examples` being its encoding; None where that takes more than one look."""

@@ -118,10 +118,7 @@ class Text2Text(Task):
         rooms = [length if self.apart else length - len(target) for target in targets]
         sources, more = _cut(sources, rooms, self.tail)
         for count, what in ((more, self.options.source), (many, self.options.target)):
-            if count:
-                tell(
-                    f"{count:,} of {len(table):,} texts in {what!r} are longer than {length} tokens and are cut (--length)"
-                )
+            self._tell_cut(count, table, what, tell)
         sizes = np.array([len(one) + len(two) for one, two in zip(sources, targets)])
         words = np.array([len(text.split()) for side in found.values() for text in side])
         return Examples(
@@ -153,10 +150,19 @@ class Text2Text(Task):
 
     # --- use
 
-    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[str]:
+    def predict(
+        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+    ) -> list[str]:
         texts = [self.options.prefix + text for text in table.texts(self.options.source)]
-        prompts, _ = _cut(self.sources(texts), [self.room_for_sources] * len(texts), self.tail)
+        prompts, cut = _cut(self.sources(texts), [self.room_for_sources] * len(texts), self.tail)
+        self._tell_cut(cut, table, self.options.source, tell)
         return self.write(model, prompts, decoding)
+
+    def _tell_cut(self, count: int, table: Table, column: str, tell: Tell) -> None:
+        if count:
+            tell(
+                f"{count:,} of {len(table):,} texts in {column!r} are longer than {self.limits['length']} tokens and are cut (finetune --length)"
+            )
 
     @property
     def tail(self) -> int:

@@ -74,15 +74,19 @@ class Written(Task):
         asked = ["".join(parts) for parts in self.task.asked_parts(table)]
         return {SOURCE: asked, TARGET: self.task.wanted_texts(table)}
 
-    def asked(self, table: Table, room: int) -> tuple[list[str], int]:
-        """What the model reads of every row, within so many tokens, and how many rows were longer: of their texts the longest lose
-        their ends, and what is said of them stays."""
+    def asked(self, table: Table, room: int, tell: Tell = silent) -> list[str]:
+        """What the model reads of every row, within so many tokens. `tell` hears how many rows were longer: of their texts the
+        longest lose their ends, and what is said of them stays."""
         rows = self.task.asked_parts(table)
         texts = ["".join(parts) for parts in rows]
         long = [number for number, ids in enumerate(self.writing.sources(texts)) if len(ids) > room]
         for number in long:
             texts[number] = self._cut(rows[number], room)
-        return texts, len(long)
+        if long:
+            tell(
+                f"{len(long):,} of {len(table):,} rows are longer than {self.limits['length']} tokens, and their longest texts are cut (finetune --length)"
+            )
+        return texts
 
     def _cut(self, parts: list[str], room: int) -> str:
         marks, texts = parts[::2], parts[1::2]
@@ -117,16 +121,14 @@ class Written(Task):
         # A decoder's row holds both.
         longest = max(map(len, self.writing.writer.encode_batch(targets))) + 1
         taken = 0 if self.writing.apart else min(longest, self.writing.room_for_targets)
-        sources, cut = self.asked(table, length - taken)
-        if cut:
-            tell(
-                f"{cut:,} of {len(table):,} rows are longer than {length} tokens, and their longest texts are cut (--length)"
-            )
+        sources = self.asked(table, length - taken, tell)
         rows: list[Any] = [{SOURCE: source, TARGET: target} for source, target in zip(sources, targets)]
         return self.writing.encode(Table(rows, table.places, table.description), tell, learn=learn)
 
-    def predict(self, model: Model, table: Table, decoding: DecodingSettings | None = None) -> list[Any]:
-        texts, _ = self.asked(table, self.writing.room_for_sources)
+    def predict(
+        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+    ) -> list[Any]:
+        texts = self.asked(table, self.writing.room_for_sources, tell)
         rows: list[Any] = [{SOURCE: text} for text in texts]
         return self.task.understood(
             self.writing.predict(model, Table(rows, table.places, table.description), decoding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,6 +55,7 @@ def evaluate(
     resamples: Annotated[int, "of the rows, for the confidence intervals; 0 for none"] = 1000,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     out: Annotated[Path | None, "a file for the predictions, a line a row"] = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Evaluated:
     """Score a model on a table, with confidence intervals.
 
@@ -66,6 +67,7 @@ def evaluate(
     from etymon.generation.settings import DecodingSettings
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
+    from etymon.tasks.task import silent
     from etymon.verbs.opening import opened, writable
 
     writable(out)
@@ -80,10 +82,11 @@ def evaluate(
     table = read_table(data, () if columns is None else columns.split(","))
     known.texts(table)  # refuses rows that cannot be used, before any work
     # Of a text, an encoder-decoder tells the loss of what it is asked for alone.
-    silent = isinstance(known, LanguageModel) and chosen.encoder_decoder
-    predictions = [] if silent else known.predict(chosen, table, DecodingSettings(beams=beams))
+    mute = isinstance(known, LanguageModel) and chosen.encoder_decoder
+    decoding = DecodingSettings(beams=beams)
+    predictions = [] if mute else known.predict(chosen, table, decoding, on_note or silent)
     # How likely texts are is a loss that can be scored; of other tasks it is the objective's.
-    likely = isinstance(known, LanguageModel) and not silent
+    likely = isinstance(known, LanguageModel) and not mute
     scored = [name for name in metrics if name != "loss" or likely]
     found = known.score(predictions, table, scored, resamples)
     scores = {name: found[name] if name in found else _loss(chosen, known, table) for name in metrics}

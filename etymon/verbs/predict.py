@@ -64,6 +64,7 @@ def predict(
     from etymon.data.tables import read_table
     from etymon.generation.settings import DecodingSettings
     from etymon.tasks import task_for
+    from etymon.tasks.task import silent
     from etymon.verbs.opening import opened, texts_of, writable
 
     writable(out, *WRITTEN)
@@ -81,7 +82,7 @@ def predict(
     else:
         given = data
     table = read_table(given, () if columns is None else columns.split(","))
-    answers = known.predict(chosen, table, DecodingSettings(beams=beams))
+    answers = known.predict(chosen, table, DecodingSettings(beams=beams), on_note or silent)
     found = [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
     if out is not None:
         write_table(out, [one.told for one in found])

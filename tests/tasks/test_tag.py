@@ -97,7 +97,7 @@ def test_a_long_sentence_is_read_in_parts_and_nothing_is_lost() -> None:
     told: list[str] = []
     examples = task.encode(TABLE, told.append, learn=True)
     assert len(examples) > len(TABLE) and max(examples.sizes) <= 16
-    assert told == ["4 of 4 rows are longer than 16 tokens and are read in parts (--length)"]
+    assert told == ["4 of 4 rows are longer than 16 tokens and are read in parts (finetune --length)"]
     targets: Any = examples.columns["target"]
     assert [task.known[n] for n in targets.flat] == [tag for row in TABLE.rows for tag in row["tags"]]
     assert int(examples.words.sum()) == sum(map(len, SENTENCES))

@@ -69,16 +69,18 @@ def test_of_a_long_row_the_longest_text_alone_is_cut(family: str) -> None:
     examples = task.encode(table, told.append, learn=True)
     one, two = (examples.example(number)["source"] for number in range(2))
     assert not np.array_equal(one, two) and 50 <= len(one) <= 64
-    assert told == ["2 of 2 rows are longer than 64 tokens, and their longest texts are cut (--length)"]
-    (text, _), cut = task.asked(table, task.writing.room_for_sources)
-    assert cut == 2 and text.startswith("question: the captain")
+    assert told == [
+        "2 of 2 rows are longer than 64 tokens, and their longest texts are cut (finetune --length)"
+    ]
+    text, _ = task.asked(table, task.writing.room_for_sources, told.append)
+    assert told[0] == told[1] and text.startswith("question: the captain")
     assert text.endswith(" the answer choice1: the garden choice2: a letter")
 
 
 def test_texts_of_a_long_row_are_cut_to_the_same_length() -> None:
     table = read_table([{"text": LONG, "second": LONG + LONG, "label": label} for label in "ab"])
     task, _ = written("classify", table, second="second")
-    (asked, _), _ = task.asked(table, 48)
+    asked, _ = task.asked(table, 48)
     second, text = asked.removeprefix("second: ").split(" text: ")
     assert second == text and LONG.startswith(text) and 44 <= len(task.writing.sources([asked])[0]) <= 48
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import etymon
+from etymon import cli
+from etymon.data.table_writing import write_table
 from etymon.data.tables import Table, read_table
 from etymon.families.saving import save
 from tests.tasks.heads import CHOICES, SEVERAL, TABLE, begun
@@ -32,8 +34,11 @@ Saved = Callable[..., Path]
 def saved(tmp_path: Path) -> Saved:
     """The folder of a model that was tied to a task and has learnt nothing."""
 
-    def folder(task: str = "classify", table: Table = TABLE, **options: Any) -> Path:
-        known, model = begun("bert", task, table, **options)
+    def folder(
+        task: str = "classify", table: Table = TABLE, *, family: str = "bert", length: int | None = None, **options: Any
+    ) -> Path:  # fmt: skip
+        known, model = begun(family, task, table, **options)
+        known.bind(model, length)
         model.history = [{"task": known.described()}]
         save(model, tmp_path / "model")
         return tmp_path / "model"
@@ -74,3 +79,37 @@ def test_an_answer_that_looks_like_json_is_one(saved: Saved) -> None:
         [("river", 24), ("winter", 37)],
         [("river", 24)],
     ]
+
+
+LONG = "the captain crossed the river in winter and opened the window " * 20
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("bert", {}, "2 texts of 3 rows are longer than {} tokens and are cut (finetune --length)"),
+        ("t5", {"way": "text"}, "2 of 3 rows are longer than {} tokens, and their longest texts are cut (finetune --length)"),
+    ],
+)  # fmt: skip
+def test_texts_that_are_cut_are_told_once_and_apart_from_the_answers(
+    family: str, options: dict[str, Any], reason: str, saved: Saved, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:  # fmt: skip
+    model = saved(family=family, length=24, **options)
+    data = tmp_path / "long.jsonl"
+    write_table(data, [{"text": text, "label": "good"} for text in (LONG, "A letter.", LONG)])
+    for verb in ("predict", "evaluate"):
+        with pytest.raises(SystemExit):
+            cli.main([verb, str(model), "--data", str(data)])
+        shown = capsys.readouterr()
+        assert shown.err == f"etymon: note: {reason.format(24)}\n"
+        assert "cut" not in shown.out and shown.out
+    with pytest.raises(SystemExit):
+        cli.main(["predict", str(model), "A letter."])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_sources_that_are_cut_are_told(family: str, saved: Saved) -> None:
+    table, told = read_table([{"source": LONG, "target": "A letter."}]), list[str]()
+    etymon.predict(saved("text2text", table, family=family, length=48), data=table.rows, on_note=told.append)
+    assert told == ["1 of 1 texts in 'source' are longer than 48 tokens and are cut (finetune --length)"]
