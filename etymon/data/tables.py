@@ -12,6 +12,7 @@ from typing import Any
 
 from etymon.config import did_you_mean
 from etymon.data.conll import column_rows, conllu_rows
+from etymon.data.held_rows import listed
 from etymon.data.records import json_fault
 from etymon.data.sources import PACKINGS, TextFiles, suffix_of
 from etymon.data.squad import is_squad, squad_rows
@@ -25,7 +26,6 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".conllu", *COLUMN_FI
 LONGEST_JSON = 1 << 40
 """Bytes of a .json file's line, which may be all of it: as long as it fits."""
 SPACE = re.compile(r"\s*")
-Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass
@@ -94,13 +94,13 @@ class Table:
         return SURROGATE.sub("\ufffd", value).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_table(given: Sequence[str | Path] | str | Path | Rows, columns: Sequence[str] = ()) -> Table:
-    """A table out of files, or of rows that the program holds.
+def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
+    """A table out of files, or of rows that the program holds (`listed`).
 
     Several tables follow one another. Files that are none of `SUFFIXES` are parallel: line n of each belongs to row n, and
     a file's column is called as its name ends (`train.de`). With `columns`, files have no header: these are the names.
     """
-    rows: list[Any] = [given] if isinstance(given, str | Path) else list(given)
+    rows = listed(given)
     if any(isinstance(row, Mapping) for row in rows):
         places = [f"row {number}" for number in range(1, len(rows) + 1)]
         table = Table(rows, places, "rows given by the program")

@@ -165,6 +165,7 @@ def finetune(
     """
     asked = dict(locals())
     from etymon.config import read_yaml
+    from etymon.data.held_rows import listed
     from etymon.families import REGISTRY, get_family
     from etymon.families.loading import read_shape
     from etymon.verbs.finetuning import Finetuning
@@ -172,6 +173,7 @@ def finetune(
     from etymon.verbs.run_file import assemble, begun, settings_of
     from etymon.verbs.task_file import TaskFile
 
+    train, validation = (None if given is None else listed(given) for given in (train, validation))
     amounts = [amount for amount in (budget, epochs, steps) if amount is not None]
     if len(amounts) > 1:
         raise EtymonError("give --budget, --epochs or --steps, not several of them")
@@ -232,16 +234,12 @@ def finetune(
 
 
 def _paths(given: Any) -> list[str] | None:
-    if given is None or _rows(given) is not None:
-        return None
-    return [str(path) for path in ([given] if isinstance(given, str | Path) else given)]
+    return None if given is None or _rows(given) is not None else [str(path) for path in given]
 
 
 def _rows(given: Any) -> list[Mapping[str, Any]] | None:
     """Rows that the program holds itself."""
-    if given is None or isinstance(given, str | Path) or not any(isinstance(row, Mapping) for row in given):
-        return None
-    return list(given)
+    return given if given and isinstance(given[0], Mapping) else None
 
 
 def present(result: Finetuned) -> None:

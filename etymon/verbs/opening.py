@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -79,10 +79,14 @@ def texts_from(
 ) -> Iterator[str]:
     """The same as they come: of a file, and of standard input, a line at a time."""
     given = [texts] if isinstance(texts, str) else texts
+    if not isinstance(given, Iterable) or isinstance(given, Mapping) or hasattr(given, "columns"):
+        raise EtymonError(f"texts are given as a list of them, not as a {type(given).__name__}")
     if isinstance(given, Sequence) and list(given) == ["-"]:
         yield from _lines(None, blank, on_note)
     else:
-        for text in given:
+        for number, text in enumerate(given, 1):
+            if not isinstance(text, str):
+                raise EtymonError(f"text {number} is a {type(text).__name__}, not a text")
             if SURROGATE.search(text):  # bytes of a command line that are no UTF-8
                 raise EtymonError(f"{text[:40]!r} holds bytes that are no UTF-8 text: convert it first")
             yield text

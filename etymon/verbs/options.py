@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from etymon.generation.settings import DecodingSettings
@@ -28,8 +28,20 @@ Quantize = Annotated[
     Literal["int8"] | None, "round the weights to eight bits: faster and smaller, on a processor"
 ]
 
-Rows = Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | None
-"""Tables, parallel text files, or rows that a program holds."""
+
+class DataFrame(Protocol):
+    """As pandas has it."""
+
+    @property
+    def columns(self) -> Any: ...
+
+    def to_dict(self, orient: Any) -> Any: ...
+
+
+Rows = (
+    Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | Mapping[str, Iterable[Any]] | DataFrame | None
+)
+"""Tables, parallel text files, or what a program holds: rows, columns by their names, or a data frame."""
 Columns = Annotated[str | None, "names of the columns of files without a header: en,zh"]
 Slices = Annotated[int | None, "parts that a step is computed in: less memory, or several processes"]
 Optimiser = Annotated[

@@ -79,6 +79,51 @@ def test_rows_that_cannot_be_used_are_named(rows: list[dict[str, Any]], reason: 
     assert "\n" not in str(error.value)
 
 
+class Frame:
+    """As much of a data frame as is asked for."""
+
+    columns = ("de", "en")
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        assert orient == "records"
+        return ROWS
+
+
+@pytest.mark.parametrize(
+    "held", [ROWS, iter(ROWS), {side: [row[side] for row in ROWS] for side in ("de", "en")}, Frame()]
+)
+def test_rows_columns_and_data_frames_of_the_program(held: Any) -> None:
+    table = read_table(held)
+    assert table.rows == ROWS and table.places == ["row 1", "row 2"]
+    assert table.fingerprint(["de"]) == read_table(ROWS).fingerprint(["de"])
+
+
+def test_numbers_of_numpy_and_nothing_of_pandas_are_plain() -> None:
+    pandas = pytest.importorskip("pandas")
+    values = [np.float32(1), np.int64(1), np.bool_(True), np.array(["a", "b"]), [np.int8(2)], pandas.NA]
+    found = read_table({"value": values}).values("value")
+    assert found == [1.0, 1, True, ["a", "b"], [2], None]
+    assert [type(value) for value in found[:3]] == [float, int, bool]
+    frame = pandas.DataFrame({"text": ["a", None], "label": [1, 2]})
+    rows = read_table(frame).rows
+    assert rows[0] == {"text": "a", "label": 1} and type(rows[0]["label"]) is int
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        (5, "a int is no table: give files, rows .* or a data frame"),
+        ([5], "row 1 of the table is a int, not a file, or a row"),
+        ([*ROWS, "pairs.csv"], "row 3 of the table is a str, not a row"),
+        ({"de": "Ein Hund", "en": "A dog"}, "column 'de' is a str, not a list of values"),
+        ({"de": ["a", "b"], "en": ["a"]}, "columns need as many values each: 'de' has 2, 'en' has 1"),
+    ],
+)
+def test_what_is_no_table_is_refused(held: Any, reason: str) -> None:
+    with pytest.raises(EtymonError, match=reason):
+        read_table(held)
+
+
 def test_places_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text('de,en\n"two\nlines",a\n,b\n', encoding="utf-8")
     with pytest.raises(EtymonError, match=r"pairs\.csv, line 4: column 'de' is empty"):

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import etymon
 from etymon import cli
 from etymon.data.table_writing import write_table
 from etymon.data.tables import Table, read_table
+from etymon.errors import EtymonError
 from etymon.families.saving import save
 from tests.tasks.heads import CHOICES, SEVERAL, TABLE, begun
+from tests.verbs.small_runs import with_test_sizes
 
 WORDS = read_table(
     [{"tokens": ["The", "river"], "tags": ["D", "N"]}, {"tokens": ["A", "letter"], "tags": ["D", "N"]}]
@@ -113,3 +116,39 @@ def test_sources_that_are_cut_are_told(family: str, saved: Saved) -> None:
     table, told = read_table([{"source": LONG, "target": "A letter."}]), list[str]()
     etymon.predict(saved("text2text", table, family=family, length=48), data=table.rows, on_note=told.append)
     assert told == ["1 of 1 texts in 'source' are longer than 48 tokens and are cut (finetune --length)"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ([5], "text 1 is a int, not a text"),
+        (["A letter.", None], "text 2 is a NoneType, not a text"),
+        ([{"text": "A letter."}], "text 1 is a dict, not a text"),
+        ({"text": ["A letter."]}, "texts are given as a list of them, not as a dict"),
+        (5, "texts are given as a list of them, not as a int"),
+    ],
+)
+def test_what_is_no_text_is_refused(texts: Any, reason: str, saved: Saved) -> None:
+    with pytest.raises(EtymonError, match=f"^{reason}$"):
+        etymon.predict(saved(), texts)
+
+
+def test_columns_of_the_program_are_learnt_from_resumed_and_answered(tmp_path: Path) -> None:
+    texts = [f"The {word} opened." for word in "river letter window garden".split()]
+    columns = {"text": texts, "label": np.array([0, 1, 0, 1], np.float32)}
+    rows = [{"text": text, "label": number % 2} for number, text in enumerate(texts)]
+    options: dict[str, Any] = {"task": "classify", "from_scratch": True, "size": "test", "vocabulary": 300, "steps": 1, "out": tmp_path / "run", "progress": "silent"}  # fmt: skip
+    with with_test_sizes():
+        done = etymon.finetune("bert", train=columns, validation=columns, **options)
+        assert etymon.load(done.folder).labels == ("0", "1")
+        with pytest.raises(EtymonError, match=r"are not those that the run in .* began with"):
+            etymon.finetune("bert", train=rows[:3], validation=columns, resume=True, **options)
+        again = etymon.finetune("bert", train=columns, validation=iter(columns_as_rows(columns)), resume=True, **options)  # fmt: skip
+    assert again.metrics["accuracy"] == done.metrics["accuracy"]
+    assert len(etymon.predict(done.folder, data=columns)) == 4
+    found = (etymon.evaluate(done.folder, data=data, resamples=0).scores for data in (columns, rows))
+    assert len({scores["accuracy"].value for scores in found}) == 1
+
+
+def columns_as_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
