@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ BREAKS = re.compile(r"[\t\r\n]+")
 """What ends a cell or a line."""
 
 
-def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_table(
+    path: str | Path, rows: Sequence[Mapping[str, Any]], tell: Callable[[str], None] | None = None
+) -> None:
     """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no other; .tsv knows no
-    quotes, so tabs and line breaks become spaces there."""
+    quotes, so tabs and line breaks become spaces there, and `tell` hears of it."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in WRITTEN:
@@ -51,6 +53,11 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
             csv.writer(file, lineterminator="\n").writerows(lines)
             return
         file.writelines("\t".join(BREAKS.sub(" ", cell) for cell in line) + "\n" for line in lines)
+    broken = sum(BREAKS.search(cell) is not None for line in lines for cell in line)
+    if broken and tell is not None:
+        tell(
+            f"{path}: tabs and line breaks of {broken:,} cells are spaces, as .tsv knows no quotes; .csv and .jsonl keep them"
+        )
 
 
 def _clean(value: Any) -> Any:

@@ -104,6 +104,7 @@ class Answer(HeadTask):
     head = SPAN
     Options = AnswerOptions
     metrics = tuple(ANSWER_METRICS)
+    tells = ("prediction", "start", "stop", "score", "best", "null_score")
     options: AnswerOptions
 
     def fit(self, family: Family) -> Fit:

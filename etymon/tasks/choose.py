@@ -52,6 +52,7 @@ class Choose(HeadTask):
     head = "choice"
     Options = ChooseOptions
     metrics = ("accuracy",)
+    tells = ("prediction", "probabilities")
     ending = True
     options: ChooseOptions
 

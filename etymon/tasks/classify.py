@@ -123,6 +123,7 @@ class Classify(TextTask):
     Options = ClassifyOptions
     libraries = LABEL_LIBRARIES
     teachable = True
+    tells = ("prediction", "probabilities")
     metrics = tuple(dict.fromkeys([*LABEL_METRICS, *MULTI_LABEL_METRICS]))
     options: ClassifyOptions
     weights: Sequence[float] | None = None

@@ -46,6 +46,7 @@ class LanguageModel(Task):
     name = "language-model"
     Options = LanguageModelOptions
     metrics = ("bits_per_byte", "bits_per_character")
+    tells = ("prediction", "kind", "bits_per_byte", "perplexity", "tokens")
     heads = frozenset({"vocabulary"})
     options: LanguageModelOptions
     likely: bool
@@ -167,8 +168,7 @@ class LanguageModel(Task):
         return {metric: _ratio(bits, sizes[:, places[metric]], resamples) for metric in metrics}
 
     def record(self, prediction: likelihood.Score) -> dict[str, Any]:
-        names = ("kind", "bits_per_byte", "perplexity", "tokens")
-        told = {name: getattr(prediction, name) for name in names}
+        told = {name: getattr(prediction, name) for name in self.tells[1:]}
         return {"prediction": prediction.log_likelihood, **{k: v for k, v in told.items() if v is not None}}
 
     def shown(self, table: Table, number: int, prediction: likelihood.Score) -> str:

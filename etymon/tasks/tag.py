@@ -83,6 +83,7 @@ class Tag(HeadTask):
     head = "tagging"
     Options = TagOptions
     metrics = TAG_METRICS
+    tells = ("prediction", "confidences")
     libraries = TAG_LIBRARIES
     written_by: ClassVar[frozenset[str]] = frozenset()
     teachable = True

@@ -51,6 +51,8 @@ class Task(Objective, ABC):
     """The scores it knows beside `loss`; the first is the usual one."""
     libraries: ClassVar[Mapping[str, str]] = {}
     """Metrics that another library counts."""
+    tells: ClassVar[tuple[str, ...]] = ("prediction",)
+    """The names of what an answer's `record` may hold."""
     writes: ClassVar[bool] = True
     """Whether an answer is a text, written token by token."""
     usual_rows: ClassVar[int | None] = None

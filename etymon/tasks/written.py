@@ -38,6 +38,7 @@ class Written(Task):
     usual_metrics = property(attrgetter("task.usual_metrics"))
     check_metrics = property(attrgetter("task.check_metrics"))
     score = property(attrgetter("task.score"))
+    tells = property(attrgetter("task.tells"))
     record = property(attrgetter("task.record"))
     shown = property(attrgetter("task.shown"))
     collate = property(attrgetter("writing.collate"))

@@ -62,6 +62,7 @@ def evaluate(
     It answers every row. The task, its columns and its prefix are those that it was fine-tuned with, unless you say otherwise.
     """
     asked = dict(locals())
+    from etymon.data.held_rows import listed
     from etymon.data.tables import read_table
     from etymon.files import atomic_write
     from etymon.generation.settings import DecodingSettings
@@ -70,7 +71,8 @@ def evaluate(
     from etymon.tasks.task import silent
     from etymon.verbs.opening import opened, writable
 
-    writable(out)
+    rows = [] if data is None else listed(data)
+    writable(out, read=rows)
     if resamples < 0:
         raise EtymonError(f"resamples cannot be fewer than 0, and {resamples} were asked for")
     if data is None:
@@ -79,7 +81,7 @@ def evaluate(
     known = task_for(chosen, task, options.task_options(asked))
     metrics = [metric] if isinstance(metric, str) else list(metric or known.usual_metrics)
     known.check_metrics(metrics)
-    table = read_table(data, () if columns is None else columns.split(","))
+    table = read_table(rows, () if columns is None else columns.split(","))
     known.texts(table)  # refuses rows that cannot be used, before any work
     # Of a text, an encoder-decoder tells the loss of what it is asked for alone.
     mute = isinstance(known, LanguageModel) and chosen.encoder_decoder

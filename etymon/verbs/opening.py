@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
@@ -122,11 +122,16 @@ def _whole(file: Path) -> str:
         raise EtymonError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from error
 
 
-def writable(out: str | Path | None, *endings: str) -> None:
-    """Refuses a file that cannot be written, by its name or its place, before there is anything to lose."""
+def writable(out: str | Path | None, *endings: str, read: Iterable[Any] = ()) -> None:
+    """Refuses a file that cannot be written, by its name or its place, or that is one of those that are read, before there is
+    anything to lose."""
     if out is None:
         return
     path = Path(out)
+    if any(
+        isinstance(one, str | Path) and Path(one).expanduser().resolve() == path.resolve() for one in read
+    ):
+        raise EtymonError(f"cannot write {out}: it is the table that is read, give another name")
     if endings and path.suffix.lower() not in endings:
         raise EtymonError(f"cannot write {out}: its name must end in {', '.join(endings)}")
     if path.is_dir():

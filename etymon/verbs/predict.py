@@ -60,6 +60,7 @@ def predict(
     as its class does. What is right need not be known. Rows of similar length are read together; their order stays.
     """
     asked = dict(locals())
+    from etymon.data.held_rows import listed
     from etymon.data.table_writing import WRITTEN, write_table
     from etymon.data.tables import read_table
     from etymon.generation.settings import DecodingSettings
@@ -67,7 +68,8 @@ def predict(
     from etymon.tasks.task import silent
     from etymon.verbs.opening import opened, texts_of, writable
 
-    writable(out, *WRITTEN)
+    given = [] if data is None else listed(data)
+    writable(out, *WRITTEN, read=given)
     chosen = opened(model, device)
     known = task_for(chosen, task, options.task_options(asked))
     if data is None:
@@ -76,16 +78,18 @@ def predict(
             raise EtymonError(
                 f"the task {known.name!r} reads the columns {', '.join(wanted)}: give a table (--data), not single texts"
             )
-        given: Any = [{wanted[0]: each} for each in texts_of(texts, on_note=on_note)]
+        given = [{wanted[0]: each} for each in texts_of(texts, on_note=on_note)]
     elif texts:
         raise EtymonError("give texts or --data, not both")
-    else:
-        given = data
     table = read_table(given, () if columns is None else columns.split(","))
+    if taken := [name for name in known.tells if any(name in row for row in table.rows)]:
+        raise EtymonError(
+            f"{table.description}: the column {taken[0]!r} would be replaced by that of the answers: rename it"
+        )
     answers = known.predict(chosen, table, DecodingSettings(beams=beams), on_note or silent)
     found = [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
     if out is not None:
-        write_table(out, [one.told for one in found])
+        write_table(out, [one.told for one in found], on_note)
     return found
 
 

@@ -21,7 +21,10 @@ ROWS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("ending", WRITTEN)
 def test_rows_come_back_as_they_were(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"out{ending}"
-    write_table(path, ROWS)
+    told: list[str] = []
+    write_table(path, ROWS, told.append)
+    lost = f"{path}: tabs and line breaks of 1 cells are spaces, as .tsv knows no quotes; .csv and .jsonl keep them"
+    assert told == ([lost] if ending == ".tsv" else [])
     found = read_table(path).rows
     first, second = found
     text = ROWS[0]["text"]

@@ -104,6 +104,7 @@ def test_a_step_a_folder_and_the_same_answers(family: str, name: str, tmp_path: 
     assert len(answers) == len(table)
     records = [[one.record(answer) for answer in each] for one, each in ((opened, answers), (task, expected))]
     assert str(records[0]) == str(records[1])
+    assert {name for record in records[0] for name in record} <= set(opened.tells)
     examples = task.encode(table)
     once = task.judged(model, examples, table)
     assert (once is None) == (

@@ -152,3 +152,28 @@ def test_columns_of_the_program_are_learnt_from_resumed_and_answered(tmp_path: P
 
 def columns_as_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+
+def test_nothing_that_was_given_is_replaced(saved: Saved, tmp_path: Path) -> None:
+    model, data = saved(), tmp_path / "rows.csv"
+    for column in ("prediction", "probabilities"):
+        write_table(data, [{"text": "A letter.", column: "good"}])
+        with pytest.raises(
+            EtymonError, match=rf"rows\.csv: the column '{column}' would be replaced by .*: rename it"
+        ):
+            etymon.predict(model, data=data)
+    write_table(data, [{"text": "A letter.", "label": "good"}])
+    before = data.read_bytes()
+    (tmp_path / "inside").mkdir()
+    for verb in (etymon.predict, etymon.evaluate):
+        with pytest.raises(
+            EtymonError, match=r"cannot write .*rows\.csv: it is the table that is read, give another"
+        ):
+            verb(model, data=[data], out=tmp_path / "inside" / ".." / "rows.csv")
+    assert data.read_bytes() == before
+
+
+def test_breaks_that_a_table_cannot_hold_are_told(saved: Saved, tmp_path: Path) -> None:
+    told: list[str] = []
+    etymon.predict(saved(), ["A letter.\nA river."], out=tmp_path / "out.tsv", on_note=told.append)
+    assert len(told) == 1 and "line breaks of 1 cells are spaces" in told[0]
