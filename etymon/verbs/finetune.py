@@ -174,6 +174,7 @@ def finetune(
     from etymon.verbs.task_file import TaskFile
 
     train, validation = (None if given is None else listed(given) for given in (train, validation))
+    asked |= {"train": train, "validation": validation}
     amounts = [amount for amount in (budget, epochs, steps) if amount is not None]
     if len(amounts) > 1:
         raise EtymonError("give --budget, --epochs or --steps, not several of them")

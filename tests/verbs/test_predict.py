@@ -133,17 +133,20 @@ def test_what_is_no_text_is_refused(texts: Any, reason: str, saved: Saved) -> No
         etymon.predict(saved(), texts)
 
 
-def test_columns_of_the_program_are_learnt_from_resumed_and_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("framed", [False, True])
+def test_columns_of_the_program_are_learnt_from_resumed_and_answered(framed: bool, tmp_path: Path) -> None:
     texts = [f"The {word} opened." for word in "river letter window garden".split()]
-    columns = {"text": texts, "label": np.array([0, 1, 0, 1], np.float32)}
+    columns: Any = {"text": texts, "label": np.array([0, 1, 0, 1], np.float32)}
     rows = [{"text": text, "label": number % 2} for number, text in enumerate(texts)]
+    held = columns_as_rows(columns)
+    columns = pytest.importorskip("pandas").DataFrame(columns) if framed else columns
     options: dict[str, Any] = {"task": "classify", "from_scratch": True, "size": "test", "vocabulary": 300, "steps": 1, "out": tmp_path / "run", "progress": "silent"}  # fmt: skip
     with with_test_sizes():
         done = etymon.finetune("bert", train=columns, validation=columns, **options)
         assert etymon.load(done.folder).labels == ("0", "1")
         with pytest.raises(EtymonError, match=r"are not those that the run in .* began with"):
             etymon.finetune("bert", train=rows[:3], validation=columns, resume=True, **options)
-        again = etymon.finetune("bert", train=columns, validation=iter(columns_as_rows(columns)), resume=True, **options)  # fmt: skip
+        again = etymon.finetune("bert", train=columns, validation=iter(held), resume=True, **options)  # fmt: skip
     assert again.metrics["accuracy"] == done.metrics["accuracy"]
     assert len(etymon.predict(done.folder, data=columns)) == 4
     found = (etymon.evaluate(done.folder, data=data, resamples=0).scores for data in (columns, rows))
