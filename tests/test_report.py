@@ -184,14 +184,16 @@ def test_label_report_shows_scores_confusions_and_errors():
     actual = ["no"] * 6 + ["yes"] * 4
     predicted = ["no"] * 5 + ["yes", "yes", "yes", None, EVIL]
     texts = [EVIL, *["fine"] * 4, "x" * 1000, "ok", "ok", "unread", "evil"]
-    model = {"accuracy": Score(70.0, 40.0, 90.0), "f1": Score(66.5)}
+    model = {"accuracy": Score(70.0, 40.0, 90.0, rows=1234), "f1": Score(66.5, rows=1234)}
     scores = {"this model": model, "majority": {"accuracy": Score(60.0, 30.0, 90.0)}}
     chances = [0.9, 0.8, 0.8, 0.8, 0.8, 0.55, 0.9, 0.9, 0.25, 0.75]
     sections = label_report(scores, texts, actual, predicted, ["no", "yes"], chances)
     table, confusion, errors = sections
     assert isinstance(table, Table) and table.header == ["", "accuracy", "f1"]
     assert table.rows[0] == ["this model", "70.00 (40.00\u00a0to\u00a090.00)", "66.50"]
-    assert table.rows[1][2] is None
+    assert table.rows[1][2] is None and table.title == "Scores of 1,234 rows, with 95% intervals"
+    few = label_report({"this model": {"f1": Score(66.5, rows=1)}}, ["a"], ["no"], ["no"])[0]
+    assert few.title == "Scores of 1 row: too few for an interval, which needs 20"
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", confusion.body(), re.DOTALL)[0])
     found = [title.text for title in svg.iter("title")]
     assert found == [

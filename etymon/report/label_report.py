@@ -22,6 +22,8 @@ class Scored(Protocol):
     def low(self) -> float | None: ...
     @property
     def high(self) -> float | None: ...
+    @property
+    def counted(self) -> str: ...
 
 
 Scores = Mapping[str, Mapping[str, Scored]]
@@ -73,7 +75,10 @@ def score_table(scores: Scores) -> Table:
         [who, *(_told(own[metric]) if metric in own else None for metric in metrics)]
         for who, own in scores.items()
     ]
-    return Table(["", *metrics], rows, "Scores, with 95% intervals")
+    every = [score for own in scores.values() for score in own.values()]
+    title = " of ".join(["Scores", *{score.counted: None for score in every if score.counted}])
+    with_ends = any(score.low is not None for score in every)
+    return Table(["", *metrics], rows, title + ", with 95% intervals" * with_ends)
 
 
 def _told(score: Scored) -> str:

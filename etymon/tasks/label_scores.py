@@ -54,7 +54,7 @@ def multi_label_scores(
 
     def score(name: str) -> Score:
         ends = interval(counts_C, lambda drawn_RC: 100 * _STATISTICS[name](kinds.tally(drawn_RC)), resamples)
-        return Score(100 * _value(name, rows), *ends, signature=_signature(name, labels))
+        return Score(100 * _value(name, rows), *ends, _signature(name, labels), rows=len(actual))
 
     return {name: score(name) for name in metrics}
 
@@ -71,7 +71,8 @@ def value_scores(
             return _VALUE_STATISTICS[name](drawn_RC, *pairs.T)
 
         value = float(statistic(counts_C[None].astype(float))[0])
-        return Score(value, *interval(counts_C, statistic, resamples), falls=name in FALLING)
+        ends = interval(counts_C, statistic, resamples)
+        return Score(value, *ends, falls=name in FALLING, rows=len(actual))
 
     return {name: score(name) for name in metrics}
 

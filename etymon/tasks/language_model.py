@@ -186,4 +186,4 @@ def family_options(family: Family, kind: type[Objective]) -> dict[str, Any]:
 def _ratio(above: np.ndarray, below: np.ndarray, resamples: int) -> Score:
     """Of two sums over rows, with its interval by bootstrap."""
     ends = interval(np.ones(len(above), np.int64), lambda drawn: (drawn @ above) / (drawn @ below), resamples)
-    return Score(float(above.sum() / below.sum()), *ends, falls=True)
+    return Score(float(above.sum() / below.sum()), *ends, falls=True, rows=len(above))

@@ -13,6 +13,8 @@ import numpy as np
 from etymon.errors import EtymonError
 
 CONFIDENCE = 95.0
+FEWEST_ROWS = 20
+"""Of which an interval is told: resamples of fewer say little of other rows."""
 MOST_CELLS = 4_000_000
 """Of resamples that are held at once."""
 IDEOGRAPHS = (("\u3400", "\u9fff"), ("\uf900", "\ufaff"))
@@ -36,6 +38,16 @@ class Score:
     """What exactly was counted, in the words of the library."""
     falls: bool = False
     """Whether less is better, as of an error in the units of the data (`FALLING`)."""
+    rows: int | None = None
+    """How many were scored, where that is known."""
+
+    @property
+    def counted(self) -> str:
+        """The number of rows, for people."""
+        if self.rows is None:
+            return ""
+        few = f": too few for an interval, which needs {FEWEST_ROWS}" if self.rows < FEWEST_ROWS else ""
+        return f"{self.rows:,} row{'s' * (self.rows != 1)}{few}"
 
 
 def text_scores(
@@ -49,21 +61,22 @@ def bootstrap(values: Sequence[float], resamples: int, seed: int = 12345) -> Sco
     """The mean of values, one a row, and the interval of means of rows that are drawn again with replacement."""
     kinds, counts = np.unique(np.asarray(values, float), return_counts=True)
     mean = float(np.mean(values))
-    return Score(mean, *interval(counts, lambda drawn: drawn @ kinds / len(values), resamples, seed))
+    ends = interval(counts, lambda drawn: drawn @ kinds / len(values), resamples, seed)
+    return Score(mean, *ends, rows=len(values))
 
 
 def interval(
     counts: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], resamples: int, seed: int = 12345
 ) -> tuple[float | None, float | None]:
-    """The ends of the 95% interval of a statistic by bootstrap over rows; none without resamples.
+    """The ends of the 95% interval of a statistic by bootstrap over rows; none without resamples, or of too few rows.
 
     A score depends on the rows only by how many there are of each kind, a label and its prediction, say: these are the
     `counts`. Rows that are drawn again with replacement are then one draw from a multinomial distribution, and
     `statistic` gets many of them at once: `[resamples, kinds]` counts, of which it gives `[resamples]` values.
     """
-    if not resamples:
-        return None, None
     draw, rows = np.random.default_rng(seed), int(counts.sum())
+    if not resamples or rows < FEWEST_ROWS:
+        return None, None
     at_once = max(1, MOST_CELLS // len(counts))
     sizes = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
     drawn = (draw.multinomial(rows, counts / rows, size).astype(float) for size in sizes)
@@ -89,13 +102,14 @@ def _sacrebleu(kind: str, predictions: Sequence[str], references: Sequence[str],
         metric = sacrebleu.BLEU(tokenize="zh" if ideographic(references) else "13a")
     else:
         metric = sacrebleu.CHRF()
+    resamples = resamples if len(predictions) >= FEWEST_ROWS else 0
     found = metric.corpus_score(list(predictions), [list(references)], n_bootstrap=max(1, resamples))
     ends: tuple[float | None, float | None] = (None, None)
     if resamples:
         # Where the score lies among its resamples: the library gives their mean and half the width.
         mean, half = float(found._mean), float(found._ci)
         ends = (max(0.0, mean - half), min(100.0, mean + half))
-    return Score(float(found.score), *ends, signature=str(metric.get_signature()))
+    return Score(float(found.score), *ends, signature=str(metric.get_signature()), rows=len(predictions))
 
 
 def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:

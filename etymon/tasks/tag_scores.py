@@ -94,7 +94,7 @@ def tag_scores(
 
         value = float(statistic(counts_C[None])[0])
         ends = interval(counts_C, statistic, resamples)
-        return Score(value, *ends, signature=signature if name in TAG_LIBRARIES else "")
+        return Score(value, *ends, signature if name in TAG_LIBRARIES else "", rows=len(actual))
 
     return {name: score(name) for name in metrics}
 

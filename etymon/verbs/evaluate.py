@@ -109,7 +109,7 @@ def _loss(model: Model, task: Task, table: Table) -> Score:
 
     examples: Any = task.encode(table)
     figures = measured(TrainingUnit(model, task).eval(), list(validation_slices(task, examples, 0, rows=1)))
-    return Score(falling("loss")(figures) or 0.0, falls=True)
+    return Score(falling("loss")(figures) or 0.0, falls=True, rows=len(table))
 
 
 def present(
@@ -120,4 +120,4 @@ def present(
         return print_json(result.scores, ascii=True)
     for name, score in result.scores.items():
         interval = "" if score.low is None else f"  95% from {score.low:.2f} to {score.high:.2f}"
-        print(f"{name:<8} {score.value:.2f}{interval}  {result.rows:,} rows  {score.signature}".rstrip())
+        print(f"{name:<8} {score.value:.2f}{interval}  {score.counted}  {score.signature}".rstrip())

@@ -257,7 +257,5 @@ def present(result: Finetuned) -> None:
     for who, scores in result.beside.items():
         print(f"{who}: " + ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items()))
     for name, score in result.scores.items():
-        if score.low is not None:
-            print(
-                f"{name} {score.value:.2f}, 95% of resamples from {score.low:.2f} to {score.high:.2f} {score.signature}"
-            )
+        interval = "" if score.low is None else f", 95% of resamples from {score.low:.2f} to {score.high:.2f}"
+        print(f"{name} {score.value:.2f} of {score.counted}{interval} {score.signature}".rstrip())

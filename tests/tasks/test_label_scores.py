@@ -21,7 +21,7 @@ from etymon.tasks.label_scores import (
     multi_label_scores,
     value_scores,
 )
-from etymon.tasks.scores import bootstrap
+from etymon.tasks.scores import FEWEST_ROWS, bootstrap, text_scores
 from etymon.tasks.tag_scores import TAG_METRICS, tag_metrics, tag_scheme, tag_scores
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
@@ -149,7 +149,8 @@ def test_values_score_as_scipy_says(rows):
     assert found["spearman"].value == pytest.approx(0 if np.isnan(ranks) else 100 * ranks)
     if min(np.ptp(actual), np.ptp(predicted)) > 1e-3:
         assert found["pearson"].value == pytest.approx(100 * np.corrcoef(actual, predicted)[0, 1])
-    assert all(np.isfinite([score.low, score.high]).all() for score in found.values())
+    many = value_scores(predicted * FEWEST_ROWS, actual * FEWEST_ROWS, VALUE_METRICS, 20)
+    assert all(np.isfinite([score.low, score.high]).all() for score in many.values())
 
 
 @pytest.mark.parametrize("metric", VALUE_METRICS)
@@ -162,7 +163,7 @@ def test_intervals_of_values_are_those_of_rows_drawn_again(metric):
         score,
         slow(list(zip(predicted, actual)), lambda rows: value_scores(*zip(*rows), [metric])[metric].value),
     )
-    assert value_scores([0.1] * 9, list(range(9)), ["pearson", "spearman"], 9)["pearson"].high == 0
+    assert value_scores([0.1] * 30, list(range(30)), ["pearson", "spearman"], 9)["pearson"].high == 0
 
 
 # --- tags
@@ -250,7 +251,7 @@ def test_words_without_spans_have_accuracy_alone():
     # What is no label is in no span, and never right.
     cut = tag_scores([["B-X", None]], [["B-X", "O"]], ["O", "B-X"], ["f1", "accuracy"])
     assert (cut["f1"].value, cut["accuracy"].value) == (100, 50)
-    assert tag_scores([["O"]], [["O"]], ["O", "B-X"], ["f1"], 10)["f1"].high == 0
+    assert tag_scores([["O"]] * 20, [["O"]] * 20, ["O", "B-X"], ["f1"], 10)["f1"].high == 0
 
 
 # --- answers
@@ -296,6 +297,22 @@ def test_intervals_are_the_same_each_time_and_in_any_size_of_piece(monkeypatch):
     monkeypatch.setattr("etymon.tasks.scores.MOST_CELLS", 1000)
     assert bootstrap(values, 300) == whole
     close(bootstrap(values, 2000), slow(values, np.mean))
+
+
+@pytest.mark.parametrize("rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS])
+def test_few_rows_have_no_interval(rows):
+    labels, values = ["a", "b"] * rows, [float(n % 3) for n in range(rows)]
+    found = [
+        label_scores(labels[:rows], labels[1 : rows + 1], ["a", "b"], ["accuracy"], 50)["accuracy"],
+        value_scores(values, values, ["mse"], 50)["mse"],
+        tag_scores([["O"]] * rows, [["O"]] * rows, ["O", "B-X"], ["accuracy"], 50)["accuracy"],
+        answer_scores(labels[:rows], [["a"]] * rows, ["f1"], 50)["f1"],
+        text_scores(labels[:rows], labels[:rows], ["exact"], 50)["exact"],
+    ]
+    few = rows < FEWEST_ROWS
+    assert all(score.rows == rows and (score.low is None) == (score.high is None) == few for score in found)
+    told = f"{rows} row{'s' * (rows > 1)}"
+    assert found[0].counted == told + f": too few for an interval, which needs {FEWEST_ROWS}" * few
 
 
 def test_missing_libraries_are_one_line(monkeypatch):

@@ -30,7 +30,7 @@ from etymon.families.loading import build
 from etymon.families.saving import save
 from etymon.training.runs import Run
 from etymon.verbs import seeds
-from etymon.verbs.finetune import Finetuned
+from etymon.verbs.finetune import Finetuned, present
 from etymon.verbs.task_file import TaskFile
 from etymon.verbs.task_judge import TaskData
 from tests import tiny
@@ -442,6 +442,19 @@ def test_answers_on_the_command_line(learnt: Finetuned, run: Command) -> None:
     assert code == 0 and set(json.loads(shown)) == {"text", "prediction", "probabilities"}
     code, _, error = run("predict", learnt.folder, "a good river", "--data", "rows.csv")
     assert code == 2 and "give texts or --data, not both" in error
+
+
+def test_scores_are_told_with_their_rows(
+    learnt: Finetuned, run: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    present(learnt)
+    assert (
+        f"accuracy {learnt.metrics['accuracy']:.2f} of 40 rows, 95% of resamples from"
+        in capsys.readouterr().out
+    )
+    (tmp_path / "one.csv").write_text("text,label\na good river,good\n", encoding="utf-8")
+    code, shown, _ = run("evaluate", learnt.folder, "--data", tmp_path / "one.csv")
+    assert code == 0 and "95%" not in shown and "1 row: too few for an interval" in shown
 
 
 def test_a_loss_is_told_like_any_score(learnt: Finetuned) -> None:
