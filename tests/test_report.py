@@ -192,6 +192,10 @@ def test_label_report_shows_scores_confusions_and_errors():
     assert isinstance(table, Table) and table.header == ["", "accuracy", "f1"]
     assert table.rows[0] == ["this model", "70.00 (40.00\u00a0to\u00a090.00)", "66.50"]
     assert table.rows[1][2] is None and table.title == "Scores of 1,234 rows, with 95% intervals"
+    figures = label_report(scores, texts, actual, predicted, figures=[("no", 100.0, 50.0, 200 / 3, 6)])[1]
+    assert isinstance(figures, Table) and figures.header == ["label", "precision", "recall", "F1", "rows"]
+    assert list(figures.rows) == [["no", "100.00", "50.00", "66.67", 6]]
+    assert "Errors: 3 of 3" in render("", label_report(scores, texts, actual, predicted)), "none is the worst"
     few = label_report({"this model": {"f1": Score(66.5, rows=1)}}, ["a"], ["no"], ["no"])[0]
     assert few.title == "Scores of 1 row: too few for an interval, which needs 20"
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", confusion.body(), re.DOTALL)[0])

@@ -37,10 +37,14 @@ def label_report(
     predicted: Sequence[str | None],
     labels: Sequence[str] = (),
     probabilities: Sequence[float | None] | None = None,
+    figures: Sequence[Sequence[Cell]] = (),
 ) -> list[Section]:
-    """Scores beside those of the baselines, which labels are taken for which (without `labels`, that is left out), and the
-    errors that the model was surest of. `probabilities` are those of the predictions."""
+    """Scores beside those of the baselines, the `figures` of every label, which labels are taken for which (without `labels`,
+    that is left out), and the errors that the model was surest of. `probabilities` are those of its mistakes."""
     sections: list[Section] = [score_table(scores)]
+    if figures:
+        cells = [[name, *(f"{share:.2f}" for share in shares), rows] for name, *shares, rows in figures]
+        sections.append(Table(["label", "precision", "recall", "F1", "rows"], cells, "Label by label"))
     if labels:
         sections.append(Confusion(actual, predicted, labels))
     sure = probabilities or [None] * len(texts)
@@ -53,7 +57,7 @@ def label_report(
     if rows:
         width = 4 if probabilities else 3
         header = ["text", "label", "prediction", "probability"][:width]
-        title = f"Worst errors: {len(rows)} of {len(wrong):,}"
+        title = f"{'Worst errors' if probabilities else 'Errors'}: {len(rows)} of {len(wrong):,}"
         sections.append(Table(header, [row[:width] for row in rows], title))
     return sections
 

@@ -126,20 +126,23 @@ class Code:
         return f"<pre><code>{escape(self.text.strip())}</code></pre>"
 
 
-def write_report(path: str | PathLike[str], title: str, sections: Sequence[Section]) -> None:
+def write_report(
+    path: str | PathLike[str], title: str, sections: Sequence[Section], subtitle: str = ""
+) -> None:
     """Write the page; an older one of that name is replaced only when the new one is complete."""
-    text = render(title, sections)
+    text = render(title, sections, subtitle)
     with atomic_write(path) as file:
         file.write(text)
 
 
-def render(title: str, sections: Sequence[Section]) -> str:
+def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
     """The whole page as text."""
     parts = []
     for number, section in enumerate(sections, 1):
         heading = f"<h2>{escape(section.title)}</h2>" if section.title else ""
         parts.append(f"<section>{heading}{_with_own_ids(section.body(), f's{number}-')}</section>")
-    return page(title, "\n".join(parts))
+    lead = f'<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
+    return page(title, "\n".join(parts), lead)
 
 
 def page(title: str, sections: str, lead: str = "", *, style: str = "", script: str = "") -> str:

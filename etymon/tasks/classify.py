@@ -69,9 +69,14 @@ class Labelled:
     label: str | tuple[str, ...] | None
     probabilities: dict[str, float]
 
-    @property
-    def confidence(self) -> float | None:
-        return self.probabilities.get(self.label) if isinstance(self.label, str) else None
+    def mistaken(self, actual: Sequence[str]) -> float | None:
+        """How sure it was of its gravest mistake, a label that is wrong or one that is missing; None where there is none, or
+        where nothing is known of that."""
+        if not isinstance(self.label, tuple):
+            return None if self.label is None or self.label in actual else self.probabilities.get(self.label)
+        wrong = (set(self.label) ^ set(actual)) & self.probabilities.keys()
+        shares = ((label, self.probabilities[label]) for label in wrong)
+        return max((share if label in self.label else 1 - share for label, share in shares), default=None)
 
 
 class TextTask(HeadTask):

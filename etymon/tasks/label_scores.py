@@ -59,6 +59,22 @@ def multi_label_scores(
     return {name: score(name) for name in metrics}
 
 
+def label_figures(
+    predicted: Sequence[Collection[str | None]], actual: Sequence[Collection[str]], labels: Sequence[str]
+) -> list[tuple[str, float, float, float, int]]:
+    """Of every label its name, precision, recall and F1, of 100, and how many rows have it."""
+    rows = _Rows(_table(actual, labels), _table(predicted, labels))
+    tally = rows.tally(np.ones((1, len(actual))))
+    hits_K, actual_K, predicted_K = tally.hits_RK[0], tally.actual_RK[0], tally.predicted_RK[0]
+    shares = (
+        _ratio(hits_K, predicted_K),
+        _ratio(hits_K, actual_K),
+        _ratio(2 * hits_K, actual_K + predicted_K),
+    )
+    columns = ((100 * share_K).tolist() for share_K in shares)
+    return list(zip(labels, *columns, actual_K.astype(int).tolist()))
+
+
 def value_scores(
     predicted: Sequence[float], actual: Sequence[float], metrics: Sequence[str], resamples: int = 0
 ) -> dict[str, Score]:

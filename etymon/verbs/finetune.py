@@ -258,4 +258,5 @@ def present(result: Finetuned) -> None:
         print(f"{who}: " + ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items()))
     for name, score in result.scores.items():
         interval = "" if score.low is None else f", 95% of resamples from {score.low:.2f} to {score.high:.2f}"
-        print(f"{name} {score.value:.2f} of {score.counted}{interval} {score.signature}".rstrip())
+        how = f" ({score.signature})" if score.signature else ""
+        print(f"{name} {score.value:.2f} of {score.counted}{interval}{how}")

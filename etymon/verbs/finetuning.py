@@ -35,7 +35,7 @@ from etymon.verbs.running import USUAL_BUDGET, OnSample
 from etymon.verbs.task_file import TaskFile
 from etymon.verbs.task_judge import RESAMPLES, TaskData, TaskJudge, TaskPlan
 from etymon.verbs.task_report import compare, error_sections
-from etymon.verbs.task_running import Records, TaskRun, judged_curve
+from etymon.verbs.task_running import Records, TaskRun, judged_curve, rows_of
 
 COLUMNS = ("text", "second", "label", "tokens", "tags", "entities")
 """Options of tasks with a teacher that name columns."""
@@ -194,6 +194,9 @@ class Finetuning(TaskRun):
                 self.file.beams, self.progress.note,
             )  # fmt: skip
 
+    def learnt(self) -> str:
+        return rows_of(self.task.name, self.train, self.held_out)
+
     def sections(self, records: Records) -> list[Section]:
         found: list[Section] = []
         for name in self.metrics:
@@ -248,8 +251,7 @@ class Finetuning(TaskRun):
         optimiser = settings.optimiser
         plan = {
             "model": f"{self.title}, {model.parameter_count():,} parameters",
-            "task": f"{self.task.name} on {self.train.description}: {len(self.train):,} rows to train on, "
-            f"{0 if self.held_out is None else len(self.held_out):,} to judge by ({', '.join(self.metrics)})",
+            "task": f"{self.learnt()} ({', '.join(self.metrics)})",
             "steps": f"about {steps:,} ({asked}) of about {format_count(pace.tokens)} tokens, {each * 1000:.0f} ms each",
             "learning rate": f"{optimiser.learning_rate:g} at its peak, {settings.schedule.name}, {optimiser.name}",
             "folder": str(target),

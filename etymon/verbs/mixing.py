@@ -35,7 +35,7 @@ from etymon.verbs.running import USUAL_BUDGET, OnSample
 from etymon.verbs.task_file import MemberFile, TaskFile
 from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
 from etymon.verbs.task_report import Judged
-from etymon.verbs.task_running import Records, TaskRun, judged_curve
+from etymon.verbs.task_running import Records, TaskRun, judged_curve, rows_of
 
 USUAL_LENGTH = 128
 JUDGED_SAMPLES = 128
@@ -220,6 +220,14 @@ class Mixing(TaskRun):
         self, unit: TrainingUnit, phases: list[PhasePlan], world: World, on_sample: OnSample
     ) -> MixtureJudge:
         return MixtureJudge(self, unit, world, on_sample)
+
+    def learnt(self) -> str:
+        return "; ".join(
+            f"{name}: {member.part.name} on {member.source.description}"
+            if member.train is None
+            else f"{name}: {rows_of(member.part.name, member.train, member.held_out)}"
+            for name, member in self.members.items()
+        )
 
     def sections(self, records: Records) -> list[Section]:
         curves = (judged_curve(records, f"{name}/bits", "bits per target", name) for name in self.members)

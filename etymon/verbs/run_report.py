@@ -64,9 +64,11 @@ def write_run_report(
     figures: Mapping[str, str] | None = None,
     more: Sequence[Section] = (),
     command: str | None = None,
+    subtitle: str = "",
+    shown: str = "What it writes, as it learns",
 ) -> None:
     """Writes the page out of the run's own metrics; with a `store` also what xz makes of its text, which costs a run of xz.
-    `figures` come first, `more` after the curve, and `command` is what to try."""
+    `figures` come first, `more` after the curve, `shown` is the heading of the samples, and `command` is what to try."""
     records = run.metrics()
     trained = [record for record in records if "tokens_per_second" in record]
     likelihood = any("bits_per_byte" in record for record in trained)
@@ -108,11 +110,11 @@ def write_run_report(
     sections += more
     if samples:
         few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
-        sections.append(Samples(few, title="What it writes, as it learns"))
+        sections.append(Samples(few, title=shown))
     shape = ", ".join(f"{name} {value}" for name, value in model.shape_fields().items())
     sections.append(Paragraph(f"{model.family.title}: {shape}.", title="Shape"))
     if command is None and "causal" in model.capabilities:
         command = f'etymon generate {path.parent} "The" --temperature 0.8'
     if command is not None:
         sections.append(Code(command, title="Try it"))
-    write_report(path, f"{model.family.title}, trained by etymon", sections)
+    write_report(path, f"{model.family.title}, trained by etymon", sections, subtitle)

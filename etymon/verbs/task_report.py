@@ -13,6 +13,7 @@ from etymon.report.label_report import label_report, score_table, value_report
 from etymon.report.page import Section
 from etymon.tasks.baselines import baselines
 from etymon.tasks.classify import Classify, Labelled
+from etymon.tasks.label_scores import label_figures
 from etymon.tasks.regress import Regress, Valued
 from etymon.tasks.scores import Score
 from etymon.tasks.task import Task
@@ -74,11 +75,13 @@ def error_sections(task: Task, judged: Judged, held: Table) -> list[Section]:
         texts = [" / ".join(str(row[column]) for column in inner.reads) for row in held.rows]
         if isinstance(inner, Regress):
             return value_report(scores, texts, inner.values(held), [one.value for one in judged.answers])
-        several = inner.options.multi_label
-        actual = [", ".join(sorted(names)) for names in inner.named(held)]
-        predicted = [", ".join(sorted(one.label)) if several else one.label for one in judged.answers]
-        sure = None if several else [one.confidence for one in judged.answers]
-        if sure is not None and all(one is None for one in sure):
-            sure = None
-        return label_report(scores, texts, actual, predicted, () if several else inner.known, sure)
+        several, named = inner.options.multi_label, inner.named(held)
+        given = [one.label if several else (one.label,) for one in judged.answers]
+        actual, predicted = ([", ".join(sorted(names)) for names in rows] if several else [names[0] for names in rows]
+                             for rows in (named, given))  # fmt: skip
+        sure = [one.mistaken(names) for one, names in zip(judged.answers, named, strict=True)]
+        return label_report(
+            scores, texts, actual, predicted, () if several else inner.known, sure if any(sure) else None,
+            label_figures(given, named, inner.known),
+        )  # fmt: skip
     return [score_table(scores)]

@@ -69,6 +69,10 @@ class TaskRun(TrainingRun[Finetuned]):
     # --- what a kind of run has to say
 
     @abstractmethod
+    def learnt(self) -> str:
+        """Task, tables and numbers of rows, in a line."""
+
+    @abstractmethod
     def sections(self, records: Records) -> list[Section]:
         """What the report says beside the training curve."""
 
@@ -108,6 +112,7 @@ class TaskRun(TrainingRun[Finetuned]):
                 write_run_report(
                     trained.report, trained.model, None, trained.run, self.samples, figures=figures,
                     more=self.sections(trained.run.metrics()), command=self.to_try(trained.model),
+                    subtitle=self.learnt(), shown="What it answers, as it learns",
                 )  # fmt: skip
 
     def outcome(self, trained: Trained, **common: Any) -> Finetuned:
@@ -119,6 +124,13 @@ def judged_curve(records: Records, name: str, y_label: str, title: str) -> list[
     """A figure by step, if it was judged at all."""
     points = [(one["step"], one[JUDGED + name]) for one in records if JUDGED + name in one]
     return [Curve({"validation": points}, y_label=y_label, title=title)] if points else []
+
+
+def rows_of(name: str, train: Table, held: Table | None) -> str:
+    """What is learnt from how many rows, for people."""
+    count, there = (0, train.description) if held is None else (len(held), held.description)
+    judged = "" if there == train.description else f" of {there}"
+    return f"{name} on {train.description}: {len(train):,} rows to train on, {count:,}{judged} to judge by"
 
 
 def told(score: Score) -> str:

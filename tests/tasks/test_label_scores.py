@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores, normalised
-from etymon.tasks.classify import Classify, ClassifyOptions
+from etymon.tasks.classify import Classify, ClassifyOptions, Labelled
 from etymon.tasks.label_scores import (
     LABEL_METRICS,
     MULTI_LABEL_METRICS,
     VALUE_METRICS,
+    label_figures,
     label_scores,
     multi_label_scores,
     value_scores,
@@ -285,6 +286,36 @@ def test_answers_have_intervals():
     assert found["f1"].value == pytest.approx(np.mean(each))
     close(found["f1"], slow(each, np.mean))
     assert found["exact"].value == 50 and found["exact"].low < 50 < found["exact"].high
+
+
+# --- label by label
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=ROWS)
+def test_every_label_has_the_figures_of_scikit_learn(rows):
+    actual, predicted = (
+        [[LABELS[n] for n in {first, second}] for first, second in zip(side, side[::-1])]
+        for side in zip(*rows)
+    )
+    found = label_figures(predicted, actual, LABELS)
+    tables = [[[label in row for label in LABELS] for row in side] for side in (actual, predicted)]
+    expected = zip(*sklearn_metrics.precision_recall_fscore_support(*tables, zero_division=0))
+    for label, own, (*shares, count) in zip(LABELS, found, expected, strict=True):
+        assert (
+            own[0] == label and own[4] == count and own[1:4] == pytest.approx([100 * one for one in shares])
+        )
+    assert label_figures([[None]], [["yes"]], ["no", "yes"])[1] == ("yes", 0, 0, 0, 1)
+
+
+def test_a_mistake_is_as_grave_as_the_model_was_sure_of_it():
+    shares = {"a": 0.9, "b": 0.3, "c": 0.6}
+    assert Labelled("a", shares).mistaken(["b"]) == 0.9 and Labelled("a", shares).mistaken(["a"]) is None
+    assert Labelled(None, {}).mistaken(["b"]) is None
+    several = Labelled(("a", "c"), shares)
+    assert several.mistaken(["a", "b"]) == pytest.approx(0.7), "which was left out, and c was but 0.6"
+    assert several.mistaken(["c"]) == 0.9 and several.mistaken(["c", "a"]) is None
+    assert Labelled(("a", "c"), {}).mistaken(["b"]) is None
 
 
 # --- what they share

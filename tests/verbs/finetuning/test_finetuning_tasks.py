@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -474,6 +475,9 @@ def test_the_report_holds_confusions_baselines_and_typos(learnt: Finetuned) -> N
     ):
         assert part in page
     assert "Which labels are taken for which" in page and "Validation accuracy" in page
+    assert "classify on rows given by the program: 160 rows to train on, 40 to judge by" in page
+    assert "What it answers, as it learns" in page and "What it writes" not in page
+    assert "Label by label" in page and "Scores of 40 rows" in page
     assert set(learnt.beside) > {"majority"} and learnt.beside["majority"]["accuracy"].value == 50
     assert learnt.scores["accuracy"].low is not None
 
@@ -494,6 +498,10 @@ def test_several_labels_are_compared_whatever_their_order(tmp_path: Path) -> Non
     page = (done.folder / "report.html").read_text(encoding="utf-8")
     assert ("Worst errors" in page) == (wrong > 0)
     assert not wrong or f"Worst errors: {min(wrong, 20)} of {wrong}" in page
+    table = page[page.find("Worst errors") :].partition("</table>")[0]
+    sure = [float(one) for one in re.findall(r'class="number">([\d.]+)</td></tr>', table)]
+    assert sure == sorted(sure, reverse=True) and len(sure) == min(wrong, 20)
+    assert "Label by label" in page
 
 
 # ------------------------------------------------------------ the matrix

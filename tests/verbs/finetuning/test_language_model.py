@@ -36,7 +36,7 @@ def test_a_pretrained_model_goes_on_with_a_table(tmp_path: Path, tweets: Path) -
     start = pretrain("gpt2", tmp_path / "start", steps=2).model_folder
     done = etymon.finetune(
         start, task="language-model", train=tweets, text="tweet", learning_rate=1e-2, out=tmp_path / "run", steps=12,
-        batch_tokens=256, length=32, validate_every=6, progress="silent",
+        batch_tokens=256, length=32, validate_every=6, progress="silent", hold_out=0.35,
     )  # fmt: skip
     judged = [
         one["validation_bits_per_byte"] for one in metrics(done.folder) if "validation_bits_per_byte" in one

@@ -89,16 +89,18 @@ def test_a_mixture_that_was_killed_goes_on_exactly(
 def test_a_setting_chooses_the_members(setting: str, kept: str, mixture: Path, tmp_path: Path) -> None:
     done = mix("t5", mixture, tmp_path / "run", steps=1, set=[f"mixture.setting={setting}"])
     assert {key.split("/")[0] for key in done.metrics if "/" in key} == {kept}
+    page = (done.folder / "report.html").read_text(encoding="utf-8")
+    assert f"{kept}: " in page and ("rows to train on" in page) is (kept == "pairs")
 
 
 def test_a_decoder_mixes_its_own_objective_with_a_task(mixture: Path, tmp_path: Path) -> None:
     tree = yaml.safe_load(mixture.read_text(encoding="utf-8"))
     tree["members"][0]["objective"] = "causal"
     mixture.write_text(yaml.safe_dump(tree), encoding="utf-8")
-    done = mix("gpt2", mixture, tmp_path / "run", steps=2, metric="pairs/exact")
+    done = mix("gpt2", mixture, tmp_path / "run", steps=2, metric="pairs/exact", hold_out=0.5)
     assert {"text/bits_per_byte", "pairs/exact"} <= set(done.metrics)
     score = done.scores["pairs/exact"]
-    assert score.low is not None, "in the end all held-out rows are answered, with an interval"
+    assert score.rows == 20 and score.low is not None, "all held-out rows are answered, with an interval"
     assert done.metrics["pairs/exact"] == score.value
 
 
