@@ -93,17 +93,7 @@ def adapt(
         raise EtymonError(
             "a model with adapters or with weights of eight bits takes no adapters: merge it, or take its base"
         )
-    maps = [name for name, part in _linear(model).items() if name.startswith("body.")]
-    found = [name for name in maps if settings.match(name)]
-    idle = [
-        one for one in settings.targets if not any(LoraSettings(targets=(one,)).match(name) for name in maps)
-    ]
-    # Attention in recurrent models has a query and no value: what is usual need not all be there.
-    if not found or (idle and settings.targets != USUAL_TARGETS):
-        there = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
-        raise EtymonError(
-            f"no linear map of {owner.family.title} is called {' or '.join(idle)}: adapters go on {there or 'none'}"
-        )
+    found = adaptable(model, settings)
     local = Path(base).expanduser()
     attach(
         model,
@@ -115,6 +105,30 @@ def adapt(
     rules = [("*.lora_a", _as_drawn_by_peft), ("*.lora_b", constant(0.0))]
     initialise(model, rules, seed, lambda name: ".lora_" in name)
     return model
+
+
+def adaptable(model: nn.Module, settings: LoraSettings) -> list[str]:
+    """The linear maps of a body that the settings name; refuses names that are not there, and a rank that no product has."""
+    owner: Any = model
+    maps = {name: part for name, part in _linear(model).items() if name.startswith("body.")}
+    found = [name for name in maps if settings.match(name)]
+    idle = [
+        one for one in settings.targets if not any(LoraSettings(targets=(one,)).match(name) for name in maps)
+    ]
+    # Attention in recurrent models has a query and no value: what is usual need not all be there.
+    if not found or (idle and settings.targets != USUAL_TARGETS):
+        there = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
+        raise EtymonError(
+            f"no linear map of {owner.family.title} is called {' or '.join(idle)}: adapters go on {there or 'none'}"
+        )
+    # Of all maps, a few are a single row (the energies of recurrent attention): the largest decides.
+    most = max(min(maps[name].in_features, maps[name].out_features) for name in found)
+    if settings.rank > most:
+        raise EtymonError(
+            f"adapters of rank {settings.rank:,} are larger than the matrices they are for, whose rank is {most:,} at most: "
+            "take a smaller one, usually 4 to 64"
+        )
+    return found
 
 
 def _as_drawn_by_peft(tensor: Tensor, generator: torch.Generator) -> None:

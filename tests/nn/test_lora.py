@@ -163,6 +163,10 @@ def test_what_is_not_there_is_refused() -> None:
     ):
         adapt(plain("bert"), LoraSettings(targets=("query", "valeu")))
     assert len(adapters(adapt(plain("rnn")))) == 1  # its attention has a query and no value
+    with pytest.raises(
+        EtymonError, match=r"rank 1,000 are larger than the matrices they are for, whose rank is \d+"
+    ):
+        adapt(plain("bert"), LoraSettings(rank=1000))
     with pytest.raises(EtymonError, match="merge"):
         adapt(adapt(plain("gpt2")))
     with pytest.raises(EtymonError, match="eight bits"):

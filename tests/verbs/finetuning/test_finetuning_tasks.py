@@ -215,6 +215,12 @@ def test_adapters_alone_or_merged_answer_the_same(start: Callable[[str], Path], 
         finetune(start("bert"), tmp_path / "none", merge=True)
 
 
+def test_adapters_wider_than_their_matrices_are_refused(start: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(EtymonError, match=r"rank 100,000 are larger than the matrices they are for"):
+        finetune(start("bert"), tmp_path / "run", lora=100_000)
+    assert not (tmp_path / "run").exists()
+
+
 def test_features_of_a_frozen_elmo(start: Callable[[str], Path], tmp_path: Path) -> None:
     done = finetune(start("elmo"), tmp_path / "run", features="mix", place="both", steps=6, validate_every=3)
     before, after = etymon.load(start("elmo")), etymon.load(done.folder)
