@@ -199,6 +199,11 @@ def finetune(
             raise EtymonError(
                 f"{error}; to begin with an untrained model of this family, say --from-scratch"
             ) from error
+    told = features is not None or any(each.startswith("features.") for each in set or ())
+    if place is not None and not told and get_family(family).features is None:
+        raise EtymonError(
+            f"{family} reads no features unless told, and --place is where they enter: say --features mix too, or leave --place out"
+        )
     featured = {"source": features, "place": place}
     given = settings_of(
         TaskFile, asked, family=family, start=None if from_scratch else model, budget=budget,

@@ -229,7 +229,7 @@ def test_features_of_a_frozen_elmo(start: Callable[[str], Path], tmp_path: Path)
     assert after.features is not None and (after.features.source, after.features.place) == ("mix", "both")
     again = etymon.evaluate(done.folder, data=TEST, resamples=0).scores["accuracy"].value
     assert again == done.metrics["accuracy"]
-    tuned = finetune(start("elmo"), tmp_path / "tuned", features="mix", place="both", steps=2, tune_body=True)
+    tuned = finetune(start("elmo"), tmp_path / "tuned", place="both", steps=2, tune_body=True)
     changed = tuned.model.body.state_dict()
     assert any(not torch.equal(tensor, changed[name]) for name, tensor in before.body.state_dict().items())
 
@@ -604,6 +604,7 @@ def test_several_seeds_of_a_pretrained_model_go_on(start: Callable[[str], Path],
         ({"source_vocabulary": 200}, "only text2text has a source with words of its own"),
         ({"batch": 10, "slices": 4}, "a batch of 10 rows cannot be cut into 4 equal slices"),
         ({"tune_body": True}, "leave --tune-body out"),
+        ({"place": "both"}, "rnn reads no features unless told, and --place .* say --features mix too, or leave"),
         ({"multi_label": True, "smoothing": 0.1}, "leave --multi-label or --smoothing out"),
         ({"task": "text2text", "source": "text", "target": "label", "smoothing": 2.0}, "smoothing"),
         ({"task": "tag", "tokens": "text", "tags": "label", "metric": "f1", "train": [{"text": [word, "b"], "label": ["NOUN", "VERB"]} for word in "acdefghijk"]}, "say --metric accuracy"),
