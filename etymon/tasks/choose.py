@@ -110,16 +110,17 @@ class Choose(HeadTask):
         elif len(text) == 1 and text.isascii() and text.isalpha():
             counted = ord(text.upper()) - ord("A")
         found = {counted} & {*range(len(choices))}
-        if text in named and (isinstance(value, str) or not found):
-            found.add(named.index(text))
+        if isinstance(value, str) or not found:
+            found |= {number for number, choice in enumerate(named) if choice == text}
         if not found:
             raise EtymonError(
                 f"{place}: column {self.options.label!r} holds {text!r}, which is none of its {len(choices)} choices; "
                 f"{did_you_mean(text, [str(n + self.options.first) for n in range(len(choices))])}"
             )
         if len(found) > 1:
+            both = "several choices" if named.count(text) > 1 else "a choice and counts another one"
             raise EtymonError(
-                f"{place}: column {self.options.label!r} holds {text!r}, which is a choice and counts another one: say it by a letter (A is the first)"
+                f"{place}: column {self.options.label!r} holds {text!r}, which is {both}: say it by a letter (A is the first)"
             )
         return found.pop()
 

@@ -95,6 +95,17 @@ def test_numbers_that_are_choices_too_are_not_guessed() -> None:
     assert made(choices=["a", "b", "c"], first=1).right(read_table(rows)) == [2, 0], "both mean the same"
 
 
+def test_equal_choices_are_told_apart_by_number_or_letter() -> None:
+    row = {"text": "The captain", "choices": ["a river", "a bridge", "a river "]}
+    with pytest.raises(
+        EtymonError, match=r"^row 2: column 'label' holds 'a river', which is several choices: say"
+    ):
+        made().right(read_table([{**row, "label": label} for label in ("a bridge", "a river")]))
+    with pytest.raises(EtymonError, match=r"holds 'a', which is several choices"):
+        made().right(read_table([{"text": "The captain", "choices": ["a", "a", "b"], "label": "a"}]))
+    assert made().right(read_table([{**row, "label": label} for label in (2, "C", "a bridge")])) == [2, 2, 1]
+
+
 def test_columns_of_choices_are_lists_of_them() -> None:
     listed = made(context="before").pairs(
         read_table([{"before": "In winter", "text": "it", "choices": ["opened", "closed"], "label": 0}])
