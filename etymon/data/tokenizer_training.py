@@ -101,8 +101,8 @@ def train_tokenizer(
     )
     if plan.room < needed:
         raise EtymonError(
-            f"the vocabulary is too small: beside special tokens it has room for {max(plan.room, 0)} tokens but "
-            f"{what} need {needed}; ask for at least {needed - plan.room} more"
+            f"a vocabulary of {size:,} is too small: beside special tokens it has room for {max(plan.room, 0)} tokens but "
+            f"{what} need {needed}; the smallest has {size - plan.room + needed:,}"
         )
     if kind != "byte" and not any(text.strip() for text in texts):
         raise EtymonError("cannot train a tokenizer: there is no text")

@@ -22,6 +22,8 @@ from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.label_scores import label_scores
 from etymon.tasks.scores import Score
 
+HIDDEN = ("", "-1")
+"""What stands for a label in tables of a test whose answers are kept back."""
 LETTERED = re.compile(r"\([A-Z]\)\s")
 
 
@@ -104,6 +106,8 @@ class Choose(HeadTask):
     def _right(self, value: Any, choices: list[str], place: str) -> int:
         whole = isinstance(value, float) and value.is_integer()
         text = str(int(value) if whole else value).strip()
+        if value is None or value != value:  # nothing, or not a number
+            text = ""
         counted, named = -1, [choice.strip() for choice in choices]
         if text.removeprefix("-").isdecimal():
             counted = int(text) - self.options.first
@@ -112,6 +116,11 @@ class Choose(HeadTask):
         found = {counted} & {*range(len(choices))}
         if isinstance(value, str) or not found:
             found |= {number for number, choice in enumerate(named) if choice == text}
+        if not found and text in HIDDEN:
+            raise EtymonError(
+                f"{place}: column {self.options.label!r} holds {text or 'nothing'}, so what is right is not known: fill it in, leave the "
+                "row out, or answer it with etymon predict"
+            )
         if not found:
             raise EtymonError(
                 f"{place}: column {self.options.label!r} holds {text!r}, which is none of its {len(choices)} choices; "

@@ -152,7 +152,8 @@ class Tag(HeadTask):
         for tags, (_, one, place) in zip(rows, values, strict=True):
             if len(tags) != len(one.spans):
                 raise EtymonError(
-                    f"{place}: {len(one.spans)} words in column {self.columns[0]!r}, and {len(tags)} tags in column {column!r}"
+                    f"{place}: {len(one.spans)} words in column {self.columns[0]!r}, and {len(tags)} tags in column {column!r}: "
+                    "give every word one tag, or leave the row out"
                 )
         return rows
 

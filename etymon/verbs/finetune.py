@@ -221,6 +221,10 @@ def finetune(
         from etymon.verbs.seeds import finetune_seeds
 
         wanted = [seeds] if isinstance(seeds, int) else list(seeds)
+        if len(wanted) == 1 and wanted[0] < 2:
+            raise EtymonError(
+                f"--seeds {wanted[0]} asks for that many models, and a mean needs two or more: say --seeds 3, or --seed N for one model"
+            )
         return finetune_seeds(
             folder, file, [*range(wanted[0])] if len(wanted) == 1 else wanted, resume=resume,
             progress=progress, device=device, workers=workers, train=_rows(train), validation=_rows(validation),

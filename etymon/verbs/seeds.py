@@ -24,7 +24,7 @@ def finetune_seeds(
     """Runs in `folder/seed-N`. What comes back is the run whose first metric was best, with the metrics of all."""
     if len(set(seeds)) < 2:
         raise EtymonError(
-            f"several seeds are at least two different ones, not {', '.join(map(str, seeds))}: use --seed"
+            f"several seeds are at least two different ones, not {', '.join(map(str, seeds))}: give others, or --seed"
         )
     if file.mixture is not None:
         raise EtymonError("a mixture is trained with one seed: leave --seeds out")

@@ -52,12 +52,14 @@ CASES: dict[str, tuple[str, Row, str]] = {
     "not a number": ("regress", {"text": "The river", "label": "nan"}, r"FILE, line 5: column 'label' holds 'nan', not a finite number"),
     "nothing for a number": ("regress", {"text": "The river", "label": None}, r"FILE, line 5: column 'label' holds None, not a number"),
     "a choice out of range": ("choose", {**CHOICES[0], "label": 2}, r"FILE, line 5: column 'label' holds '2', which is none of its 2 choices"),
-    "a choice below": ("choose", {**CHOICES[0], "label": -1}, r"FILE, line 5: column 'label' holds '-1', which is none of its 2 choices"),
+    "a choice below": ("choose", {**CHOICES[0], "label": -2}, r"FILE, line 5: column 'label' holds '-2', which is none of its 2 choices"),
+    "a hidden choice": ("choose", {**CHOICES[0], "label": -1}, r"FILE, line 5: column 'label' holds -1, so what is right is not known: fill it in, .* etymon predict"),
+    "nothing for a choice": ("choose", {**CHOICES[0], "choices": ["a", "None"], "label": None}, r"FILE, line 5: column 'label' holds nothing, so what is right is not known"),
     "no list of choices": ("choose", {**CHOICES[0], "choices": "a, b"}, r"FILE, line 5: column 'choices' is no list of two choices or more"),
     "one choice": ("choose", {**CHOICES[0], "choices": ["a"]}, r"FILE, line 5: column 'choices' is no list of two choices or more"),
     "an empty choice": ("choose", {**CHOICES[0], "choices": ["a", " "]}, r"FILE, line 5: column 'choices' is no list of two choices or more"),
     "an id twice": ("answer", {**QUESTIONS[0], "id": 2}, r"FILE, line 5: the id '2' is also that of FILE, line 3"),
-    "unequal tags": ("tag", {"tokens": ["The", "river"], "tags": ["D"]}, r"FILE, line 5: 2 words in column 'tokens', and 1 tags in column 'tags'"),
+    "unequal tags": ("tag", {"tokens": ["The", "river"], "tags": ["D"]}, r"FILE, line 5: 2 words in column 'tokens', and 1 tags in column 'tags': give every word one tag, or leave the row out"),
 }  # fmt: skip
 
 
