@@ -96,12 +96,19 @@ def _table_records(stream: IO[bytes], name: str, reading: Reading, **dialect: An
 def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Iterator[tuple[str, list[str]]]:
     """Place and cells of every row: the header, and rows of as many cells."""
     csv.field_size_limit(reading.max_document)
-    latest = name, ""
+    latest, began, ended = (name, ""), "", False
 
     def lines() -> Iterator[str]:
-        nonlocal latest
+        nonlocal latest, began, ended
         for latest in record_lines(stream, name, reading):
+            began = began or latest[0]
             yield latest[1] + "\n"
+        ended = True
+
+    def unclosed() -> EtymonError:
+        return EtymonError(
+            f'{began}: a quote is opened in this row and never closed; close it, or write "" for a quote'
+        )
 
     left = lines()
     rows = csv.reader(left, **dialect)
@@ -109,6 +116,8 @@ def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Ite
         header = list(reading.header) or next(rows, [])
     except csv.Error as error:
         raise reading.too_long(latest[0]) from error
+    if ended and header and not reading.header:  # a row ends with a line: this one asked for more
+        raise unclosed()
     if not reading.header and (twice := [cell for cell in header if cell and header.count(cell) > 1]):
         raise EtymonError(f"{name}: two columns are called {twice[0]!r}; rename one")
     yield name, header
@@ -116,6 +125,7 @@ def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Ite
     if reading.header:
         wanted = f", and {len(header)} were named: {', '.join(header)}"
     while True:
+        began = ""
         try:
             row = next(rows, None)
         except csv.Error:  # a quoted value of many lines, which goes on up to its closing quote
@@ -127,8 +137,11 @@ def _rows(stream: IO[bytes], name: str, reading: Reading, **dialect: Any) -> Ite
             return
         if not row:
             continue  # an empty line
-        if len(row) != len(header):
-            reading.refuse(EtymonError(f"{latest[0]}: a row of {len(row)} columns{wanted}"))
+        if ended:
+            reading.refuse(unclosed())
+        elif len(row) != len(header):
+            first = "" if began == latest[0] else f" from {began.rpartition(', ')[2]} on"
+            reading.refuse(EtymonError(f"{latest[0]}: a row of {len(row)} columns{first}{wanted}"))
         else:
             yield latest[0], row
 

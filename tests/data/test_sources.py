@@ -120,6 +120,20 @@ def test_rows_of_tables(tmp_path: Path) -> None:
     ):
         read(path)
     assert read(path, errors="skip", skipped=1) == ["a", "c", "d\ne"]
+    path.write_text('id,text\n1,a\n2,"b\n3,c\n4,d\n')
+    with pytest.raises(
+        EtymonError, match=r"a.csv, line 3: a quote is opened in this row and never closed; close it"
+    ):
+        read(path)
+    assert read(path, errors="skip", skipped=1) == ["a"]
+    path.write_text('id,"text\n1,a\n')
+    with pytest.raises(EtymonError, match=r"a.csv, line 1: a quote is opened in this row"):
+        read(path)
+    path.write_text('id,text\n1,"a\n2,"b, c"\n3,d\n')
+    with pytest.raises(EtymonError, match=r"a.csv, line 3: a row of 3 columns from line 2 on where"):
+        read(path)
+    path.write_text('id,text\n1,"a\nb\n"')
+    assert read(path) == ["a\nb\n"], "the last quote may be the last character"
     pyarrow.parquet.write_table(
         pyarrow.table({"text": pyarrow.array([*texts, None, ""]).dictionary_encode()}), tmp_path / "b.parquet",
         row_group_size=64,
