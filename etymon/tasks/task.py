@@ -97,6 +97,14 @@ class Task(Objective, ABC):
         """The labels that a head is built for, in order; none unless the task has such."""
         return ()
 
+    def require_free_names(self, table: Table) -> None:
+        """Refuses a table with a column that answers would replace."""
+        for name in self.tells:
+            if any(name in row for row in table.rows):
+                raise EtymonError(
+                    f"{table.description}: the column {name!r} would be replaced by that of the answers: rename it"
+                )
+
     # --- tied to a model
 
     @abstractmethod

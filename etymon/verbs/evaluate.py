@@ -54,7 +54,10 @@ def evaluate(
     beams: Annotated[int, "search with so many beams"] = 4,
     resamples: Annotated[int, "of the rows, for the confidence intervals; 0 for none"] = 1000,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    out: Annotated[Path | None, "a file for the predictions, a line a row"] = None,
+    out: Annotated[
+        Path | None,
+        "a file for the predictions: a table with the rows (.jsonl, .csv, .tsv, .parquet), or a line a row",
+    ] = None,
     on_note: Callable[[str], None] | None = None,
 ) -> Evaluated:
     """Score a model on a table, with confidence intervals.
@@ -63,6 +66,7 @@ def evaluate(
     """
     asked = dict(locals())
     from etymon.data.held_rows import listed
+    from etymon.data.table_writing import WRITTEN, write_table
     from etymon.data.tables import read_table
     from etymon.files import atomic_write
     from etymon.generation.settings import DecodingSettings
@@ -83,6 +87,9 @@ def evaluate(
     known.check_metrics(metrics)
     table = read_table(rows, () if columns is None else columns.split(","))
     known.texts(table)  # refuses rows that cannot be used, before any work
+    tabular = out is not None and Path(out).suffix.lower() in WRITTEN
+    if tabular:
+        known.require_free_names(table)
     # Of a text, an encoder-decoder tells the loss of what it is asked for alone.
     mute = isinstance(known, LanguageModel) and chosen.encoder_decoder
     decoding = DecodingSettings(beams=beams)
@@ -93,7 +100,9 @@ def evaluate(
     found = known.score(predictions, table, scored, resamples)
     scores = {name: found[name] if name in found else _loss(chosen, known, table) for name in metrics}
     records = [known.record(each) for each in predictions]
-    if out is not None:
+    if out is not None and tabular:
+        write_table(out, [{**row, **each} for row, each in zip(table.rows, records)], on_note)
+    elif out is not None:
         with atomic_write(out) as file:
             file.writelines(" ".join(str(each["prediction"]).split()) + "\n" for each in records)
     return Evaluated(scores, records, len(table))

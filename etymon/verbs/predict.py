@@ -82,10 +82,7 @@ def predict(
     elif texts:
         raise EtymonError("give texts or --data, not both")
     table = read_table(given, () if columns is None else columns.split(","))
-    if taken := [name for name in known.tells if any(name in row for row in table.rows)]:
-        raise EtymonError(
-            f"{table.description}: the column {taken[0]!r} would be replaced by that of the answers: rename it"
-        )
+    known.require_free_names(table)
     answers = known.predict(chosen, table, DecodingSettings(beams=beams), on_note or silent)
     found = [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
     if out is not None:

@@ -451,6 +451,18 @@ def test_answers_on_the_command_line(learnt: Finetuned, run: Command) -> None:
     assert code == 2 and "give texts or --data, not both" in error
 
 
+def test_evaluated_rows_are_written_by_the_ending_of_a_name(learnt: Finetuned, tmp_path: Path) -> None:
+    few = TEST[:5]
+    for ending in ("csv", "tsv", "jsonl", "parquet"):
+        found = etymon.evaluate(learnt.folder, data=few, out=tmp_path / f"answers.{ending}")
+        written = read_table(tmp_path / f"answers.{ending}").rows
+        assert [{name: row[name] for name in ("text", "label")} for row in written] == few
+        assert [row["prediction"] for row in written] == [one["prediction"] for one in found.predictions]
+    etymon.evaluate(learnt.folder, data=few, out=tmp_path / "answers.txt")
+    lines = (tmp_path / "answers.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == [one["prediction"] for one in found.predictions]
+
+
 def test_scores_are_told_with_their_rows(
     learnt: Finetuned, run: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
