@@ -106,7 +106,7 @@ def test_a_limit_spreads(tmp_path: Path, corpus: Path) -> None:
         (["--out", "t", "--kind", "bpe", "--data", "{corpus}", "--size", "0"], "size must be at least 1"),
         (
             ["--out", "t", "--kind", "byte-bpe", "--data", "{corpus}", "--size", "99"],
-            "the vocabulary is too small",
+            "is too small: beside special tokens",
         ),
         (["--out", "t", "--kind", "byte-bpe", "--data", "{corpus}", "--lowercase"], "is lossless"),
         (
