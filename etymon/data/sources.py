@@ -64,12 +64,16 @@ class TextFiles(Reading):
         found = False
         for path in self.listed():
             name, empty, begun = _shown(path), True, False
+            blank: list[Document] = []  # the parts of a document that has shown nothing but white space yet
             with self._open(path) as stream:
                 for document in READERS[self._kind(path)](stream, name, self):
-                    if document.more or begun or document.text.strip():
+                    blank.append(document)
+                    if begun or document.text.strip():
                         empty, found = False, True
-                        yield document
-                    begun = document.more
+                        yield from blank
+                        begun = document.more
+                    if begun or not document.more:
+                        blank = []
             if empty:
                 logger.warning("%s holds no text; it is skipped", name)
         if not found:

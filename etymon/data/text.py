@@ -169,18 +169,23 @@ def _blocks(chunks: Iterator[str]) -> Iterator[Document]:
     block: list[str] = []
     size = 0
     begun = inside = False  # whether some of the document, or of the line, was there before
+    blank: list[str] = []  # a long line's beginning, as long as nobody knows whether it is an empty line
     for text, ends in _lines(chunks):
+        parts, blank = [*blank, text], []
         if text.strip() or inside:
-            if size > cutting.PART:
-                yield Document("".join(block), more=True)
-                block, size = [], 0
-            block.append("\n" + text if begun and not inside else text)
-            size += len(block[-1])
-            begun = True
+            for part in parts:
+                if size > cutting.PART:
+                    yield Document("".join(block), more=True)
+                    block, size = [], 0
+                block.append("\n" + part if begun and not inside else part)
+                size += len(block[-1])
+                begun = inside = True
+            inside = not ends
+        elif not ends:
+            blank = parts
         elif begun:
             yield Document("".join(block))
             block, size, begun = [], 0, False
-        inside = not ends
     yield Document("".join(block))
 
 

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from etymon.data import cutting
@@ -247,6 +247,8 @@ def test_a_name_does_not_matter_with_a_format(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- long texts in parts
 
 
+@example("    a", 4, 1)
+@example("b\n     a", 4, 1)
 @given(st.text(alphabet="ab \n\r。é", max_size=120), st.integers(4, 40), st.integers(1, 9))
 def test_parts_add_up_however_the_bytes_come(data: str, part: int, buffer: int) -> None:
     expected = data.replace("\r\n", "\n").replace("\r", "\n")

@@ -165,6 +165,10 @@ def test_nothing_that_was_given_is_replaced(saved: Saved, tmp_path: Path) -> Non
             EtymonError, match=rf"rows\.csv: the column '{column}' would be replaced by .*: rename it"
         ):
             etymon.predict(model, data=data)
+        write_table(data, [{"text": "A letter.", "label": "good", column: "good"}])
+        with pytest.raises(EtymonError, match=f"the column '{column}' would be replaced"):
+            etymon.evaluate(model, data=data, out=tmp_path / "answers.csv")
+        etymon.evaluate(model, data=data)  # which writes nothing
     write_table(data, [{"text": "A letter.", "label": "good"}])
     before = data.read_bytes()
     (tmp_path / "inside").mkdir()
