@@ -93,7 +93,7 @@ def adapt(
         raise EtymonError(
             "a model with adapters or with weights of eight bits takes no adapters: merge it, or take its base"
         )
-    found = adaptable(model, settings)
+    found = _adaptable(model, settings)
     local = Path(base).expanduser()
     attach(
         model,
@@ -107,7 +107,7 @@ def adapt(
     return model
 
 
-def adaptable(model: nn.Module, settings: LoraSettings) -> list[str]:
+def _adaptable(model: nn.Module, settings: LoraSettings) -> list[str]:
     """The linear maps of a body that the settings name; refuses names that are not there, and a rank that no product has."""
     owner: Any = model
     maps = {name: part for name, part in _linear(model).items() if name.startswith("body.")}

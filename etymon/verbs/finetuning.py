@@ -16,7 +16,7 @@ from etymon.families.family import Recipe
 from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
-from etymon.nn.lora import adapt, adaptable, merge
+from etymon.nn.lora import adapt, merge
 from etymon.report.page import Section
 from etymon.tasks import get_task, task_class, task_for
 from etymon.tasks.task import falling, usual_batch
@@ -108,8 +108,6 @@ class Finetuning(TaskRun):
 
     def prepare(self, world: World, checkpoint: Path | None) -> tuple[TrainingUnit, list[PhasePlan]]:
         model, given = self.opened(checkpoint, self.fit.heads, self.labels)
-        if model is not None and self.file.lora is not None:
-            adaptable(model, self.file.lora)  # or refused, before anything is written
         tokenizer, source = made_once(world, lambda: self._tokenizers(given))
         begins, own = model is None, {} if source is None else {"source_vocabulary": source.size}
         model = self.completed(model, tokenizer, self.fit.heads, self.labels, **own)
