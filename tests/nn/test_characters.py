@@ -80,6 +80,6 @@ def test_a_mix_is_gamma_times_the_weighted_layers(layer_norm: bool) -> None:
     )
     expected = 1.5 * sum(weight * x for weight, x in zip(s / s.sum(), parts))
     torch.testing.assert_close(mix(layers), expected)
-    assert float(mix.penalty()) == pytest.approx(0.09 + 1.0 + 4.0)
+    assert mix.penalty().item() == pytest.approx(0.09 + 1.0 + 4.0)
     with pytest.raises(ValueError, match="3 layers was given 2"):
         mix(layers[:2])

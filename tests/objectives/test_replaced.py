@@ -14,7 +14,6 @@ import etymon
 from etymon.data.plans import key
 from etymon.data.store import Split
 from etymon.families.companions import generator_for, share_embeddings
-from etymon.families.filling import name_map
 from etymon.families.model import Model
 from etymon.objectives.objective import weighted_loss
 from etymon.training.unit import TrainingUnit
@@ -88,7 +87,7 @@ def test_the_joint_step_is_that_of_the_two_classes(split: Split, tmp_path: Path)
     torch.testing.assert_close(terms["generator"].sum, guessing, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(terms["discriminator"].sum, finding, rtol=1e-5, atol=1e-4)
     for own, theirs in ((model, finder), (generator, masked)):
-        names = name_map(own.family, own.shape, own.asked)
+        names = own.family.names(own.shape)
         gradients = names.export({name: p.grad for name, p in own.named_parameters()}, None)
         found = dict(theirs.named_parameters())
         assert set(gradients) <= set(found)
