@@ -82,7 +82,9 @@ def finetune(
     length: Annotated[
         int | None, "tokens of a text at most; what is longer is cut (512, as the model allows)"
     ] = None,
-    hold_out: Annotated[float | None, "share of the rows to judge by, without --validation (0.05)"] = None,
+    hold_out: Annotated[
+        float | None, "share of the rows to judge by, without --validation (0.05; of small tables up to 0.2)"
+    ] = None,
     baselines: Annotated[
         bool | None, "classify, regress: score a majority, TF-IDF and a typo baseline beside the model (yes)"
     ] = None,

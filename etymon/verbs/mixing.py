@@ -35,7 +35,7 @@ from etymon.verbs.running import USUAL_BUDGET, OnSample
 from etymon.verbs.task_file import MemberFile, TaskFile
 from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
 from etymon.verbs.task_report import Judged
-from etymon.verbs.task_running import Records, TaskRun, judged_curve, rows_of
+from etymon.verbs.task_running import USUAL_SHARE, Records, TaskRun, judged_curve, rows_of
 
 USUAL_LENGTH = 128
 JUDGED_SAMPLES = 128
@@ -213,7 +213,8 @@ class Mixing(TaskRun):
         folder = self.folder / f"store-{member.file.name}"
         assert member.text is not None
         if not self.resuming:
-            ensure_store(member.text, tokenizer, folder, validation=self.file.hold_out, seed=self.file.seed)
+            share = USUAL_SHARE if self.file.hold_out is None else self.file.hold_out
+            ensure_store(member.text, tokenizer, folder, validation=share, seed=self.file.seed)
         return TokenStore.open(folder, tokenizer)
 
     def judge(

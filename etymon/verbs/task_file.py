@@ -72,8 +72,9 @@ class TaskFile(CommonFile):
     train: tuple[str, ...] = ()
     """Tables, or parallel text files."""
     validation: tuple[str, ...] = ()
-    hold_out: float = 0.05
-    """Share of the training rows to judge by, where there is no validation table."""
+    hold_out: float | None = None
+    """Share of the training rows to judge by, where there is no validation table: a twentieth, or of a small table as many as
+    tell something, up to a fifth."""
     columns: tuple[str, ...] = ()
     """Of files without a header."""
     metrics: tuple[str, ...] = ()

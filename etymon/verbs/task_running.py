@@ -24,7 +24,9 @@ from etymon.verbs.running import Trained, TrainingRun
 from etymon.verbs.task_file import TaskFile
 from etymon.verbs.task_report import Judged
 
-MOST_HELD_OUT = 1000
+USUAL_SHARE, LARGEST_SHARE = 0.05, 0.2
+"""Of the rows that are held out; the larger one of small tables."""
+FEW_HELD_OUT, MOST_HELD_OUT = 50, 1000
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -62,9 +64,12 @@ class TaskRun(TrainingRun[Finetuned]):
         for each in (table, held):
             if each is not None:
                 task.texts(each)
-        if held is None and self.file.hold_out:
-            return table.divided(task.columns[0], self.file.hold_out, MOST_HELD_OUT)
-        return table, held
+        share = self.file.hold_out
+        if share is None:
+            share = max(USUAL_SHARE, min(LARGEST_SHARE, FEW_HELD_OUT / len(table)))
+        return (
+            table.divided(task.columns[0], share, MOST_HELD_OUT) if held is None and share else (table, held)
+        )
 
     # --- what a kind of run has to say
 

@@ -314,6 +314,18 @@ def test_a_resumed_run_is_judged_by_the_rows_it_began_with(tmp_path: Path) -> No
             finetune("bert", tmp_path / "run", steps=2, validate_every=1, validation=validation, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("count", "share", "held"), [(40, None, 8), (160, None, 32), (300, None, 50), (40, 0.05, 2)]
+)
+def test_of_a_small_table_more_is_held_out(
+    count: int, share: float | None, held: int, tmp_path: Path
+) -> None:
+    table = [{**row, "text": f"{row['text']} {number}"} for number, row in enumerate(rows(count))]
+    tried = finetune("bert", tmp_path / "run", train=table, validation=None, hold_out=share, dry_run=True)
+    assert tried.plan is not None
+    assert f"{count - held} rows to train on, {held} to judge by" in tried.plan["task"]
+
+
 def test_a_run_from_scratch_goes_on_by_the_name_of_its_family(
     start: Callable[[str], Path], tmp_path: Path
 ) -> None:
