@@ -96,20 +96,25 @@ def build(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> typer.T
 
 def spread(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> list[str]:
     """The command line with `--train a b` as `--train a --train b`: once a verb has the arguments that it needs, words behind an
-    option that may be repeated are its own. `--` ends that."""
+    option that may be repeated are its own. `--` ends that. A verb that takes any number of texts keeps them, unless they come
+    from `--data`."""
     name = next((name for name in verbs if arguments and arguments[0] == name.replace("_", "-")), None)
     if name is None:
         return list(arguments)
     module = import_module(verbs[name])
-    many, valued, needed = set(), set(), 0
+    many, valued, needed, elsewhere = set(), set(), 0, True
+    given = any(word.partition("=")[0] == "--data" for word in arguments)
     for each in inspect.signature(adapt(getattr(module, name), module)).parameters.values():
         kind, about = get_args(each.annotation)
         if isinstance(about, ArgumentInfo):
             needed += each.default is each.empty
+            elsewhere &= "list[" not in str(kind) or (given and each.default is not each.empty)
             continue
         own = {*(about.param_decls or [f"--{each.name.replace('_', '-')}"])}
         many |= own if "list[" in str(kind) else set()
         valued |= own if "bool" not in str(kind) else set()
+    if not elsewhere:
+        return list(arguments)
     made, last, waiting = [arguments[0]], "", False
     for word in arguments[1:]:
         option = word.startswith("-") and word != "-" and last != "--"

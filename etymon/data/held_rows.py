@@ -20,7 +20,11 @@ def listed(given: Any) -> list[Any]:
         return [given]
     if isinstance(given, Mapping):
         given = _rows_of_columns(given)
-    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas, which need not be there
+    elif hasattr(given, "to_dicts"):  # polars, which need not be there
+        given = given.to_dicts()
+    elif hasattr(given, "to_pylist"):  # an Arrow table
+        given = given.to_pylist()
+    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas
         given = given.to_dict("records")
     if not isinstance(given, Iterable):
         raise EtymonError(

@@ -21,7 +21,7 @@ from etymon.data.tables import Table, json_cell
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.headed import NUMBER, HeadOptions, HeadPrepared, HeadTask, Pair, by_number
 from etymon.tasks.label_scores import (
     LABEL_LIBRARIES,
     LABEL_METRICS,
@@ -34,7 +34,9 @@ from etymon.tasks.task import Fit, Tell, silent
 
 MARK = "|"
 """Between several labels in one cell of a table."""
-DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
+WHOLE = re.compile(r"-?[0-9]+\.0+")
+MOST_DECIMALS = 20
+"""Numbers with a fraction that may well be labels, such as ratings in halves."""
 KINDS = ((str, "text"), (bool, "truth value"))
 """Of labels; all others are numbers."""
 
@@ -157,11 +159,17 @@ class Classify(TextTask):
 
     def found(self, table: Table) -> tuple[str, ...]:
         """The labels of a table, in order."""
-        return tuple(sorted({name for names in self.named(table) for name in names}, key=_by_number))
+        return tuple(sorted({name for names in self.named(table) for name in names}, key=by_number))
 
     def labels(self, table: Table) -> tuple[str, ...]:
         found = self.found(table)
         _require_one_kind(table, self.options)
+        decimals = [name for name in found if NUMBER.fullmatch(name) and "." in name]
+        if len(decimals) > MOST_DECIMALS:
+            raise EtymonError(
+                f"{table.description}: column {self.options.label!r} holds {len(decimals):,} different numbers such as {decimals[0]}, "
+                "not labels: for numbers, take --task regress"
+            )
         if len(found) < (1 if self.options.multi_label else 2):
             told = f"one label only, {found[0]!r}" if found else "no label"
             raise EtymonError(
@@ -287,30 +295,23 @@ class Classify(TextTask):
 def _names(value: Any, place: str, options: ClassifyOptions, known: Sequence[str]) -> tuple[str, ...]:
     column = options.label
     if options.multi_label:
-        value = json_cell(value)
+        listed = json_cell(value)
         parts = (
-            value if isinstance(value, list | tuple) else str("" if _missing(value) else value).split(MARK)
+            listed if isinstance(listed, list | tuple) else str("" if _missing(value) else value).split(MARK)
         )
-        named = (_name(part, place, column, known) for part in parts if not _missing(part))
+        named = (_name(part, known) for part in parts if not _missing(part))
         return tuple(dict.fromkeys(name for name in named if name))
     if isinstance(value, list | tuple):
         raise EtymonError(f"{place}: column {column!r} holds several labels: say --multi-label")
     if _missing(value) or not str(value).strip():
         raise EtymonError(f"{place}: column {column!r} has no label; fill it in, or leave the row out")
-    return (_name(value, place, column, known),)
+    return (_name(value, known),)
 
 
-def _name(value: Any, place: str, column: str, known: Sequence[str]) -> str:
+def _name(value: Any, known: Sequence[str]) -> str:
     """A label as it is called, in every kind of file alike: 1.0, which is what tables of numbers make of 1, is `1`."""
     text = str(value).strip()
-    if text in known or not (isinstance(value, float) or DECIMAL.fullmatch(text)):
-        return text
-    if not float(text).is_integer():
-        raise EtymonError(
-            f"{place}: column {column!r} holds the number {float(text):g}, not a label: for numbers, take --task regress; "
-            "labels are whole numbers or have a letter"
-        )
-    return str(int(float(text)))
+    return text.partition(".")[0] if WHOLE.fullmatch(text) and text not in known else text
 
 
 def _missing(value: Any) -> bool:
@@ -334,9 +335,3 @@ def _require_one_kind(table: Table, options: ClassifyOptions) -> None:
             f"{table.places[here]}: column {options.label!r} holds a {second}, and {table.places[there]} a {first}: "
             "make all labels texts, or all numbers"
         )
-
-
-def _by_number(label: str) -> tuple[int, float, str]:
-    """Numbers by their size, before names by the alphabet."""
-    digits = label.removeprefix("-")
-    return (0, float(label), label) if digits.isdigit() and label.isascii() else (1, 0.0, label)

@@ -8,6 +8,7 @@ Legend: N tokens, E examples, L labels, D width.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,6 +39,7 @@ from etymon.tasks.task import Fit, Task, Tell, silent
 
 PREDICTED_TOKENS = 4096
 """That are read together where nothing is learnt."""
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 TAUGHT = "taught"
 """The column of what a teacher says, and the term that follows it."""
 
@@ -384,3 +386,8 @@ class HeadTask(Task):
     def described(self) -> dict[str, Any]:
         own = {} if self.outputs is None else {"outputs": list(self.outputs)}
         return {**super().described(), "labels": list(self.known), **own}
+
+
+def by_number(label: str) -> tuple[int, float, str]:
+    """Numbers by their size, before names by the alphabet."""
+    return (0, float(label), label) if NUMBER.fullmatch(label) else (1, 0.0, label)

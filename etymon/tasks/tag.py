@@ -33,7 +33,7 @@ from etymon.tasks.entities import (
     unspaced,
     words_of,
 )
-from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair, by_number
 from etymon.tasks.reading import framed_examples
 from etymon.tasks.scores import Score
 from etymon.tasks.tag_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
@@ -159,7 +159,7 @@ class Tag(HeadTask):
 
     def labels(self, table: Table) -> tuple[str, ...]:
         rows = self.tagged(table, self.words(table))
-        found = tuple(sorted({tag for tags in rows for tag in tags}))
+        found = tuple(sorted({tag for tags in rows for tag in tags}, key=by_number))
         if self.raw:  # every tag that an entity of these labels can have, whether it was seen or not
             found = scheme_tags(sorted({tag[2:] for tag in found} - {""}), self.options.scheme)
         if len(found) < 2:

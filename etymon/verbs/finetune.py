@@ -201,21 +201,23 @@ def finetune(
             raise EtymonError(
                 f"{error}; to begin with an untrained model of this family, say --from-scratch"
             ) from error
-    told = features is not None or any(each.startswith("features.") for each in set or ())
-    if place is not None and not told and get_family(family).features is None:
+    overrides = [] if place is None else [f"features.place={place}"]
+    overrides += set or ()
+    told = features is not None or (config is not None and "features" in read_yaml(config))
+    told = told or any(each.startswith("features.") for each in set or ())
+    if place is not None and not told and not resume and get_family(family).features is None:
         raise EtymonError(
             f"{family} reads no features unless told, and --place is where they enter: say --features mix too, or leave --place out"
         )
-    featured = {"source": features, "place": place}
     given = settings_of(
         TaskFile, asked, family=family, start=None if from_scratch else model, budget=budget,
         train=_paths(train), validation=_paths(validation), mixture=None if mixture is None else read_yaml(mixture),
         columns=None if columns is None else columns.split(","), text=None,  # which is a column here
         metrics=[metric] if isinstance(metric, str) else metric or None, options=options.task_options(asked) or None,
         adversarial=None if adversarial is None else {"name": adversarial}, lora=None if lora is None else {"rank": lora},
-        features={name: value for name, value in featured.items() if value is not None} or None,
+        features=None if features is None else {"source": features},
     )  # fmt: skip
-    file = assemble(TaskFile, given, config, tuple(set or ()))
+    file = assemble(TaskFile, given, config, tuple(overrides))
     folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
     if seeds is not None:
         if seed is not None or dry_run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
     """
     lock = FileLock(folder / LOCK)
     with world.first_alone() as mine:
-        new = not folder.exists()
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         if mine:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -70,8 +70,12 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
         raise
     finally:
         if mine:
-            if new and {path.name for path in folder.iterdir()} <= worthless:
+            # Another process may still be at work there.
+            if missing and world.size == 1 and {path.name for path in folder.iterdir()} <= worthless:
                 shutil.rmtree(folder, ignore_errors=True)
+                for parent in missing[1:]:
+                    with suppress(OSError):  # it may hold something else by now
+                        parent.rmdir()
             lock.release()
 
 

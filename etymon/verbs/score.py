@@ -52,7 +52,7 @@ def score(
         raise EtymonError("segments need a memory: give --memory as well, or --overlap for windows")
     streamed = file if memory is not None and not lines else None
     asked = []
-    if texts or not streamed:
+    if len(texts) or not streamed:
         asked = texts_of(texts, None if streamed else file, lines=lines, on_note=on_note)
     targets = [target] if isinstance(target, str) else list(target)
     count = len(asked) + (streamed is not None)

@@ -89,9 +89,23 @@ class Frame:
         return ROWS
 
 
-@pytest.mark.parametrize(
-    "held", [ROWS, iter(ROWS), {side: [row[side] for row in ROWS] for side in ("de", "en")}, Frame()]
-)
+class Polar(Frame):
+    """The same of polars, whose own `to_dict` gives columns."""
+
+    def to_dict(self, *, as_series: bool = True) -> dict[str, list[str]]:  # type: ignore[override]
+        raise AssertionError("not asked for")
+
+    def to_dicts(self) -> list[dict[str, str]]:
+        return ROWS
+
+
+HELD = [
+    ROWS, iter(ROWS), {side: [row[side] for row in ROWS] for side in ("de", "en")}, Frame(), Polar(),
+    pyarrow.Table.from_pylist(ROWS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", HELD)
 def test_rows_columns_and_data_frames_of_the_program(held: Any) -> None:
     table = read_table(held)
     assert table.rows == ROWS and table.places == ["row 1", "row 2"]

@@ -15,6 +15,7 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.saving import save
+from etymon.tasks import get_task
 from tests import tiny
 from tests.oracle.runner import gradients
 from tests.tasks.heads import (
@@ -139,6 +140,13 @@ def test_a_published_classifier_answers_as_transformers_does(cls: str, family: s
     assert [one.prediction for one in answers] == [names[n] for n in expected.argmax(-1)]
     found = torch.tensor([[one.answer["probabilities"][name] for name in names] for one in answers])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_cell_is_a_list_of_labels_or_a_text() -> None:
+    cells = ['["a", "b|c"]', '{"a": 1}', "a|b", "[1]", "[draft"]
+    table = read_table([{"text": "A letter.", "label": cell} for cell in cells])
+    task: Any = get_task("classify", {"multi_label": True}, get_family("bert"))
+    assert task.named(table) == [("a", "b|c"), ('{"a": 1}',), ("a", "b"), ("1",), ("[draft",)]
 
 
 def test_labels_without_names_are_numbers(tmp_path: Path) -> None:

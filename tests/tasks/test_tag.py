@@ -73,6 +73,12 @@ def test_a_word_is_asked_for_at_the_piece_that_knows_it(family: str) -> None:
         assert model.tokenizer.tokens[asked].strip("▁") in ("The", "the", "T", "")
 
 
+def test_tags_that_are_numbers_are_in_their_order() -> None:
+    table = read_table([{"tokens": ["a"] * 12, "tags": list(range(12))}])
+    task: Any = get_task("tag", {}, get_family("bert"))
+    assert task.labels(table) == tuple(map(str, range(12)))
+
+
 def test_lists_and_texts_are_the_same_words() -> None:
     task, _ = bound("bert")
     listed = task.encode(TABLE)

@@ -229,6 +229,12 @@ def test_features_of_a_frozen_elmo(start: Callable[[str], Path], tmp_path: Path)
     assert after.features is not None and (after.features.source, after.features.place) == ("mix", "both")
     again = etymon.evaluate(done.folder, data=TEST, resamples=0).scores["accuracy"].value
     assert again == done.metrics["accuracy"]
+    again = finetune(start("elmo"), tmp_path / "run", place="both", steps=6, validate_every=3, resume=True)
+    assert same_weights(again.model, done.model)
+    (tmp_path / "features.yaml").write_text("features: {source: last, words: 8}", encoding="utf-8")
+    own: dict[str, Any] = {"config": tmp_path / "features.yaml", "steps": 1}
+    output = finetune(start("bert"), tmp_path / "output", place="output", **own).model.features
+    assert output is not None and (output.source, output.place, output.words) == ("last", "output", 8)
     tuned = finetune(start("elmo"), tmp_path / "tuned", place="both", steps=2, tune_body=True)
     changed = tuned.model.body.state_dict()
     assert any(not torch.equal(tensor, changed[name]) for name, tensor in before.body.state_dict().items())
@@ -348,9 +354,14 @@ def test_a_run_from_scratch_goes_on_by_the_name_of_its_family(
 def test_a_run_that_is_refused_leaves_nothing(
     own: dict[str, Any], reason: str, start: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    for count in (None, 2):
+        with pytest.raises(EtymonError, match=reason):
+            finetune(start("bert"), tmp_path / "several" / "run", seeds=count, **own)
+        assert not (tmp_path / "several").exists()
+    (tmp_path / "several").mkdir()
     with pytest.raises(EtymonError, match=reason):
-        finetune(start("bert"), tmp_path / "run", **own)
-    assert not (tmp_path / "run").exists()
+        finetune(start("bert"), tmp_path / "several" / "run", **own)
+    assert [*tmp_path.iterdir()] == [tmp_path / "several"], "what was there before stays"
 
 
 @pytest.mark.parametrize(
