@@ -66,12 +66,12 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
     try:
         yield
     except EtymonError:
-        worthless |= OWN - {"run.yaml"}
+        if world.size == 1:  # another process may still be at work there
+            worthless |= OWN - {"run.yaml"}
         raise
     finally:
         if mine:
-            # Another process may still be at work there.
-            if missing and world.size == 1 and {path.name for path in folder.iterdir()} <= worthless:
+            if missing and {path.name for path in folder.iterdir()} <= worthless:
                 shutil.rmtree(folder, ignore_errors=True)
                 for parent in missing[1:]:
                     with suppress(OSError):  # it may hold something else by now
