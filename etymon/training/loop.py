@@ -265,7 +265,10 @@ class Trainer:
                 # From end to end: a step that waits for its samples takes that long as well.
                 times.append(time.perf_counter() - begin)
                 begin += times[-1]
-                if self.world.any(len(times) > 3 and sum(times) > seconds):
+                # Four steps at least, or two where these took far longer than is to be spent on it.
+                if self.world.any(
+                    sum(times) > (seconds if len(times) > 3 else 10 * seconds) and len(times) > 1
+                ):
                     break
         self.optimiser.state.clear()
         # The first steps warm allocators and caches up; the median forgives a busy moment.
