@@ -45,7 +45,7 @@ def losses(task: Text2Text, model: Any, batch_tokens: int) -> tuple[float, float
     unit, total, count = TrainingUnit(model, task), 0.0, 0.0
     for row in task.plan(examples, 0, 0):
         prepared = task.collate([task.prepare(examples, row, key(0))])
-        total += float(unit(prepared)["loss"].sum)
+        total += unit(prepared)["loss"].sum.item()
         count += prepared.counts["loss"]
     return total, count
 
