@@ -79,7 +79,7 @@ def sentence_pairs(
 
     With a single document there is no other: then every pair is a true continuation (and the log says so).
     """
-    if len(split) == 1:
+    if len(split) == 1 and shuffle and epoch == 0:
         logger.warning("the text is one document: no random second sentence exists, every pair is a true one")
     pairs = _Pairs(split, max_length, overhead, true=len(split) == 1)
     table = pairs.table(seed, epoch)
