@@ -163,6 +163,20 @@ def test_labels_without_names_are_numbers(tmp_path: Path) -> None:
         etymon.evaluate(tmp_path / "model", data=rows)
 
 
+def test_a_teacher_without_names_is_followed_by_numbers() -> None:
+    table = read_table([{**row, "label": n} for n, row in enumerate(TABLE.rows)])
+    task, _ = begun("bert", table=table)
+    other, teacher = begun("bert", table=table, seed=1)
+    before = task.encode(table)
+    assert "taught" not in before.columns
+    other.known = ("LABEL_2", "LABEL_0", "LABEL_1")
+    task.follow(teacher, other, "a teacher")
+    said = other.together(
+        other.asked(teacher, other.read(table), lambda one: list(other.said(teacher, None, one)))
+    )
+    torch.testing.assert_close(torch.from_numpy(task.teacher(table)), torch.as_tensor(said)[:, [1, 2, 0]])
+
+
 def test_a_published_regressor_and_one_of_several_labels(tmp_path: Path) -> None:
     cls = "BertForSequenceClassification"
     model = published(tmp_path / "number", cls, "bert", num_labels=1)

@@ -79,6 +79,15 @@ def test_tags_that_are_numbers_are_in_their_order() -> None:
     assert task.labels(table) == tuple(map(str, range(12)))
 
 
+def test_numbers_are_the_tags_of_a_model_whose_labels_have_no_names() -> None:
+    task: Any = get_task("tag", {}, get_family("bert"))
+    task.known = ("LABEL_0", "LABEL_1")
+    table = read_table([{"tokens": ["a", "b"], "tags": [1, 0]}])
+    assert task.targets(table).tolist() == [1, 0]
+    with pytest.raises(EtymonError, match="row 1: tag '2' is none of those that were learnt"):
+        task.targets(read_table([{"tokens": ["a"], "tags": [2]}]))
+
+
 def test_lists_and_texts_are_the_same_words() -> None:
     task, _ = bound("bert")
     listed = task.encode(TABLE)
