@@ -238,7 +238,7 @@ DEVIATIONS = [
     ("xlnet", "body.stack.layers.1.attention.segments", 0.02),
     ("xlnet", "body.embeddings.blank", 0.02),
     ("t5", "body.words.weight", 1.0),
-    ("t5", "heads.vocabulary.weight", 1.0),
+    ("t5", "heads.vocabulary.weight", 64**-0.5),
     ("t5", "body.encoder.stack.layers.0.attention.query.weight", (64 * 12) ** -0.5),
     ("t5", "body.decoder.stack.layers.1.cross.key.weight", 64**-0.5),
     ("t5", "body.decoder.stack.layers.1.attention.value.weight", 64**-0.5),
