@@ -14,7 +14,7 @@ help:  ## show these targets
 demo: $(VENV)/.installed  ## train, save, reload and try small models in a few minutes
 	$(BIN)/etymon demo
 
-test: check  ## make check, then all tests
+test: check .venv-peer/.installed  ## make check, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 check: $(VENV)/.installed-test  ## lint, formatting, types and the direction of imports
@@ -69,8 +69,9 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/pip
 	@$(PIP_INSTALL) -e '.[$(EXTRAS)]'
 	@touch $(VENV)/.installed $@
 
-# The last Transformers that had Transformer-XL needs an environment of its own.
+# The last Transformers that had Transformer-XL and BERT's relative positions needs an environment of its own.
 .venv-peer/.installed: benchmarks/peers/requirements.txt
+	@echo "Installing an older Transformers into .venv-peer (once; a minute)"
 	@$(PYTHON) -m venv --clear .venv-peer
 	@.venv-peer/bin/python -m pip install -qq --disable-pip-version-check -r $<
 	@touch $@

@@ -184,7 +184,7 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=heads(bias="fixed"),
+    heads=heads(bias=lambda shape: "fixed"),
     architectures=classes("Bart", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering"),
     names=names,
     settings=SETTINGS,

@@ -39,7 +39,9 @@ class Shape:
     encoder_dim: PositiveInt | None = None
     """Of the encoder's, in each direction: as the decoder's unless told."""
     layers: PositiveInt = 1
-    """Of either side."""
+    """Of the encoder."""
+    decoder_layers: PositiveInt | None = None
+    """As many as the encoder's unless told."""
     cell: Literal["gru", "lstm"] = "gru"
     bidirectional: bool = True
     backwards: bool = False
@@ -49,14 +51,21 @@ class Shape:
     score: Literal["dot", "general", "concat"] = "concat"
     alignment_dim: PositiveInt | None = None
     """Of concat's hidden layer: as the decoder's states unless told."""
+    alignment_bias: bool = False
+    """Whether the three maps of a concat score have biases."""
     window: NonNegativeInt = 0
     """Tokens to both sides of a predicted place that are looked at (local-p); 0: all of them."""
     feed: bool = False
     """What was read out goes into the next step (Luong's input feeding)."""
-    readout: Literal["maxout", "tanh"] = "maxout"
+    readout: Literal["maxout", "tanh", "linear"] = "maxout"
     readout_dim: PositiveInt = 500
+    output_bias: bool = False
+    """Whether the scores of words have a bias."""
     copied: bool = False
     """The decoder begins with the encoder's last states, layer by layer, and not with a map of them."""
+    bridge: Literal["backward", "both", "states"] | None = None
+    """What that map reads: the backward direction's last hidden state (Bahdanau's, unless told), both directions' (the
+    others'), or both directions' hidden state for the hidden state and their cells for the cells."""
     dropout: Rate = 0.0
     head_dropout: Rate = 0.0
     tied: bool = False
@@ -74,6 +83,12 @@ class Shape:
             )
         if self.copied and (self.bidirectional or (self.encoder_dim or self.dim) != self.dim):
             raise ValueError("copied states need an encoder of one direction that is as wide as the decoder")
+        if self.copied and (self.decoder_layers or self.layers) != self.layers:
+            raise ValueError("copied states need as many layers in the decoder as in the encoder")
+        if self.copied and self.bridge is not None:
+            raise ValueError("copied states go through no map: leave bridge out, or copied")
+        if self.alignment_bias and (self.attention == "none" or self.score != "concat"):
+            raise ValueError("alignment_bias belongs to the score concat")
         if self.tied and self.readout_dim != self.word_dim:
             raise ValueError(
                 f"tied words need a readout_dim of {self.word_dim}, and it is {self.readout_dim}"
@@ -116,26 +131,28 @@ def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
     alignment = None
     if shape.attention != "none":
         hidden = shape.alignment_dim or shape.dim
-        alignment = Alignment(shape.score, shape.dim, width, hidden, shape.window)
+        alignment = Alignment(shape.score, shape.dim, width, hidden, shape.window, bias=shape.alignment_bias)
+    bridge = "copied" if shape.copied else shape.bridge
+    bridge = bridge or ("backward" if shape.attention == "bahdanau" else "both")
     decoder = RecurrentDecoder(
         words,
         shape.cell,
         shape.dim,
-        shape.layers,
+        shape.decoder_layers or shape.layers,
         order=shape.attention,
         memory_dim=width,
-        final_dim=final if shape.attention == "bahdanau" else width,
+        final_dim=final if bridge == "backward" else width,
         alignment=alignment,
         readout=shape.readout,
         readout_dim=shape.readout_dim,
+        bridge=bridge,
         feed=shape.feed,
-        copied=shape.copied,
         dropout=shape.dropout,
     )
     return RecurrentEncoderDecoder(words, encoder, decoder)  # type: ignore[arg-type]
 
 
-HEADS = heads("readout_dim")
+HEADS = heads("readout_dim", bias=lambda shape: shape.output_bias)
 ARCHITECTURES = [
     Architecture("RecurrentSeq2Seq", frozenset({"vocabulary"})),
     Architecture("RecurrentSeq2SeqBody", frozenset()),

@@ -82,13 +82,16 @@ def layer_names(theirs: Callable[[str], str]) -> dict[str, str]:
     return table
 
 
-def heads(width: str = "dim", bias: bool | Literal["fixed"] = False) -> dict[str, Head]:
-    """All of them read the decoder, whose width a field of the shape tells; without a text to write, it is fed the source."""
+def heads(
+    width: str = "dim", bias: Callable[[Any], bool | Literal["fixed"]] = lambda shape: False
+) -> dict[str, Head]:
+    """All of them read the decoder, whose width a field of the shape tells; without a text to write, it is fed the source.
+    `bias` says of a shape whether the scores of words have one."""
 
     def vocabulary(shape: Any, body: nn.Module, labels: int) -> nn.Module:
         assert isinstance(body, EncoderDecoder)
         own = body.words if shape.tied else Embedding(shape.vocabulary, getattr(shape, width))
-        return DenseVocabulary(own.weight, bias=bias)
+        return DenseVocabulary(own.weight, bias=bias(shape))
 
     def projection(shape: Any, outputs: int, maker: type[nn.Module] = Projection) -> nn.Module:
         return maker(getattr(shape, width), outputs, dropout=shape.head_dropout)

@@ -92,14 +92,18 @@ class Alignment(nn.Module):
     their weights fall off as a Gaussian of half its width (Luong's local-p; places are counted from 0).
     """
 
-    def __init__(self, score: str, dim: int, width: int, alignment: int, window: int = 0) -> None:
+    def __init__(
+        self, score: str, dim: int, width: int, alignment: int, window: int = 0, *, bias: bool = False
+    ) -> None:
+        """`bias` gives all three maps of a concat score one; the papers have none, other people's models often do."""
         super().__init__()
         self.score, self.window = score, window
-        self.key = (
-            None if score == "dot" else Linear(width, dim if score == "general" else alignment, bias=False)
-        )
-        self.query = Linear(dim, alignment, bias=False) if score == "concat" else None
-        self.energy = Linear(alignment, 1, bias=False) if score == "concat" else None
+        if score == "concat":
+            self.key: Linear | None = Linear(width, alignment, bias=bias)
+        else:
+            self.key = Linear(width, dim, bias=False) if score == "general" else None
+        self.query = Linear(dim, alignment, bias=bias) if score == "concat" else None
+        self.energy = Linear(alignment, 1, bias=bias) if score == "concat" else None
         self.place = Linear(dim, dim, bias=False) if window else None
         self.place_energy = Linear(dim, 1, bias=False) if window else None
         self.seen: list[Tensor] | None = None
@@ -138,16 +142,18 @@ class Alignment(nn.Module):
 
 
 class Readout(nn.Module):
-    """What the words are predicted from: tanh of a linear map, or the larger of two (maxout)."""
+    """What the words are predicted from: a linear map, tanh of it, or the larger of two (maxout)."""
 
-    def __init__(self, inputs: int, outputs: int, kind: Literal["tanh", "maxout"]) -> None:
+    def __init__(self, inputs: int, outputs: int, kind: Literal["linear", "tanh", "maxout"]) -> None:
         super().__init__()
-        self.pieces = 2 if kind == "maxout" else 1
-        self.linear = Linear(inputs, self.pieces * outputs)
+        self.kind = kind
+        self.linear = Linear(inputs, (2 if kind == "maxout" else 1) * outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)
-        return torch.tanh(x) if self.pieces == 1 else x.unflatten(-1, (-1, self.pieces)).amax(-1)
+        if self.kind == "maxout":
+            return x.unflatten(-1, (-1, 2)).amax(-1)
+        return torch.tanh(x) if self.kind == "tanh" else x
 
 
 class RecurrentDecoder(nn.Module):
@@ -157,8 +163,13 @@ class RecurrentDecoder(nn.Module):
     - `luong`: the step comes first, then its context, and both are read out; with `feed`, into the next step.
     - `none`: one fixed vector, the encoder's last states, stands for the source at every step (Cho et al. 2014).
 
-    The first state is a map of the last `final_dim` numbers of the encoder's last one (Bahdanau's: of the backward direction),
-    or (`copied`) the encoder's layer by layer.
+    The first state comes from the encoder's last one (`bridge`):
+
+    - `copied`: the encoder's own, layer by layer.
+    - `backward`, `both`: hidden and cell are maps of its last hidden state, of the backward direction or of both.
+    - `states`: hidden is a map of its hidden state, cell one of its cell, of both directions.
+
+    A new hidden state goes through tanh. Maps read the last `final_dim` numbers, which are the backward direction's.
     """
 
     positions = None
@@ -174,10 +185,10 @@ class RecurrentDecoder(nn.Module):
         memory_dim: int,
         final_dim: int,
         alignment: Alignment | None,
-        readout: Literal["tanh", "maxout"],
+        readout: Literal["linear", "tanh", "maxout"],
         readout_dim: int,
+        bridge: Literal["copied", "backward", "both", "states"],
         feed: bool = False,
-        copied: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -189,8 +200,11 @@ class RecurrentDecoder(nn.Module):
         )
         self.alignment = alignment
         self.readout = Readout(dim + memory_dim + (embedding if contextual else 0), readout_dim, readout)
-        parts = 2 if kind == "lstm" else 1
-        self.bridge = None if copied else Linear(final_dim, layers * dim * parts)
+        cells = layers * dim if kind == "lstm" else 0
+        own_cells = bridge == "states" and bool(cells)
+        hidden = layers * dim + (0 if own_cells else cells)
+        self.bridge = None if bridge == "copied" else Linear(final_dim, hidden)
+        self.cell_bridge = Linear(final_dim, cells) if own_cells else None
         self.dropout, self.final_dim, self.fed_dim = Dropout(dropout), final_dim, readout_dim if feed else 0
         self.seen: list[Tensor] | None = None
         """Set by `etymon.trace`: the input, every layer's states and what is read out are then kept."""
@@ -246,8 +260,11 @@ class RecurrentDecoder(nn.Module):
         if self.bridge is None:
             begun = [torch.stack(parts) for parts in zip(*final, strict=True)]
         else:
-            last_RD = final[-1][0][:, -self.final_dim :]
-            parts = self.bridge(last_RD).view(rows, -1, depth, self.layers[0].hidden_size).permute(1, 2, 0, 3)
+            last_R = [part_RH[:, -self.final_dim :] for part_RH in final[-1]]
+            mapped_R = self.bridge(last_R[0])
+            if self.cell_bridge is not None:
+                mapped_R = torch.cat([mapped_R, self.cell_bridge(last_R[1])], -1)
+            parts = mapped_R.view(rows, -1, depth, self.layers[0].hidden_size).permute(1, 2, 0, 3)
             begun = [parts[0].tanh(), *parts[1:]]
         return Carried(begun[0], begun[1] if len(begun) > 1 else None, fed_RF)
 
@@ -369,8 +386,8 @@ class RecurrentDecoder(nn.Module):
         if type(asked) is not Linear:  # there is none, or it has eight bits or an adapter
             return (weight, bias), None
         query = asked.weight
-        joined = torch.cat([query, weight]), torch.cat([bias.new_zeros(len(query)), bias])
-        return joined, [len(query), len(weight)]
+        query_bias = bias.new_zeros(len(query)) if asked.bias is None else asked.bias
+        return (torch.cat([query, weight]), torch.cat([query_bias, bias])), [len(query), len(weight)]
 
     def _look(self, s_nD: Tensor, source: Source, query_nA: Tensor | None) -> tuple[Tensor, Tensor]:
         assert self.alignment is not None

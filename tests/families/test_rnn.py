@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "luong-local": {**LUONG, "score": "general", "window": 2},
     "luong-local-fed": {**LUONG, "score": "concat", "window": 1, "feed": True},
+    # As two published models have it: one encoder layer under two of the decoder, biases wherever there is a map.
+    "additive-biased-lstm": {
+        "cell": "lstm",
+        "layers": 1,
+        "decoder_layers": 2,
+        "alignment_bias": True,
+        "readout": "linear",
+        "output_bias": True,
+        "bridge": "states",
+    },
+    "additive-biased-gru": {"alignment_bias": True, "bridge": "both", "decoder_layers": 1},
+    "luong-backward": {
+        **LUONG,
+        "score": "general",
+        "cell": "lstm",
+        "bridge": "backward",
+        "output_bias": True,
+    },
+    "luong-linear": {**LUONG, "score": "concat", "alignment_bias": True, "readout": "linear", "feed": True},
     "fixed": {"attention": "none", "readout": "tanh"},
     "fixed-lstm": {"attention": "none", "cell": "lstm", "copied": True, **ONE_WAY, "layers": 1},
 }
@@ -89,6 +109,10 @@ class Plain:
             x = [torch.cat(parts) for parts in zip(*sides, strict=True)]
         return x, finals
 
+    def map(self, name: str, x: Tensor) -> Tensor:
+        bias = self.weights.get(f"{name}.bias")
+        return self.weights[f"{name}.weight"] @ x + (0.0 if bias is None else bias)
+
     def align(self, s: Tensor, memory: list[Tensor]) -> tuple[Tensor, Tensor]:
         shape, w, name = self.shape, self.weights, "decoder.alignment."
         scores = []
@@ -98,8 +122,8 @@ class Plain:
             elif shape.score == "general":
                 scores.append(s @ (w[name + "key.weight"] @ h))
             else:
-                mixed = torch.tanh(w[name + "query.weight"] @ s + w[name + "key.weight"] @ h)
-                scores.append((w[name + "energy.weight"] @ mixed)[0])
+                mixed = torch.tanh(self.map(name + "query", s) + self.map(name + "key", h))
+                scores.append(self.map(name + "energy", mixed)[0])
         center, near = torch.tensor(0.0), list(range(len(memory)))
         if shape.window:
             inner = torch.tanh(w[name + "place.weight"] @ s)
@@ -113,27 +137,26 @@ class Plain:
         return weights, sum((weight * h for weight, h in zip(weights, memory, strict=True)), torch.zeros(1))
 
     def read(self, *parts: Tensor) -> Tensor:
-        x = (
-            self.weights["decoder.readout.linear.weight"] @ torch.cat(parts)
-            + self.weights["decoder.readout.linear.bias"]
-        )
-        return torch.tanh(x) if self.shape.readout == "tanh" else x.view(-1, 2).max(1).values
+        x = self.map("decoder.readout.linear", torch.cat(parts))
+        kinds = {"linear": lambda: x, "tanh": x.tanh, "maxout": lambda: x.view(-1, 2).max(1).values}
+        return kinds[self.shape.readout]()
 
     def run(self, source: list[int], target: list[int]) -> tuple[Tensor, Tensor]:
         """What is read out at every step, and the alignments."""
         shape, w = self.shape, self.weights
         memory, finals = self.encode(source)
+        layers = shape.decoder_layers or shape.layers
         if shape.copied:
             states = list(finals)
         else:
-            given = (
-                finals[-1][0][-(shape.encoder_dim or shape.dim) :]
-                if shape.attention == "bahdanau"
-                else finals[-1][0]
-            )
-            mapped = w["decoder.bridge.weight"] @ given + w["decoder.bridge.bias"]
-            parts = mapped.view(-1, shape.layers, shape.dim)
-            states = [(parts[0, layer].tanh(), parts[-1, layer]) for layer in range(shape.layers)]
+            given, cell = finals[-1]
+            if (shape.bridge or {"bahdanau": "backward"}.get(shape.attention)) == "backward":
+                given = given[-(shape.encoder_dim or shape.dim) :]
+            mapped = self.map("decoder.bridge", given)
+            if shape.bridge == "states" and shape.cell == "lstm":
+                mapped = torch.cat([mapped, self.map("decoder.cell_bridge", cell)])
+            parts = mapped.view(-1, layers, shape.dim)
+            states = [(parts[0, layer].tanh(), parts[-1, layer]) for layer in range(layers)]
         fed = torch.zeros(shape.readout_dim, dtype=torch.float64)
         outs, alignments = [], []
         for number in target:
@@ -145,7 +168,7 @@ class Plain:
                 x = torch.cat([x, context])
             elif shape.feed:
                 x = torch.cat([x, fed])
-            for layer in range(shape.layers):
+            for layer in range(layers):
                 states[layer] = self.cell(f"decoder.layers.{layer}", "", x, *states[layer])
                 x = states[layer][0]
             if shape.attention == "luong":
@@ -183,6 +206,20 @@ def test_outputs_gradients_and_alignments_are_those_of_the_formulas(variant: str
         torch.testing.assert_close(
             one, other, atol=1e-11, rtol=1e-8, msg=lambda why, name=name: f"{name}: {why}"
         )
+
+
+def test_a_bias_of_the_output_is_added_to_every_word_and_survives_a_folder(tmp_path: Path) -> None:
+    model = model_of("additive-biased-lstm")
+    head = model.heads["vocabulary"]
+    with torch.no_grad():
+        head.bias.copy_(torch.linspace(-1, 1, len(head.bias)))
+    x = torch.randn(3, head.weight.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(head.logits(x), x @ head.weight.T + head.bias)
+    etymon.save(model, tmp_path)
+    again = etymon.load(tmp_path)
+    assert again.shape == model.shape
+    for (name, value), other in zip(model.named_parameters(), again.double().parameters(), strict=True):
+        torch.testing.assert_close(other, value, atol=1e-7, rtol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -242,6 +279,9 @@ def test_beams_are_a_search_by_brute_force() -> None:
         ({"score": "dot"}, "concat alone"),
         ({"attention": "luong", "score": "dot", "encoder_dim": None}, "as wide as states"),
         ({"copied": True}, "one direction"),
+        ({"copied": True, **ONE_WAY, "decoder_layers": 2}, "as many layers"),
+        ({"copied": True, **ONE_WAY, "bridge": "both"}, "no map"),
+        ({"attention": "luong", "score": "general", "alignment_bias": True}, "the score concat"),
         ({"tied": True, "readout_dim": 3}, "tied words need"),
     ],
     ids=lambda value: str(value),
