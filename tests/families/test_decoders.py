@@ -38,8 +38,8 @@ def test_a_band_as_wide_as_the_context_is_dense(band: int) -> None:
     dense, banded = (
         hidden(tiny("gpt3", set(), pattern=pattern, band=band)) for pattern in ("dense", "banded")
     )
-    assert torch.equal(dense, banded)
-    assert not torch.equal(dense, hidden(tiny("gpt3", set(), pattern="banded", band=6)))
+    torch.testing.assert_close(dense, banded, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(dense, hidden(tiny("gpt3", set(), pattern="banded", band=6)), atol=1e-3)
 
 
 def test_a_banded_layer_sees_so_many_tokens() -> None:

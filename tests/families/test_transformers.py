@@ -103,7 +103,8 @@ def test_round_trip(pair: tuple[Reference, Path, Any], tmp_path: Path) -> None:
     arguments = reference.arguments(padded=True)
     with torch.no_grad():
         before, after = theirs(model, arguments), theirs(opened, arguments)
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    for name, expected in before.items():  # their weights lie where the file has them, aligned or not
+        torch.testing.assert_close(after[name], expected, atol=1e-6, rtol=1e-5)
     again = etymon.load(tmp_path / "saved")
     assert again.asked == ours.asked
     assert again.shape == ours.shape

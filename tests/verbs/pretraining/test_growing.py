@@ -60,7 +60,7 @@ def test_what_it_knew_it_still_knows(family: str, straight: Callable[[str], Pret
     assert grown.shape.vocabulary == known + 3 and grown.history == old.history
     rows = [old.tokenizer.encode(text).astype(np.int64)[:40] for text in tiny.texts(5)]
     before, after = hidden(old, rows), hidden(grown, rows)
-    assert torch.equal(before, after)
+    torch.testing.assert_close(before, after, atol=1e-6, rtol=1e-5)
     same = grow(old, known, [])
     assert same.shape == old.shape
     for (name, mine), (other, theirs) in zip(same.named_parameters(), old.named_parameters(), strict=True):
@@ -68,7 +68,7 @@ def test_what_it_knew_it_still_knows(family: str, straight: Callable[[str], Pret
     if "vocabulary" not in old.heads:
         return
     one, two = (model.heads["vocabulary"].logits(before) for model in (old, grown))
-    assert torch.equal(one, two[:, :known])
+    torch.testing.assert_close(one, two[:, :known], atol=1e-5, rtol=1e-5)  # products of other sizes
     # Scores are linear in the rows of the head, and a new row is the mean of others.
     assert torch.allclose(two[:, known], one[:, [5, 6, 6]].mean(1), atol=1e-5)
     assert torch.allclose(two[:, known + 1], one[:, 7], atol=1e-5)
