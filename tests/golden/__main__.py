@@ -48,7 +48,7 @@ def expected(before: dict[str, Any], case: str) -> Any:
     return before.get(case)
 
 
-def differences(case: str, then: Any, now: Any, before: Path, after: Path) -> list[str]:
+def differences(case: str, then: Any, now: Any) -> list[str]:
     """The parts of a case that differ, in words."""
     if not isinstance(then, dict) or not isinstance(now, dict) or set(then) != set(now):
         return [f"{case}: was {str(then)[:300]}, is {str(now)[:300]}"]
@@ -97,9 +97,7 @@ def main() -> None:
             before = record(tree, place / "before", "--only", options.only)
             after = record(TREE, place / "after", "--only", options.only, "--before", str(place / "before"))
             found = [
-                line
-                for case, now in after.items()
-                for line in differences(case, expected(before, case), now, place / "before", place / "after")
+                line for case, now in after.items() for line in differences(case, expected(before, case), now)
             ]
             found += [
                 f"{case}: failed in both\n{now['failed']}" for case, now in after.items() if "failed" in now

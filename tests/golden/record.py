@@ -33,11 +33,13 @@ from etymon.errors import EtymonError
 
 ENCODER = {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 48, "positions": 64}
 SHAPES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("gpt1", "gpt2"), {"dim": 32, "layers": 2, "heads": 2, "positions": 64}),
+    "gpt1": {"dim": 32, "layers": 2, "heads": 2, "positions": 64},
+    "gpt2": {"dim": 32, "layers": 2, "heads": 2, "positions": 64},
     "gpt3": {"dim": 32, "layers": 2, "heads": 2, "positions": 64, "band": 8},
     "gptj": {"dim": 32, "layers": 2, "heads": 2, "positions": 64, "rotary_dim": 8},
     **dict.fromkeys(("bert", "roberta", "distilbert", "bart"), ENCODER),
-    **dict.fromkeys(("albert", "electra"), {**ENCODER, "embedding_dim": 16}),
+    "albert": {**ENCODER, "embedding_dim": 16},
+    "electra": {**ENCODER, "embedding_dim": 16},
     "rnn": {"word_dim": 32, "dim": 32, "encoder_dim": 16, "readout_dim": 32},
     "transformer": {"dim": 32, "layers": 2, "heads": 2, "inner_dim": 48},
     "transformer-xl": {"dim": 32, "embedding_dim": 32, "layers": 2, "heads": 2, "head_dim": 16, "inner_dim": 48, "memory": 16},
