@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from etymon.report.page import escape
+from etymon.report.page import render_template
 
 MOST_LABELS = 30
 WITH_SHARES = 12
@@ -38,8 +39,9 @@ class Confusion:
         caption = "Rows are labels, columns predictions; the colour is the share of the row."
         if len(rows) < len(self.labels):
             caption += f" These are the {len(rows)} of {len(self.labels)} labels with most errors."
-        svg = _svg(shown, totals, rows, columns, self.title)
-        return f'<figure><div class="wide">{svg}</div><figcaption>{caption}</figcaption></figure>'
+        return render_template(
+            "confusion.html", title=self.title, caption=caption, **_layout(shown, totals, rows, columns)
+        )
 
     def _counts(self) -> tuple[np.ndarray, list[int]]:
         """How often each label was taken for each, in the last column for none, and the labels to show."""
@@ -53,58 +55,70 @@ class Confusion:
         return counts, sorted(kept.tolist())
 
 
-def _svg(
-    counts: np.ndarray, totals: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str
-) -> str:
+def _layout(
+    counts: np.ndarray, totals: np.ndarray, rows: Sequence[str], columns: Sequence[str]
+) -> dict[str, Any]:
+    """Where everything stands in the picture, in pixels."""
     roomy = len(columns) <= WITH_SHARES
     width, height = (58, 40) if roomy else (max(30, 480 // len(columns)), 24)
-    margin = 16 + max(_length(name) for name in columns)
-    upright = all(_length(name) <= width for name in columns)
+    margin = 16 + max(_pixels(name) for name in columns)
+    upright = all(_pixels(name) <= width for name in columns)
     top = 22 if upright else margin
-    parts = []
+    cells = []
     for i, row in enumerate(rows):
-        middle = top + (i + 0.5) * height
-        parts.append(_text(row, margin - 8, middle, 'text-anchor="end" fill="var(--ink)"'))
         for j, column in enumerate(columns):
-            share = counts[i, j] / max(1, totals[i])
+            count, share = int(counts[i, j]), counts[i, j] / max(1, totals[i])
             x, y = margin + j * width, top + i * height
-            parts.append(
-                f"<g><title>{escape(f'{row} taken for {column}: {counts[i, j]:,} of {totals[i]:,}, {share:.1%}')}</title>"
-                f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" rx="3" fill="var(--grid)" fill-opacity=".4"/>'
-                f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" rx="3" fill="var(--series-1)" '
-                f'fill-opacity="{0.9 * share:.3f}"/>'
+            texts = [f"{count:,}", f"{share:.0%}"] if roomy else [_brief(count)]
+            lines = [
+                {
+                    "text": text,
+                    "x": f"{x + width / 2 - 1:g}",
+                    "y": f"{y + height / 2 - 1 + 14 * (number - (len(texts) - 1) / 2):g}",
+                    "size": 11 if number or not roomy else 13,
+                }
+                for number, text in enumerate(texts)
+            ]
+            cells.append(
+                {
+                    "title": f"{row} taken for {column}: {count:,} of {totals[i]:,}, {share:.1%}",
+                    "x": x,
+                    "y": y,
+                    "opacity": f"{0.9 * share:.3f}",
+                    "ink": "--card" if share > 0.55 else "--ink",
+                    "lines": lines if count else [],
+                }
             )
-            if counts[i, j]:
-                ink = f'text-anchor="middle" fill="var({"--card" if share > 0.55 else "--ink"})"'
-                lines = [f"{counts[i, j]:,}", f"{share:.0%}"] if roomy else [_brief(int(counts[i, j]))]
-                for number, line in enumerate(lines):
-                    at = middle - 1 + 14 * (number - (len(lines) - 1) / 2)
-                    parts.append(_text(line, x + width / 2 - 1, at, ink, 11 if number or not roomy else 13))
-            parts.append("</g>")
-    for j, column in enumerate(columns):
-        centre = margin + (j + 0.5) * width - 1
-        where = (
-            'text-anchor="middle"'
-            if upright
-            else f'text-anchor="start" transform="rotate(-90 {centre} {top - 8})"'
-        )
-        parts.append(_text(column, centre, top - 8, f'{where} fill="var(--ink)"'))
-    wide, high = margin + len(columns) * width, top + len(rows) * height
-    return (
-        f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
-        f'font-family="system-ui, sans-serif">{"".join(parts)}</svg>'
-    )
-
-
-def _text(text: str, x: float, y: float, attributes: str, size: int = 13) -> str:
-    return f'<text x="{x:g}" y="{y:g}" dominant-baseline="central" font-size="{size}" {attributes}>{escape(_cut(text))}</text>'
+    names = [
+        {
+            "text": _cut(row),
+            "x": margin - 8,
+            "y": f"{top + (i + 0.5) * height:g}",
+            "anchor": "end",
+            "turned": False,
+        }
+        for i, row in enumerate(rows)
+    ]
+    anchor = "middle" if upright else "start"
+    names += [
+        {"text": _cut(column), "x": f"{margin + (j + 0.5) * width - 1:g}", "y": top - 8, "anchor": anchor, "turned": not upright}
+        for j, column in enumerate(columns)
+    ]  # fmt: skip
+    return {
+        "width": margin + len(columns) * width,
+        "height": top + len(rows) * height,
+        "cell_width": width - 2,
+        "cell_height": height - 2,
+        "cells": cells,
+        "names": names,
+    }
 
 
 def _cut(name: str) -> str:
     return name if len(name) <= LETTERS else name[: LETTERS - 1] + "…"
 
 
-def _length(name: str) -> int:
+def _pixels(name: str) -> int:
     """About as many pixels as a name takes up; Chinese letters are twice as wide."""
     return sum(15 if sign > "\u2e80" else 8 for sign in _cut(name))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from etymon.files import atomic_write
-from etymon.report.page import escape, page
+from etymon.report.page import as_html, render_template
 from etymon.report.plots import printable
 
 LARGEST = 50.0
@@ -49,17 +49,15 @@ def attention_page(title: str, subtitle: str, maps: Sequence[Attended]) -> str:
     """One HTML file that needs nothing else: kinds, layers and heads to choose, every weight to point at."""
     records = [
         {
-            "kind": one.kind, "queries": one.queries, "keys": one.keys, "shape": list(one.weights.shape),
+            "kind": each.kind, "queries": each.queries, "keys": each.keys, "shape": list(each.weights.shape),
             # Sixteen bits a weight: what is shown has three digits.
-            "weights": _packed(one.weights), "rollout": _packed(one.rolled_out()) if one.square else None,
+            "weights": _packed(each.weights), "rollout": _packed(each.rolled_out()) if each.square else None,
         }
-        for one in maps
+        for each in maps
     ]  # fmt: skip
     # In a script element only "</" could end the data early.
-    data = json.dumps(records, ensure_ascii=True).replace("</", "<\\/")
-    lead = f'<p class="subtitle">{escape(subtitle)}</p>'
-    script = f'<script type="application/json" id="data">{data}</script>\n<script>\n{_SCRIPT}</script>\n'
-    return page(title, _SECTIONS, lead, style=_OWN_STYLE, script=script)
+    data = as_html(json.dumps(records, ensure_ascii=True).replace("</", "<\\/"))
+    return render_template("attention.html", title=title, subtitle=subtitle, data=data)
 
 
 def _packed(weights: np.ndarray) -> str:
@@ -98,150 +96,3 @@ def attention_picture(path: str | PathLike[str], one: Attended, layer: int | Non
 def _plain(token: str) -> str:
     # A dollar sign would begin a formula.
     return printable(token).replace("$", r"\$") or "·"
-
-
-_SECTIONS = """<section>
-<form id="choice">
-<label>attention <select id="kind"></select></label>
-<label>layer <select id="layer"></select></label>
-<label>head <select id="head"></select></label>
-<output id="value" aria-live="polite"></output>
-</form>
-<div class="wide"><canvas id="map" role="img" aria-label="attention weights: rows are queries, columns keys"></canvas></div>
-</section>
-<section><h2>All layers (down) and heads (across)</h2><div class="wide"><div id="grid"></div></div></section>"""
-
-_OWN_STYLE = """body { max-width: 72rem; }
-form { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; align-items: baseline; margin-bottom: .8rem; }
-select { font: inherit; padding: .1rem .3rem; }
-output { color: var(--muted); font-variant-numeric: tabular-nums; min-height: 1.5em; }
-#grid { display: grid; gap: 4px; }
-#grid canvas { width: 100%; min-width: 28px; image-rendering: pixelated; border: 1px solid var(--grid); cursor: pointer; }
-#grid canvas.chosen { outline: 2px solid var(--series-2); }
-"""
-
-_SCRIPT = """const maps = JSON.parse(document.getElementById("data").textContent);
-const unpack = text => {
-  const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
-  return new Uint16Array(bytes.buffer);
-};
-for (const map of maps) {
-  map.values = unpack(map.weights);
-  if (map.rollout) map.flow = unpack(map.rollout);
-}
-const [kind, layer, head] = ["kind", "layer", "head"].map(name => document.getElementById(name));
-const canvas = document.getElementById("map"), grid = document.getElementById("grid");
-const value = document.getElementById("value");
-let shown = [], geometry = {};
-const option = (select, text, number) => select.add(new Option(text, number));
-const current = () => maps[kind.value];
-
-// The mean over what was not chosen: "all" layers, "all" heads.
-function weights(map, oneLayer, oneHead) {
-  const [layers, heads, queries, keys] = map.shape, size = queries * keys;
-  if (oneLayer === "rollout") return Array.from(map.flow, number => number / 65535);
-  const sum = new Float64Array(size);
-  let count = 0;
-  for (let l = 0; l < layers; l++) for (let h = 0; h < heads; h++) {
-    if ((oneLayer !== "all" && l != oneLayer) || (oneHead !== "all" && h != oneHead)) continue;
-    const start = (l * heads + h) * size;
-    for (let i = 0; i < size; i++) sum[i] += map.values[start + i];
-    count++;
-  }
-  return Array.from(sum, number => number / count / 65535);
-}
-
-const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
-
-// As arguments of Math.max they would be too many.
-const largest = numbers => numbers.reduce((one, other) => Math.max(one, other), 1e-9);
-
-function draw(marked) {
-  const map = current(), [, , queries, keys] = map.shape;
-  const context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
-  context.font = "13px system-ui, sans-serif";
-  const width = names => Math.min(160, Math.max(...names.map(name => context.measureText(name).width))) + 10;
-  const left = width(map.queries), top = width(map.keys), cell = Math.max(16, Math.min(34, 900 / keys));
-  geometry = {left, top, cell};
-  const [wide, high] = [left + keys * cell + 4, top + queries * cell + 4];
-  Object.assign(canvas, {width: wide * ratio, height: high * ratio});
-  Object.assign(canvas.style, {width: wide + "px", height: high + "px"});
-  context.scale(ratio, ratio);
-  context.font = "13px system-ui, sans-serif";
-  context.textBaseline = "middle";
-  const most = largest(shown);
-  for (let q = 0; q < queries; q++) for (let k = 0; k < keys; k++) {
-    context.globalAlpha = shown[q * keys + k] / most;
-    context.fillStyle = style("--series-1");
-    context.fillRect(left + k * cell, top + q * cell, cell - 1, cell - 1);
-  }
-  context.globalAlpha = 1;
-  map.queries.forEach((name, q) => {
-    context.fillStyle = style(marked && marked[0] === q ? "--series-2" : "--ink");
-    context.textAlign = "right";
-    context.fillText(name, left - 6, top + (q + .5) * cell, 160);
-  });
-  map.keys.forEach((name, k) => {
-    context.save();
-    context.translate(left + (k + .5) * cell, top - 6);
-    context.rotate(-Math.PI / 2);
-    context.fillStyle = style(marked && marked[1] === k ? "--series-2" : "--ink");
-    context.textAlign = "left";
-    context.fillText(name, 0, 0, 160);
-    context.restore();
-  });
-}
-
-function thumbnails() {
-  const map = current(), [layers, heads, queries, keys] = map.shape;
-  grid.replaceChildren();
-  grid.style.gridTemplateColumns = `repeat(${heads}, minmax(28px, ${heads > 1 ? "1fr" : "16rem"}))`;
-  for (let l = 0; l < layers; l++) for (let h = 0; h < heads; h++) {
-    const small = Object.assign(document.createElement("canvas"), {width: keys, height: queries});
-    const context = small.getContext("2d"), one = weights(map, l, h), most = largest(one);
-    context.fillStyle = style("--series-1");
-    one.forEach((number, i) => {
-      context.globalAlpha = number / most;
-      context.fillRect(i % keys, Math.floor(i / keys), 1, 1);
-    });
-    small.title = `layer ${l + 1}, head ${h + 1}`;
-    small.dataset.place = `${l} ${h}`;
-    small.onclick = () => { layer.value = l; head.value = h; update(); };
-    grid.append(small);
-  }
-}
-
-function update() {
-  head.disabled = layer.value === "rollout";
-  shown = weights(current(), layer.value, head.value);
-  value.textContent = "";
-  for (const small of grid.children)
-    small.classList.toggle("chosen", small.dataset.place === `${layer.value} ${head.value}`);
-  draw();
-}
-
-function choose() {
-  const map = current(), [layers, heads] = map.shape;
-  for (const select of [layer, head]) select.replaceChildren();
-  option(layer, "mean of all", "all");
-  for (let l = 0; l < layers; l++) option(layer, l + 1, l);
-  if (map.flow) option(layer, "rollout", "rollout");
-  option(head, "mean of all", "all");
-  for (let h = 0; h < heads; h++) option(head, h + 1, h);
-  thumbnails();
-  update();
-}
-
-canvas.onmousemove = event => {
-  const map = current(), keys = map.shape[3], {left, top, cell} = geometry;
-  const k = Math.floor((event.offsetX - left) / cell), q = Math.floor((event.offsetY - top) / cell);
-  if (k < 0 || q < 0 || k >= keys || q >= map.shape[2]) return;
-  value.textContent = `${map.queries[q]} → ${map.keys[k]}: ${shown[q * keys + k].toFixed(3)}`;
-  draw([q, k]);
-};
-maps.forEach((map, number) => option(kind, map.kind, number));
-kind.onchange = choose;
-layer.onchange = head.onchange = update;
-matchMedia("(prefers-color-scheme: dark)").onchange = choose;
-choose();
-"""
