@@ -86,7 +86,7 @@ def fit_end(
     """Least squares: how much farther a text has come than its reference, by the decoder's states in texts of random words."""
     task, generator = task_of(model), np.random.default_rng(0)
     lengths = [len(ids) for ids in model.tokenizer.encode_batch(texts["de"][:pairs])]
-    words = [np.append(task.start, generator.integers(8, 8000, longest - 1)) for _ in lengths]
+    words = [np.append(model.decoder_start, generator.integers(8, 8000, longest - 1)) for _ in lengths]
     memory = model.encode(Batch.of(task.sources(texts["en"][:pairs])))
     hidden_ND, _ = model.decode(Batch.of(words), memory)
     beyond = np.concatenate([np.arange(longest) + 1 - length for length in lengths]).clip(-4, 4)

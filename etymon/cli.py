@@ -17,13 +17,15 @@ What its module has to keep to (the module must be light: torch and the like are
   `json: Annotated[bool, "print JSON"] = False`.
 - A result may have an `exit_code`, for a run that was stopped before its end.
 
-Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1).
+Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1). What the
+library warns of through its loggers is shown as a note.
 """
 
 from __future__ import annotations
 
 import builtins
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERB
     """Run one command line and leave the process with its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = os.environ.get("ETYMON_DEBUG", "") not in ("", "0")
+    logging.getLogger("etymon").addHandler(terminal.NOTES)  # once, however often it is asked
     try:
         command = typer.main.get_command(build(arguments, verbs))
         try:

@@ -55,23 +55,33 @@ OWN = (
     Field("divisor", "etymon_divisor", unless=1),
 )
 """In every family whose shape has the field and that publishes no such."""
+GENERATION_KEYS = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id", "force_bos_token_to_be_generated", "forced_decoder_ids", "suppress_tokens",
+    "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "constraints", "force_words_ids", "max_length",
+    "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings", "early_stopping", "do_sample",
+    "num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "penalty_alpha", "dola_layers", "low_memory",
+    "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty", "token_healing",
+    "guidance_scale", "watermarking_config", "num_return_sequences", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "generation_kwargs", "use_cache", "use_mtp",
+    "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile",
+    "continuous_batching_config", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "assistant_ensemble_weight",
+    "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type",
+)  # fmt: skip
+"""Of Transformers' `GenerationConfig`, old and new: where a folder has no `generation_config.json`, its `config.json` says them."""
 CARRIED = (
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
-    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "problem_type", "task_specific_params", "etymon",
-    "etymon_prefix",
-    "etymon_weights",
-    "etymon_features",
+    *GENERATION_KEYS, "sep_token_id", "cls_token_id", "mask_token_id", "id2label", "label2id", "problem_type",
+    "task_specific_params", "etymon", "etymon_prefix", "etymon_weights", "etymon_features",
 )  # fmt: skip
 IGNORED = (
-    "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
-    "output_past", "output_hidden_states", "output_attentions", "return_dict", "gradient_checkpointing",
+    "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype",
+    "output_past", "return_dict", "gradient_checkpointing",
     "finetuning_task", "_num_labels", "num_labels", "tokenizer_class", "prefix", "attn_implementation",
     "_attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward", "language",
-    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature", "top_k", "top_p",
-    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "num_return_sequences",
-    "bad_words_ids", "num_beam_groups", "diversity_penalty",
-    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
-    "encoder_no_repeat_ngram_size", "output_scores", "return_dict_in_generate", "torchscript", "use_bfloat16",
+    "torchscript", "use_bfloat16",
     "pruned_heads", "tf_legacy_loss", "directionality", "model_name", "name", "license", "datasets",
 )  # fmt: skip
 

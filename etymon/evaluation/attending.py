@@ -58,7 +58,7 @@ def _both(model: Model, source: str, target: str | None) -> list[Attended]:
         written = decode(model, [read], DecodingSettings())[0][0].ids
     else:
         written = tokenizer.framing.frame(tokenizer.encode(target)).ids.tolist()
-    start = start_token(model)
+    start = start_token(model, generating=target is None)
     assert start is not None
     fed = [start, *written[:-1]]
     with trace(model) as seen:

@@ -20,6 +20,7 @@ from etymon.families.family import Architecture, Family
 from etymon.families.filling import extra_heads, head_of, name_map
 from etymon.families.loading import HISTORY, _note, _tokenizer, load, model_folder, read_shape
 from etymon.families.model import Model
+from etymon.families.special_tokens import leave_out_unusable_ids
 from etymon.nn.features import FeatureSettings
 from etymon.nn.linear import Linear
 from etymon.nn.lora import LoraSettings, adapters, attach, merge, trained_heads
@@ -56,7 +57,8 @@ def adapter_files(
     }
     told = {"lora": {**asdict(model.lora), "modules": list(found)}, "labels": list(model.labels)}
     features = None if model.features is None else asdict(model.features)
-    return config, weights, {**told, "carried": model.carried, "features": features}
+    told |= {"carried": model.carried, "generation": model.generation}
+    return config, weights, {**told, "features": features}
 
 
 def _base(model: Model) -> str:
@@ -147,6 +149,8 @@ def load_adapted(
     merge(model, under="heads.")
     model.history = list(note.get("history", model.history))
     model.carried = note.get("carried", model.carried)
+    model.generation = note.get("generation", model.generation)
+    leave_out_unusable_ids(model, folder)
     model.tokenizer = _tokenizer(family, folder, model.shape.vocabulary) or model.tokenizer
     return model
 

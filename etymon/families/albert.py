@@ -143,5 +143,6 @@ FAMILY = Family(
         strip_accents=True,
     ),
     framing=framing.BERT,
+    special_ids={"pad": 0, "begin": 2, "end": 3},
     generator=encoders.electra_generator,
 )

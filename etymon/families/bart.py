@@ -122,6 +122,8 @@ class BartSettings(SettingsMap):
         }  # fmt: skip
         ours, carried = super().read({**usual, **config}, where, ignore)
         ours["pad"] = carried["pad_token_id"]
+        if carried.get("force_bos_token_to_be_generated") and carried.get("forced_bos_token_id") is None:
+            carried["forced_bos_token_id"] = carried["bos_token_id"]  # as old files say it
         # A decoder like its encoder is not told of twice, so that a size is known again.
         alike = [f"decoder_{name}" for name in ours if ours.get(f"decoder_{name}") == ours[name]]
         return ours | dict.fromkeys(alike), carried
@@ -166,7 +168,7 @@ SETTINGS = BartSettings(
     # Layers that training drops at random make no difference to what a model computes.
     ignored=[
         "encoder_layerdrop", "decoder_layerdrop", "is_encoder_decoder", "num_hidden_layers", "classif_dropout",
-        "force_bos_token_to_be_generated", "num_attention_heads", "hidden_size",
+        "num_attention_heads", "hidden_size",
     ],
 )  # fmt: skip
 
@@ -207,6 +209,7 @@ FAMILY = Family(
     ),
     tokenizer=MASKED_BPE,
     framing=framing.BART,
+    special_ids={"begin": 0, "pad": 1, "end": 2},
     # Transformers 5 gives an untied model three tables of words: such a folder is for etymon alone.
     expressible=lambda shape: bool(shape.tied),
 )  # fmt: skip

@@ -89,5 +89,6 @@ FAMILY = Family(
     size_recipes={"pocket": encoders.POCKET_RECIPE},
     tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
+    special_ids={"pad": 0},
     generator=encoders.electra_generator,
 )

@@ -139,4 +139,5 @@ FAMILY = Family(
     size_recipes={"pocket": replace(encoders.POCKET_RECIPE, weight_decay=0.0)},
     tokenizer=encoders.WORDPIECE,
     framing=framing.DISTILBERT,
+    special_ids={"pad": 0},
 )

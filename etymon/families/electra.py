@@ -143,5 +143,6 @@ FAMILY = Family(
     },
     tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
+    special_ids={"pad": 0},
     generator=encoders.electra_generator,
 )

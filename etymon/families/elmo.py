@@ -208,6 +208,7 @@ FAMILY = Family(
     ),
     tokenizer=TokenizerChoice("word", {"begin": "<S>", "end": "</S>", "unknown": "<UNK>"}, min_frequency=1),
     framing=framing.ELMO,
+    special_ids={"begin": 0, "end": 1},
     expressible=lambda shape: False,
     layers=lambda shape: (shape.layers + 1, 2 * shape.dim),
 ).featured(FeatureSettings())  # tasks read it in no other way

@@ -160,6 +160,8 @@ class Family:
     generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
     """For replaced-token detection: family and shape of a generator that can share this shape's embeddings."""
 
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    """By role, the ids that Transformers' class takes for granted; of a family without one, those of our own tokenizers."""
     expressible: Callable[[Any], bool] = lambda shape: True
     """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
     settled: Callable[[Any], Any] = lambda shape: shape

@@ -80,4 +80,5 @@ FAMILY = Family(
     size_recipes={"pocket": decoders.pocket_recipe(4e-3), "pocket-large": decoders.pocket_recipe(3e-3)},
     tokenizer=decoders.BYTE_BPE,
     framing=framing.PLAIN,
+    special_ids={"begin": 50256, "end": 50256},
 )

@@ -220,5 +220,6 @@ FAMILY = Family(
     },
     tokenizer=decoders.BYTE_BPE,
     framing=framing.PLAIN,
+    special_ids={"begin": 50256, "end": 50256},
     expressible=expressible,
 )

@@ -45,7 +45,8 @@ def grow(model: Model, known: int, spelled: Sequence[Sequence[int] | None], seed
                 target[name][number] = row
         else:
             raise EtymonError(f"the vocabulary of {model.family.title} cannot grow: {name} has no row a word")
-    grown.carried, grown.history, grown.new_heads = model.carried, model.history, model.new_heads
+    grown.carried, grown.generation = model.carried, model.generation
+    grown.history, grown.new_heads = model.history, model.new_heads
     return grown.to(model.device).train(model.training)
 
 

@@ -21,6 +21,7 @@ from etymon.families import family_of, get_family
 from etymon.families.family import Family
 from etymon.families.filling import extra_heads, fill, fill_int8, name_map, stored_heads
 from etymon.families.model import FEATURES_KEY, Model
+from etymon.families.special_tokens import leave_out_unusable_ids
 from etymon.files import read_json
 from etymon.nn.features import FeatureSettings
 
@@ -33,7 +34,6 @@ MEMBERS = ("model", "discriminator")
 LABELLING = frozenset({"classification", "tagging"})
 """The heads with an output for every label."""
 GENERATION = "generation_config.json"
-FORCED_KEYS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 
 
@@ -91,7 +91,7 @@ def load(
     config = _config(folder)
     family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
     where = str(folder / "config.json")
-    fields, carried = family.settings.read({**_decoding(folder), **config}, where, ignore_config_keys)
+    fields, carried = family.settings.read(config, where, ignore_config_keys)
     shape: Any = strict(family.shape, fields, where)
     published = bilm.published(folder)
     weights = open_weights(folder) if published is None else bilm.read_weights(published)
@@ -107,7 +107,8 @@ def load(
     model = Model(held, shape, stored if heads is None else heads, labels, features)
     known = known if model.features == held.features else known - model.family.reading_features
     model.shape = family.settled(shape)
-    model.carried = carried
+    model.carried, model.generation = carried, _generation(folder)
+    leave_out_unusable_ids(model, folder)
     model.history = read_history(folder)
     model.sentences = read_sentences(folder)
     if model.int8:
@@ -199,11 +200,8 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     return list(_note(folder).get("history", []))
 
 
-def _decoding(folder: Path) -> dict[str, Any]:
-    """What `generation_config.json` says of the tokens that a text begins and ends with."""
-    path = folder / GENERATION
-    found = read_json(path) if path.is_file() else {}
-    return {key: found[key] for key in FORCED_KEYS if found.get(key) is not None}
+def _generation(folder: Path) -> dict[str, Any] | None:
+    return read_json(folder / GENERATION) if (folder / GENERATION).is_file() else None
 
 
 def _note(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from etymon.checkpoints.sentences import Sentences
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Family
+from etymon.families.special_tokens import start_id, token_ids
 from etymon.nn import features as feature_heads
 from etymon.nn import pointer
 from etymon.nn.attention import Memory
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
     from etymon.data.tokenizer import Tokenizer
 
 
-TOKEN_KEYS = {
-    "begin": "bos_token_id", "end": "eos_token_id", "pad": "pad_token_id", "separator": "sep_token_id",
-    "class": "cls_token_id", "mask": "mask_token_id",
-}  # fmt: skip
-"""The keys of a published configuration for the roles of special tokens."""
 PREFIX_KEY = "etymon_prefix"
 """The key of our own for models that read a prompt in both directions."""
 FEATURES_KEY = "etymon_features"
@@ -80,6 +76,8 @@ class Model(nn.Module):
         """Of an encoder whose words are not the decoder's."""
         self.carried: dict[str, Any] = {}
         """Values of a foreign `config.json` that are not ours to read, kept and written back."""
+        self.generation: dict[str, Any] | None = None
+        """What the folder's `generation_config.json` said, kept and written back; None if there was none."""
         self.history: list[dict[str, Any]] = []
         """How it was trained, one entry a run."""
         self.sentences = Sentences()
@@ -242,16 +240,8 @@ class Model(nn.Module):
 
     @property
     def decoder_start(self) -> int:
-        """The token that a decoder over an encoder begins with."""
-        # The tokenizer knows no such role: the checkpoint's configuration, or else the family's custom.
-        start, role = self.carried.get("decoder_start_token_id"), self.family.framing.start
-        if start is None and role is not None:
-            start = self.token(role)
-        if start is None:
-            raise EtymonError(
-                "the model does not say what its decoder starts with: set decoder_start_token_id in config.json"
-            )
-        return int(start)
+        """The token that a decoder over an encoder begins with, but for generation (`etymon.families.special_tokens`)."""
+        return start_id(self)
 
     @property
     def _vocabulary(self) -> nn.Module | None:
@@ -347,11 +337,8 @@ class Model(nn.Module):
         return sum(parameter.numel() for parameter in whole.parameters())
 
     def token(self, role: str) -> int | None:
-        """The id of a special token by role, from the tokenizer or else from the checkpoint's configuration."""
-        if self.tokenizer is not None and (known := self.tokenizer.id(role)) is not None:
-            return known
-        value = self.carried.get(TOKEN_KEYS.get(role, ""))
-        return value[0] if isinstance(value, list) else value
+        """The id of a special token by role (see `etymon.families.special_tokens` for who decides)."""
+        return next(iter(token_ids(self, role)), None)
 
     def shape_fields(self) -> dict[str, Any]:
         return asdict(self.shape)

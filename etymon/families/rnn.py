@@ -222,6 +222,7 @@ FAMILY = Family(
     size_recipes=dict.fromkeys(("pocket", "tiny"), replace(RECIPE, learning_rate=8e-3, betas=(0.9, 0.98))),
     tokenizer=TokenizerChoice("bpe", SPECIALS),
     framing=framing.SEQ2SEQ,
+    special_ids={"pad": 0, "begin": 1, "end": 2},
     expressible=lambda shape: False,
     layers=_layers,
 )

@@ -138,5 +138,6 @@ FAMILY = Family(
     tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
     tokenizer=encoders.MASKED_BPE,
     framing=framing.ROBERTA,
+    special_ids={"begin": 0, "pad": 1, "end": 2},
     generator=generator,
 )

@@ -16,8 +16,9 @@ from etymon.checkpoints.hub import SOURCE
 from etymon.errors import EtymonError
 from etymon.families.cards import card
 from etymon.families.filling import best_architecture, name_map
-from etymon.families.loading import FORCED_KEYS, HISTORY, OWN_TYPE
-from etymon.families.model import FEATURES_KEY, TOKEN_KEYS, Model
+from etymon.families.loading import HISTORY, OWN_TYPE
+from etymon.families.model import FEATURES_KEY, Model
+from etymon.families.special_tokens import config_ids, generation_settings
 from etymon.files import write_json
 from etymon.nn.int8 import stored as stored_int8
 
@@ -57,14 +58,12 @@ def save(
         ends = (name for name in named if any(end in name for end in BRANCH_ENDS))
         named |= {name: named[name] * scale for name in ends}
         shape["residual_scale"] = 1.0
-    tokens = _token_ids(model)
-    forced = {key: model.carried[key] for key in FORCED_KEYS if model.carried.get(key) is not None}
     carried = {key: value for key, value in model.carried.items() if key not in LABEL_KEYS}
     config = {
         "architectures": [architecture.name] if foreign else [],
         "model_type": family.model_type if foreign else OWN_TYPE + family.model_type,
         **carried,
-        **tokens,
+        **config_ids(model),
         **family.settings.write(shape),  # last: the shape knows best what its weights mean
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
@@ -81,6 +80,7 @@ def save(
     if model.lora is None:
         extra |= {name: partial(_write, text) for name, text in model.sentences.files.items()}
     adapted, writes = model.lora is not None, "vocabulary" in model.asked and "state" in family.capabilities
+    generates = writes or model.generation is not None
     base = ""
     if adapted:
         from etymon.families.adapters import adapter_files
@@ -93,7 +93,7 @@ def save(
         folder,
         config=config,
         weights=weights,
-        generation_config={**tokens, **forced} if writes and not adapted else None,
+        generation_config=generation_settings(model) if generates and not adapted else None,
         card=card(model, shape, architecture.name if foreign else None, past, base),
         tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
         extra=extra,
@@ -120,10 +120,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _token_ids(model: Model) -> dict[str, int]:
-    ids = {key: model.token(role) for role, key in TOKEN_KEYS.items()}
-    if (start := model.family.framing.start) is not None:
-        ids["decoder_start_token_id"] = model.token(start)
-    return {key: value for key, value in ids.items() if value is not None}

@@ -277,4 +277,5 @@ FAMILY = Family(
     size_recipes={"pocket": POCKET_RECIPE},
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
     framing=framing.T5,
+    special_ids={"pad": 0, "end": 1},
 )

@@ -287,4 +287,5 @@ FAMILY = Family(
     },
     tokenizer=BYTE_BPE,
     framing=framing.PLAIN,
+    special_ids={"end": 0},
 )

@@ -243,6 +243,7 @@ FAMILY = Family(
         },
     ),
     framing=framing.XLNET,
+    special_ids={"begin": 1, "end": 2, "pad": 5},
     tuning=Recipe(learning_rate=2e-5, epsilon=1e-6),
     size_recipes=dict.fromkeys(
         ("pocket", "tiny"), replace(POCKET_RECIPE, length=128)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
+from etymon.families.special_tokens import forced_ids, start_id, token_ids
 from etymon.generation.beam import beam_search
 from etymon.generation.choosing import choice_ids, choose
 from etymon.generation.contrastive import contrastive_search
@@ -48,15 +49,15 @@ def decode(
     _check_model(model)
     if not prompts:
         return []
-    start = start_token(model)
+    start = start_token(model, generating=True)
     prompts = [list(map(int, prompt)) for prompt in prompts]
     if start is None:
-        prompts = [prompt or [first_token(model)] for prompt in prompts]
+        prompts = [prompt or [first_token(model, generating=True)] for prompt in prompts]
     vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
     check_ids(prompts, vocabulary if start is None else model.source_vocabulary)
     choices = [] if not settings.choices else list(choices_of(model, settings))
     limits = _limits(model, prompts, settings, limits, max(map(len, choices), default=None))
-    end_ids = _end_ids(model, settings)
+    end_ids = settings.end_ids or token_ids(model, "end", generating=True)
     check_ids([list(end_ids)], vocabulary)
     stopped = None
     if settings.stop:
@@ -78,8 +79,8 @@ def decode(
         absent=absent_ids(model, vocabulary),
         device=model.device,
         limits=limits,
-        first_ids=_forced(model, "forced_bos_token_id") if start is not None else (),
-        last_ids=_forced(model, "forced_eos_token_id"),
+        first_ids=forced_ids(model, "forced_bos_token_id") if start is not None else (),
+        last_ids=forced_ids(model, "forced_eos_token_id"),
     )
     with evaluating(model):
         stepper = _stepper(model, settings)
@@ -94,7 +95,7 @@ def decode(
             return follow(stepper, processing, scores_RV, writing)
         with evaluating(draft):
             ahead = Stepper(draft, normalised=False)
-            ahead.prefill(prompts, longest, start_token(draft))
+            ahead.prefill(prompts, longest, start_token(draft, generating=True))
             return Speculation(stepper, ahead, processing, writing).run(scores_RV)
 
 
@@ -127,38 +128,23 @@ def check_ids(rows: list[list[int]], vocabulary: int) -> None:
             raise EtymonError(f"token id {wrong} is outside the model's vocabulary of {vocabulary} tokens")
 
 
-def start_token(model: Model) -> int | None:
+def start_token(model: Model, *, generating: bool = False) -> int | None:
     """The token that a decoder over an encoder begins with; None if there is no encoder."""
-    return model.decoder_start if model.encoder_decoder else None
+    return start_id(model, generating=generating) if model.encoder_decoder else None
 
 
-def first_tokens(model: Model) -> list[int]:
+def first_tokens(model: Model, *, generating: bool = False) -> list[int]:
     """What a text stands behind: the begin token or else the end-of-text token. Published models of GPT-1 have neither."""
-    known = (model.token(role) for role in ("begin", "end"))
-    return [number for number in known if number is not None][:1]
+    known = (token_ids(model, role, generating=generating) for role in ("begin", "end"))
+    return [ids[0] for ids in known if ids][:1]
 
 
-def first_token(model: Model) -> int:
-    for first in first_tokens(model):
+def first_token(model: Model, *, generating: bool = False) -> int:
+    for first in first_tokens(model, generating=generating):
         return first
     raise EtymonError(
         "the prompt is empty and the model has no end-of-text token to start from: give a prompt"
     )
-
-
-def _end_ids(model: Model, settings: DecodingSettings) -> tuple[int, ...]:
-    if settings.end_ids:
-        return settings.end_ids
-    listed = model.carried.get("eos_token_id")
-    if isinstance(listed, list):
-        return tuple(listed)
-    end = model.token("end")
-    return () if end is None else (end,)
-
-
-def _forced(model: Model, key: str) -> tuple[int, ...]:
-    value = model.carried.get(key)
-    return () if value is None else tuple(value) if isinstance(value, list) else (int(value),)
 
 
 def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,35 +29,48 @@ class DenoisingExample:
     targets: np.ndarray
 
 
+START = 0
+"""Stands where the decoder's start will be, which the model says."""
+
+
 @dataclass
 class WrittenPrepared(Prepared):
     """A source that is read apart (or None) and what a decoder reads, which writes the targets `at` some places, or everywhere."""
 
     source: Batch | None
     decoder: Batch
+    """With a source, its rows begin with any token: see `inputs`."""
     targets: Tensor
     at: Tensor | None = None
 
     @staticmethod
-    def of(term: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]], start: int) -> WrittenPrepared:
-        """Sources and targets for an encoder, and a decoder that begins with `start`."""
+    def of(term: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> WrittenPrepared:
+        """Sources and targets for an encoder and a decoder."""
         source = Batch.of([one for one, _ in pairs])
-        decoder = Batch.of([np.concatenate([[start], target[:-1]]) for _, target in pairs])
+        decoder = Batch.of([np.concatenate([[START], target[:-1]]) for _, target in pairs])
         targets = np.concatenate([target for _, target in pairs]).astype(np.int64)
         tokens = source.layout.tokens + decoder.layout.tokens
         return WrittenPrepared({term: len(targets)}, tokens, source, decoder, torch.from_numpy(targets))
 
+    def inputs(self, model: Any) -> Batch:
+        """What the decoder reads: over an encoder, the targets behind the token that the model begins with."""
+        if self.source is None:
+            return self.decoder
+        ids_N = self.decoder.ids.index_fill(0, self.decoder.layout.first, model.decoder_start)
+        return replace(self.decoder, ids=ids_N)
+
     def loss(self, model: Any, smoothing: float) -> Tensor:
         """The summed loss; `smoothing` is that share of every target's probability which all words have in equal parts, in
         training alone."""
+        inputs = self.inputs(model)
         if self.source is None:
-            hidden, _ = model.hidden(self.decoder)
+            hidden, _ = model.hidden(inputs)
         else:
-            hidden, _ = model.decode(self.decoder, model.encode(self.source))
+            hidden, _ = model.decode(inputs, model.encode(self.source))
         head = model.heads["vocabulary"]
         if smoothing and model.training:
             return head.smoothed_loss(hidden, self.at, self.targets, smoothing)
-        return head.loss(hidden, self.at, self.targets, Context(self.decoder))
+        return head.loss(hidden, self.at, self.targets, Context(inputs))
 
 
 class Denoising(Objective):
@@ -85,7 +98,6 @@ class Denoising(Objective):
     ) -> None:
         self.smoothing = smoothing
         self.noise, self.framing, self.word_starts = NOISES[noise], tokenizer.framing, tokenizer.word_starts
-        self.start = needed_id(tokenizer, self.framing.start or "pad", self.name)
         density = density or self.noise.density
         around = self.framing.overhead()
         self.raw_length = length - around
@@ -146,7 +158,7 @@ class Denoising(Objective):
 
     def collate(self, examples: Sequence[DenoisingExample]) -> WrittenPrepared:
         pairs = [(example.ids, example.targets) for example in by_length(examples)]
-        return WrittenPrepared.of(self.term, pairs, self.start)
+        return WrittenPrepared.of(self.term, pairs)
 
     def loss(self, unit: Unit, prepared: WrittenPrepared) -> dict[str, Term]:
         return {self.term: Term(prepared.loss(unit.model, self.smoothing))}

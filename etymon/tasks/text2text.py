@@ -21,7 +21,8 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.generation.decoding import decode, start_token
+from etymon.families.special_tokens import token_ids
+from etymon.generation.decoding import decode
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
@@ -84,13 +85,13 @@ class Text2Text(Task):
         self.writer: Tokenizer = tokenizer
         self.apart, self.prefixed = model.encoder_decoder, model.reads_prefix
         if self.apart:
-            self.start: Any = start_token(model)
             rooms = [room for room in (model.positions, model.decoder_positions) if room is not None]
             self.room = min(rooms, default=None)
         else:
             # What a decode would not see of a source must not be seen in training.
             self.room = model.positions or model.body.reach
-            self.end = needed_id(tokenizer, "end", self.name)
+            ends = token_ids(model, "end", generating=True)  # what a decode stops at
+            self.end = ends[0] if ends else needed_id(tokenizer, "end", self.name)
             # As the family frames two texts, if it puts something between them.
             framing, roles = tokenizer.framing, dict(tokenizer.framing.role_ids)
             first, second = framing.pair.index(0), framing.pair.index(1)
@@ -138,7 +139,7 @@ class Text2Text(Task):
         pairs = [(one["source"], one["target"]) for bundle in examples for one in bundle]
         pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])))
         if self.apart:
-            return WrittenPrepared.of("loss", pairs, self.start)
+            return WrittenPrepared.of("loss", pairs)
         rows = [np.concatenate([one, target[:-1]]) for one, target in pairs]
         batch = Batch.of(rows, prefix=[len(one) for one, _ in pairs] if self.prefixed else None)
         at = batch.layout.flat([np.arange(len(one) - 1, len(row)) for row, (one, _) in zip(rows, pairs)])
@@ -192,12 +193,15 @@ class Text2Text(Task):
         if settings.max_new_tokens is None:
             settings = replace(settings, max_new_tokens=self.new_tokens)
         order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+        # An end that the folder names may be an ordinary word to the tokenizer: it is no part of the text.
+        ends = settings.end_ids or token_ids(model, "end", generating=True)
         written: dict[int, str] = {}
         for first in range(0, len(order), BATCH):
             numbers = order[first : first + BATCH]
             found = decode(model, [prompts[number].tolist() for number in numbers], settings, keys=numbers)
             for number, sequences in zip(numbers, found, strict=True):
-                written[number] = self.writer.decode(sequences[0].ids, whole=True).strip()
+                ids = [each for each in sequences[0].ids if each not in ends]
+                written[number] = self.writer.decode(ids, whole=True).strip()
         return [written[number] for number in range(len(prompts))]
 
     def score(

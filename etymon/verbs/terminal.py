@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -20,6 +22,17 @@ def on_progress(what: str) -> None:
 
 def on_note(note: str) -> None:
     print(f"{clear()}etymon: note: {note}", file=sys.stderr)
+
+
+class NoteHandler(logging.Handler):
+    """Shows what the library warns of as notes; of several processes only the first does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            on_note(record.getMessage())
+
+
+NOTES = NoteHandler(logging.WARNING)
 
 
 def print_json(*records: Any, indent: int | None = None, ascii: bool = False) -> None:

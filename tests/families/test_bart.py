@@ -46,20 +46,28 @@ def test_relatives_are_refused(tmp_path: Path, key: str) -> None:
     assert key in refusal(tmp_path / "saved")
 
 
-def test_forced_tokens_come_from_either_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_forced_tokens_come_from_the_file_that_speaks_of_generation(tmp_path: Path, file: str) -> None:
     """They cost nothing, and a text that reaches its limit ends with the end."""
-    etymon.save(tiny("bart", {"vocabulary"}), tmp_path / "saved")
-    path = tmp_path / "saved" / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "forced_bos_token_id": 7}))
-    model = etymon.load(tmp_path / "saved")
-    assert (model.carried["forced_bos_token_id"], model.carried["forced_eos_token_id"]) == (7, 2)
-    for beams in (1, 3):
-        for row in decode(
-            model, [[4, 5, 6], [9]], DecodingSettings(max_new_tokens=4, beams=beams, end_ids=(30,))
-        ):
-            assert row[0].ids[0] == 7 and row[0].ids[-1] in (2, 30)
-    etymon.save(model, tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["forced_bos_token_id"] == 7
+    saved, again = tmp_path / "saved", tmp_path / "again"
+    etymon.save(tiny("bart", {"vocabulary"}), saved)
+    if file == "config.json":
+        (saved / "generation_config.json").unlink()
+    # The older spelling of forced_bos_token_id, and that of bos_token_id.
+    forced = (
+        {"force_bos_token_to_be_generated": True} if file == "config.json" else {"forced_bos_token_id": 7}
+    )
+    forced |= {"bos_token_id": 7, "forced_eos_token_id": 2}
+    (saved / file).write_text(json.dumps({**json.loads((saved / file).read_text()), **forced}))
+    for folder in (saved, again):
+        model = etymon.load(folder)
+        for beams in (1, 3):
+            for row in decode(
+                model, [[4, 5, 6], [9]], DecodingSettings(max_new_tokens=4, beams=beams, end_ids=(30,))
+            ):
+                assert row[0].ids[0] == 7 and row[0].ids[-1] in (2, 30)
+        etymon.save(model, again)
+    assert json.loads((again / "generation_config.json").read_text())["forced_bos_token_id"] == 7
 
 
 def test_the_decoder_starts_with_the_end() -> None:

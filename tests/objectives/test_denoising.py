@@ -45,7 +45,8 @@ def test_every_noise_is_framed(splits: dict[str, Split], family: str, name: str)
             assert example.targets.tolist() == [*begin, *split.tokens[slice(*row)].tolist(), *end]
     prepared = objective.collate(examples)
     start = tokenizer.id("end" if family == "bart" else "pad")
-    assert set(prepared.decoder.ids[prepared.decoder.layout.first].tolist()) == {start}
+    inputs = prepared.inputs(tiny.model(family, objective))
+    assert set(inputs.ids[inputs.layout.first].tolist()) == {start}
     assert prepared.counts == {"denoising": len(prepared.targets)}
 
 
@@ -60,7 +61,7 @@ def test_smoothing_is_for_training_alone(tmp_path: Path, family: str) -> None:
     for training, smoothing in ((True, 0.1), (False, 0.0)):
         model.train(training)
         term = objective.loss(SimpleNamespace(model=model), prepared)["denoising"]  # type: ignore[arg-type]
-        hidden, _ = model.decode(prepared.decoder, model.encode(prepared.source))
+        hidden, _ = model.decode(prepared.inputs(model), model.encode(prepared.source))
         logits = model.heads["vocabulary"].logits(hidden)
         expected = F.cross_entropy(logits, prepared.targets, label_smoothing=smoothing, reduction="sum")
         torch.testing.assert_close(term.sum, expected, rtol=1e-5, atol=1e-4)

@@ -195,8 +195,9 @@ def test_rolled_spans_lie_anywhere_and_still_fit(splits: dict[str, Split]) -> No
 def test_decoder_reads_the_target_shifted_right(splits: dict[str, Split]) -> None:
     case = case_of(splits, "t5", "span-corruption")
     prepared = case.objective.collate(case.examples(7))
-    lengths = list(prepared.decoder.layout.lengths)
-    rows = zip(prepared.decoder.ids.split(lengths), prepared.targets.split(lengths), strict=True)
+    inputs = prepared.inputs(tiny.model("t5", case.objective))
+    lengths = list(inputs.layout.lengths)
+    rows = zip(inputs.ids.split(lengths), prepared.targets.split(lengths), strict=True)
     for shown, target in rows:
         assert shown.tolist() == [tiny.tokenizer("t5").id("pad"), *target[:-1].tolist()]
 

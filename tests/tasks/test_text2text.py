@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_the_targets_alone_however_they_are_bundled(family: 
         source, target = (examples.columns[name][number] for name in ("source", "target"))
         head = model.heads["vocabulary"]
         if model.encoder_decoder:
-            batch = Batch.of([[task.start, *target[:-1]]])
+            batch = Batch.of([[model.decoder_start, *target[:-1]]])
             hidden, _ = model.decode(batch, model.encode(Batch.of([source])))
             log_probs = head.log_probs(hidden, None, Context(batch))
         else:

@@ -103,7 +103,9 @@ class Reference:
         self.unit, (self.prepared,) = trainer.unit, first_step(trainer).slices.values()
         self.model: Any = trainer.unit.model
         prepared: Any = self.prepared
-        self.batches = [prepared.source, prepared.decoder] if self.model.encoder_decoder else [prepared.batch]
+        self.batches = (
+            [prepared.source, prepared.inputs(self.model)] if self.model.encoder_decoder else [prepared.batch]
+        )
         self.parameters = list(trainer.unit.parameters())
 
     def table(self, side: int) -> Tensor:
