@@ -55,7 +55,10 @@ def adapter_files(
         "inference_mode": True,
         "init_lora_weights": True,
     }
-    told = {"lora": {**asdict(model.lora), "modules": list(found)}, "labels": list(model.labels)}
+    told: dict[str, Any] = {
+        "lora": {**asdict(model.lora), "modules": list(found)},
+        "labels": list(model.labels),
+    }
     features = None if model.features is None else asdict(model.features)
     told |= {"carried": model.carried, "generation": model.generation}
     return config, weights, {**told, "features": features}

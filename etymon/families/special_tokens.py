@@ -32,8 +32,8 @@ logger = logging.getLogger("etymon.families")
 
 def token_ids(model: Model, role: str, *, generating: bool = False) -> tuple[int, ...]:
     """The ids of a special token by its role: mostly one, none if there is no such token. A folder may name several ends."""
-    if said := _said(model, TOKEN_KEYS.get(role, ""), generating):
-        return said
+    if ids := _folder_ids(model, TOKEN_KEYS.get(role, ""), generating):
+        return ids
     if model.tokenizer is not None:
         number = model.tokenizer.id(role)
     else:
@@ -55,7 +55,7 @@ def start_id(model: Model, *, generating: bool = False) -> int:
 
 def _start_ids(model: Model, generating: bool = False) -> tuple[int, ...]:
     role = model.family.framing.start
-    return _said(model, START_KEY, generating) or (
+    return _folder_ids(model, START_KEY, generating) or (
         () if role is None else token_ids(model, role, generating=generating)
     )
 
@@ -66,7 +66,7 @@ def forced_ids(model: Model, key: str) -> tuple[int, ...]:
     return _listed((model.carried if model.generation is None else model.generation).get(key))
 
 
-def _said(model: Model, key: str, generating: bool) -> tuple[int, ...]:
+def _folder_ids(model: Model, key: str, generating: bool) -> tuple[int, ...]:
     files = (model.carried, model.generation or {})
     return next(filter(None, (_listed(file.get(key)) for file in files[:: -1 if generating else 1])), ())
 
@@ -110,30 +110,31 @@ def usable_ids(
             continue
         kept = [number for number in _listed(value) if is_usable(number)]
         if len(kept) < len(_listed(value)):
-            wrong.append(f"{key} {value}")
+            wrong.append(f"{key} {str(value)[:40]}")
             usable[key] = kept or None
     return usable, wrong
 
 
 def config_ids(model: Model) -> dict[str, int | None]:
-    """By their keys, the ids that the folder's `config.json` did not say and the saved one does. One that is not known is null
+    """By their keys, the ids that the folder's `config.json` does not name and the saved one does. One that is not known is null
     where Transformers' class would else take some id for granted."""
-    found = {key: token_ids(model, role)[:1] for role, key in TOKEN_KEYS.items()}
-    found[START_KEY] = _start_ids(model)[:1]
+    ids_by_key = {key: token_ids(model, role) for role, key in TOKEN_KEYS.items()}
+    ids_by_key[START_KEY] = _start_ids(model)
     usual = {TOKEN_KEYS[role] for role in model.family.special_ids}
-    unsaid = {key: ids for key, ids in found.items() if model.carried.get(key) is None}
-    return {key: ids[0] if ids else None for key, ids in unsaid.items() if ids or key in usual}
+    return {
+        key: ids[0] if ids else None
+        for key, ids in ids_by_key.items()
+        if model.carried.get(key) is None and (ids or key in usual)
+    }
 
 
 def generation_settings(model: Model) -> dict[str, Any]:
-    """What a saved `generation_config.json` says: the folder's own, or else what its `config.json` says of generation, which
-    Transformers reads in its stead; and the ids of special tokens that neither said."""
-    said = model.generation
-    if said is None:
-        said = {
-            key: value for key, value in model.carried.items() if key in GENERATION_KEYS and value is not None
-        }
-    added = {
-        key: value for key, value in config_ids(model).items() if key in GENERATION_KEYS and value is not None
-    }
-    return {**said, **{key: value for key, value in added.items() if said.get(key) is None}}
+    """What a saved `generation_config.json` says: what the folder's own does, or else what its `config.json` says of generation,
+    which Transformers reads in its stead; and the ids of special tokens that neither names."""
+    settings = _of_generation(model.carried) if model.generation is None else model.generation
+    added = _of_generation(config_ids(model))
+    return {**settings, **{key: value for key, value in added.items() if settings.get(key) is None}}
+
+
+def _of_generation(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key in GENERATION_KEYS and value is not None}
