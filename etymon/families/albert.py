@@ -12,6 +12,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
 from etymon.families import encoders
+from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -29,7 +30,7 @@ class Shape(encoders.EncoderShape):
     """So many layers with weights of their own take turns within every layer."""
     heads: PositiveInt = 64
     inner_dim: PositiveInt = 16384
-    activation: str = "gelu_tanh"
+    activation: ActivationName = "gelu_tanh"
     dropout: Rate = 0.0
     attention_dropout: Rate = 0.0
     head_dropout: Rate | None = 0.1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -17,7 +17,8 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families.encoders import ACTIVATION_NAMES, MASKED_BPE
+from etymon.families.activations import ACTIVATION_NAMES, ActivationName
+from etymon.families.encoders import MASKED_BPE
 from etymon.families.family import Family, Recipe, classes, divides
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.bodies import Body, EncoderDecoder
@@ -39,7 +40,7 @@ class Shape:
     decoder_heads: PositiveInt | None = None
     decoder_inner_dim: PositiveInt | None = None
     """Of the decoder, each as the encoder's unless told."""
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    activation: ActivationName = "gelu"
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.0
     inner_dropout: Rate = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
+from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.family import Head, Recipe, TokenizerChoice, divides
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.attention import Attention
@@ -32,7 +33,7 @@ class DecoderShape:
     dim: PositiveInt = 768
     layers: PositiveInt = 12
     heads: PositiveInt = 12
-    activation: Literal["gelu_tanh", "gelu", "relu", "silu"] = "gelu_tanh"
+    activation: ActivationName = "gelu_tanh"
     embedding_dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
     residual_dropout: Rate = 0.1
@@ -241,7 +242,6 @@ def name_map(shape: Any, table: Mapping[str, str], others: Sequence[Row] = ()) -
     )
 
 
-ACTIVATION_NAMES = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 FIELDS = [
     Field("vocabulary", "vocab_size"),
     Field("positions", "n_positions"),

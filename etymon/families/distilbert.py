@@ -14,6 +14,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
 from etymon.families import encoders
+from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.family import Family, Head, Recipe, classes, divides
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -29,7 +30,7 @@ class Shape:
     layers: PositiveInt = 6
     heads: PositiveInt = 12
     inner_dim: PositiveInt = 3072
-    activation: str = "gelu"
+    activation: ActivationName = "gelu"
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
     head_dropout: Rate = 0.2
@@ -99,7 +100,7 @@ SETTINGS = SettingsMap(
         Field("layers", "n_layers"),
         Field("heads", "n_heads"),
         Field("inner_dim", "hidden_dim"),
-        Field("activation", "activation", encoders.ACTIVATION_NAMES),
+        Field("activation", "activation", ACTIVATION_NAMES),
         Field("dropout", "dropout"),
         Field("attention_dropout", "attention_dropout"),
         Field("head_dropout", "seq_classif_dropout"),

@@ -18,7 +18,7 @@ from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.family import Architecture, Family, Head, Recipe, classes
-from etymon.nn.blocks import ACTIVATIONS
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
+from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.family import Head, Recipe, TokenizerChoice, divides
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.attention import Attention
-from etymon.nn.blocks import ACTIVATIONS, Block, FeedForward, Stack
+from etymon.nn.blocks import Block, FeedForward, Stack
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
@@ -34,7 +36,7 @@ class EncoderShape:
     layers: PositiveInt = 12
     heads: PositiveInt = 12
     inner_dim: PositiveInt = 3072
-    activation: str = "gelu"
+    activation: ActivationName = "gelu"
     """The published checkpoints run with the exact `gelu`; the first TensorFlow code used `gelu_tanh`."""
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
@@ -229,7 +231,6 @@ def name_map(
 TASK_CLASSES = (
     "ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "ForQuestionAnswering",
 )  # fmt: skip
-ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 FIELDS = [
     Field("vocabulary", "vocab_size"),
     Field("positions", "max_position_embeddings"),

@@ -25,7 +25,7 @@ from etymon.nn.initialise import normal_weights
 class Shape(decoders.DecoderShape):
     vocabulary: PositiveInt = 40478
     positions: PositiveInt = 512
-    activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
+    activation: Literal["gelu_tanh", "relu", "silu", "swish"] = "gelu_tanh"
     head_dropout: Rate = 0.1
 
 
@@ -54,7 +54,7 @@ SETTINGS = SettingsMap(
     fields=[
         *decoders.FIELDS,
         # Their "gelu" is the approximation by tanh, in this family alone.
-        Field("activation", "afn", {"gelu_tanh": "gelu", "relu": "relu", "silu": "silu"}),
+        Field("activation", "afn", {"gelu_tanh": "gelu", "relu": "relu", "silu": "silu", "swish": "swish"}),
         Field("head_dropout", "summary_first_dropout"),
     ],
     constants=decoders.CHOICE,

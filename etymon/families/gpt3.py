@@ -19,6 +19,7 @@ from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
 from etymon.errors import EtymonError
 from etymon.families import decoders
+from etymon.families.activations import ACTIVATION_NAMES
 from etymon.families.family import Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -176,7 +177,7 @@ SETTINGS = NeoSettings(
         Field("band", "window_size"),
         Field("attention_bias", "etymon_attention_bias", unless=False),
         Field("scaled", "etymon_scaled", unless=False),
-        Field("activation", "activation_function", decoders.ACTIVATION_NAMES),
+        Field("activation", "activation_function", ACTIVATION_NAMES),
         Field("embedding_dropout", "embed_dropout"),
         Field("attention_dropout", "attention_dropout"),
         Field("residual_dropout", "resid_dropout"),

@@ -17,7 +17,7 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.family import Family, Head, Recipe, classes
-from etymon.nn.blocks import ACTIVATIONS
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row

@@ -6,6 +6,7 @@ own output matrix; version 1.0 ties it to the embedding and scales the hidden st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -14,7 +15,9 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
+from etymon.config import did_you_mean
 from etymon.data import framing
+from etymon.families.activations import ACTIVATION_NAMES
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
 from etymon.nn.attention import Attention
@@ -43,6 +46,7 @@ class Shape:
     buckets: PositiveInt = 32
     longest_distance: PositiveInt = 128
     feed_forward: str = "relu"
+    """An activation by its published name; `gated-` before it multiplies the activation of one map with another map."""
     dropout: Rate = 0.1
     head_dropout: Rate = 0.0
     norm_epsilon: NonNegativeFloat = 1e-6
@@ -55,11 +59,17 @@ class Shape:
     def __post_init__(self) -> None:
         if self.feed_forward not in FEED_FORWARDS:
             raise ValueError(
-                f"feed_forward is {self.feed_forward!r}: it must be one of {', '.join(FEED_FORWARDS)}"
+                f"feed_forward is {self.feed_forward!r}: {did_you_mean(self.feed_forward, FEED_FORWARDS)}"
             )
 
 
-FEED_FORWARDS = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"}
+SPELLINGS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()}
+FEED_FORWARDS = {
+    **SPELLINGS,
+    **{f"gated-{theirs}": ours for theirs, ours in SPELLINGS.items()},
+    "gated-gelu": "gelu_tanh",  # version 1.1's, where Transformers takes it for its "gelu_new"; the plain one is exact
+}
+"""The published name of a feed-forward part -> its activation."""
 VERSION_1_1 = {"feed_forward": "gated-gelu", "tied": False}
 POCKET = {"vocabulary": 4096, "dim": 256, "inner_dim": 640, "layers": 3, "heads": 4, "dropout": 0.0,
           "feed_forward": "gated-gelu"}  # fmt: skip
@@ -181,12 +191,23 @@ def names(shape: Shape) -> NameMap:
     )
 
 
+def _feed_forward(config: Mapping[str, Any]) -> Any:
+    """`feed_forward_proj`, or what `dense_act_fn` and `is_gated_act` say, by which Transformers goes where they differ."""
+    whole, activation = config.get("feed_forward_proj", "relu"), config.get("dense_act_fn")
+    gate = "gated-" if config.get("is_gated_act", str(whole).startswith("gated-")) else ""
+    same = str(whole).startswith("gated-") == bool(gate)
+    if activation is None or (same and SPELLINGS.get(activation) == FEED_FORWARDS.get(str(whole))):
+        return whole
+    return gate + ("gelu_python" if gate and activation == "gelu" else activation)  # the exact one
+
+
 class T5Settings(SettingsMap):
     """Tying and scaling are one choice with two spellings, the newer of which wins where both are given."""
 
     def read(self, config: Any, where: str, ignore: Any = ()) -> tuple[dict[str, Any], dict[str, Any]]:
         ours, carried = super().read(config, where, ignore)
         ours["tied"] = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
+        ours["feed_forward"] = _feed_forward(config)
         return ours, carried
 
     def write(self, shape: Any) -> dict[str, Any]:
@@ -213,15 +234,9 @@ SETTINGS = T5Settings(
         RESIDUAL_SCALE,
     ],
     # The classes with an encoder alone say that they are no encoder-decoders: their names tell as much.
-    ignored=[
-        "scale_decoder_outputs",
-        "dense_act_fn",
-        "is_gated_act",
-        "n_positions",
-        "is_decoder",
-        "is_encoder_decoder",
-    ],
-)
+    ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "n_positions", "is_decoder",
+             "is_encoder_decoder"],
+)  # fmt: skip
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:

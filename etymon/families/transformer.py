@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
+from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice, divides
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.bodies import Body, EncoderDecoder
@@ -38,7 +39,7 @@ class Shape:
     norm: Literal["after", "before"] = "after"
     """After the sum as published, or before the parts, which trains without a warm-up."""
     attention_bias: bool = False
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    activation: ActivationName = "relu"
     sinusoids: bool = True
     """Added to the word vectors; without them nothing tells the order of a source."""
     dropout: Rate = 0.1

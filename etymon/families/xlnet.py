@@ -17,8 +17,9 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.data import framing
+from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.decoders import vocabulary_head
-from etymon.families.encoders import ACTIVATION_NAMES, LAYER, POCKET_RECIPE
+from etymon.families.encoders import LAYER, POCKET_RECIPE
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, divides
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.dropout import Rate
@@ -39,7 +40,7 @@ class Shape:
     heads: PositiveInt = 16
     head_dim: PositiveInt | None = None
     inner_dim: PositiveInt = 4096
-    activation: str = "gelu"
+    activation: ActivationName = "gelu"
     """The published checkpoints run with the exact `gelu`; the first TensorFlow code used `gelu_tanh`."""
     memory: NonNegativeInt | None = 512
     """Tokens before a segment that it sees. None: no memory in training, and generation that sees all of its text."""

@@ -5,12 +5,12 @@ Legend: N tokens, D width, F inner width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.attention import Attention, Memory, Sight
 from etymon.nn.batch import Batch
 from etymon.nn.dropout import Dropout
@@ -18,20 +18,6 @@ from etymon.nn.linear import Linear
 from etymon.nn.ragged import Layout
 from etymon.nn.state import KeyValueState, Places
 from etymon.nn.visibility import CachedView, Everything, FlatView, Rule, cached_view, flat_view
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": gelu_tanh,
-    "silu": F.silu,
-    "tanh": F.tanh,
-}
-"""`gelu` is x * Phi(x) by the error function; `gelu_tanh` its published tanh approximation."""
 
 
 class FeedForward(nn.Module):

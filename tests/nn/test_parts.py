@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.attention import Attention
 from etymon.nn.batch import Batch
-from etymon.nn.blocks import ACTIVATIONS, FeedForward, ParallelBlock, Stack
+from etymon.nn.blocks import FeedForward, ParallelBlock, Stack
 from etymon.nn.heads import DeepProjection, Pooler, Projection
 from etymon.nn.initialise import constant, initialise, normal, truncated_normal
 from etymon.nn.linear import Linear, RootMeanSquareNorm
@@ -108,13 +109,31 @@ def test_root_mean_square_norm() -> None:
 
 
 def test_activations_are_the_published_formulas() -> None:
-    x = torch.linspace(-4, 4, 33, dtype=torch.float64)
+    x = torch.linspace(-12, 12, 97, dtype=torch.float64)
+    gelu = x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+    tanh_gelu = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     formulas = {
         "relu": x.clamp(min=0),
-        "gelu": x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
-        "gelu_tanh": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "gelu": gelu,
+        "gelu_python": gelu,
+        "gelu_10": gelu.clamp(-10, 10),
+        "gelu_tanh": tanh_gelu,
+        "gelu_fast": tanh_gelu,
+        "gelu_pytorch_tanh": tanh_gelu,
+        "gelu_python_tanh": tanh_gelu,
+        "gelu_accurate": tanh_gelu,
+        "quick_gelu": x / (1 + torch.exp(-1.702 * x)),
         "silu": x * torch.sigmoid(x),
+        "swish": x * torch.sigmoid(x),
+        "hardswish": x * (x + 3).clamp(0, 6) / 6,
+        "mish": x * torch.tanh(torch.log(1 + torch.exp(x))),
+        "relu2": x.clamp(min=0) ** 2,
+        "relu6": x.clamp(0, 6),
+        "leaky_relu": torch.where(x > 0, x, 0.01 * x),
         "tanh": torch.tanh(x),
+        "sigmoid": 1 / (1 + torch.exp(-x)),
+        "laplace": 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2)))),
+        "linear": x,
     }
     assert set(formulas) == set(ACTIVATIONS)
     for name, expected in formulas.items():
