@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Field
 from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.family import Head, Recipe, TokenizerChoice, divides
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
@@ -130,13 +130,13 @@ def block(shape: Any, *, norm_first: bool, **options: Any) -> Block:
 
 def decoder(
     shape: Any,
-    layer: Callable[[], nn.Module],
+    layer: Callable[[int], nn.Module],
     rules: Rule | Sequence[Rule] = Causal(),  # noqa: B008  (a frozen value)
     *,
     table: bool = True,
     norm: bool = True,
 ) -> Body:
-    """Words, a `table` of learned positions, layers, and a last `norm`."""
+    """Words, a `table` of learned positions, layers (`layer` makes one by its number, from 0), and a last `norm`."""
     words: Embedding | AdaptiveEmbedding = Embedding(shape.vocabulary, shape.dim)
     if shape.divisor > 1:
         words = AdaptiveEmbedding(shape.vocabulary, shape.dim, shape.cutoffs, divisor=shape.divisor)
@@ -146,7 +146,7 @@ def decoder(
         longest=shape.positions,
         dropout=shape.embedding_dropout,
     )
-    layers = [layer() for _ in range(shape.layers)]
+    layers = [layer(number) for number in range(shape.layers)]
     return Body(embeddings, Stack(layers, rules, norm=layer_norm(shape) if norm else None))
 
 
@@ -260,10 +260,3 @@ INNER_FIELDS = [
     Field("inner_dim", "n_inner"),
     Field("activation", "activation_function", ACTIVATION_NAMES),
 ]
-CHOICE = [
-    Constant("summary_type", "cls_index", "the choice head reads one token"),
-    Constant("summary_use_proj", True, "the choice head is a linear map"),
-    Constant("summary_activation", None, "the choice head has no activation"),
-    Constant("summary_proj_to_labels", True, "the choice head gives one score"),
-]
-"""How GPT-1 and GPT-2 publish the choice head."""

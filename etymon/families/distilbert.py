@@ -60,7 +60,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
 
 def first_token(shape: Shape, outputs: int) -> nn.Module:
     return DeepProjection(
-        shape.dim, outputs, dropout=shape.head_dropout, activation=torch.relu, drop_input=False
+        shape.dim, outputs, dropout=shape.head_dropout, activation=torch.relu, input_dropout=0.0
     )
 
 

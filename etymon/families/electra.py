@@ -14,9 +14,10 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
-from etymon.families import encoders
+from etymon.families import encoders, summary
+from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Head, Recipe, classes
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
@@ -32,6 +33,13 @@ class Shape(encoders.EncoderShape):
     heads: PositiveInt = 4
     inner_dim: PositiveInt = 1024
     choice_dropout: Rate = 0.1
+    summary_type: summary.Type = "first"
+    """Which state the choice head reads."""
+    summary_dense: bool = True
+    summary_activation: ActivationName = "gelu"
+    """In the choice head, a dense map and its activation."""
+    summary_first_dropout: Rate = 0.0
+    """Before them."""
 
 
 BASE = {"embedding_dim": 768, "dim": 768, "heads": 12, "inner_dim": 3072}
@@ -53,9 +61,19 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     return encoders.encoder(shape, segments=shape.segments, width=shape.embedding_dim, project=project)
 
 
-def first_token(shape: Shape, outputs: int, dropout: float, drop_input: bool = True) -> nn.Module:
+def classification(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    dropout = encoders.head_dropout(shape)
+    return DeepProjection(shape.dim, labels, dropout=dropout, activation=ACTIVATIONS["gelu"])
+
+
+def choice(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
     return DeepProjection(
-        shape.dim, outputs, dropout=dropout, activation=ACTIVATIONS["gelu"], drop_input=drop_input
+        shape.dim,
+        1,
+        dropout=shape.choice_dropout,
+        activation=ACTIVATIONS[shape.summary_activation],
+        input_dropout=shape.summary_first_dropout,
+        dense=shape.summary_dense,
     )
 
 
@@ -64,10 +82,8 @@ HEADS = {
     "vocabulary": encoders.vocabulary_head(ACTIVATIONS["gelu"]),
     "next_sentence": PAIRS,
     "sentence_order": PAIRS,
-    "classification": Head(
-        lambda s, body, labels: first_token(s, labels, encoders.head_dropout(s)), at="first"
-    ),
-    "choice": Head(lambda s, body, labels: first_token(s, 1, s.choice_dropout, drop_input=False), at="first"),
+    "classification": Head(classification, at="first"),
+    "choice": Head(choice, at=summary.place),
     **encoders.TOKEN_HEADS,
 }
 
@@ -94,13 +110,9 @@ SETTINGS = SettingsMap(
         Field("embedding_dim", "embedding_size"),
         Field("head_dropout", "classifier_dropout"),
         Field("choice_dropout", "summary_last_dropout"),
+        *summary.FIELDS,
     ],
-    constants=[
-        *encoders.CONSTANTS,
-        Constant("summary_type", "first", "the choice head reads the first token"),
-        Constant("summary_use_proj", True, "the choice head has a dense map"),
-        Constant("summary_activation", "gelu", "the choice head has the activation gelu"),
-    ],
+    constants=[*encoders.CONSTANTS, summary.TO_WIDTH],
 )
 
 

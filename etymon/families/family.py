@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from etymon.data.tokenizer import Tokenizer
 
 
+Where = Literal["every", "first", "last", "mean"]
+"""The states that a head reads: of every token, of the first or last one of a row, or the mean of a row's."""
+
+
 @dataclass(frozen=True)
 class Head:
     """How to build a head and where it reads.
 
-    `build(shape, body, labels)` makes the module. `at` chooses the tokens it sees. `after` names a head whose
-    output it reads instead of hidden states (BERT's pooler); that head is then built as well.
+    `build(shape, body, labels)` makes the module. `at` chooses the states it sees, or is a function of the shape that does.
+    `after` names a head whose output it reads instead of hidden states (BERT's pooler); that head is then built as well.
     """
 
     build: Callable[[Any, nn.Module, int], nn.Module]
-    at: Literal["every", "first", "last"] = "every"
+    at: Where | Callable[[Any], Where] = "every"
     after: str | None = None
 
 

@@ -13,27 +13,25 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
-from etymon.families import decoders
+from etymon.families import decoders, summary
 from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
 from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import normal_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(decoders.DecoderShape):
+class Shape(summary.ChoiceShape):
     vocabulary: PositiveInt = 40478
     positions: PositiveInt = 512
     activation: Literal["gelu_tanh", "relu", "silu", "swish"] = "gelu_tanh"
-    head_dropout: Rate = 0.1
 
 
 SIZES: dict[str, dict[str, Any]] = {"pocket": decoders.SMALL_POCKET, "base": {}}
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return decoders.decoder(shape, lambda: decoders.block(shape, norm_first=False), norm=False)
+    return decoders.decoder(shape, lambda number: decoders.block(shape, norm_first=False), norm=False)
 
 
 CLASSIFICATION = Head(
@@ -55,9 +53,9 @@ SETTINGS = SettingsMap(
         *decoders.FIELDS,
         # Their "gelu" is the approximation by tanh, in this family alone.
         Field("activation", "afn", {"gelu_tanh": "gelu", "relu": "relu", "silu": "silu", "swish": "swish"}),
-        Field("head_dropout", "summary_first_dropout"),
+        *summary.SCORE_FIELDS,
     ],
-    constants=decoders.CHOICE,
+    constants=summary.SCORE,
     ignored=["n_ctx", "n_special", "predict_special_tokens"],
 )
 
@@ -69,7 +67,7 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads={**decoders.HEADS, "classification": CLASSIFICATION},
+    heads={**decoders.HEADS, "classification": CLASSIFICATION, "choice": summary.CHOICE},
     architectures=classes("OpenAIGPT", "LMHeadModel", "DoubleHeadsModel", "ForSequenceClassification"),
     names=names,
     settings=SETTINGS,

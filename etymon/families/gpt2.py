@@ -10,17 +10,20 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.data import framing
-from etymon.families import decoders
+from etymon.families import decoders, summary
 from etymon.families.family import Family, Recipe, classes
+from etymon.nn.blocks import Block
 from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class Shape(decoders.DecoderShape):
+class Shape(summary.ChoiceShape):
     inner_dim: PositiveInt | None = None
     """Of the feed-forward part; four times the width unless told."""
-    head_dropout: Rate = 0.1
+    scaled: bool = True
+    """Scores are divided by the square root of a head's width."""
+    scaled_by_layer: bool = False
+    """And by the number of their layer, counted from 1 (Mistral of CRFM, BioMedLM)."""
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -34,7 +37,13 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return decoders.decoder(shape, lambda: decoders.block(shape, norm_first=True))
+    def layer(number: int) -> Block:
+        scale = (shape.dim // shape.heads) ** -0.5 if shape.scaled else 1.0
+        if shape.scaled_by_layer:
+            scale /= number + 1
+        return decoders.block(shape, norm_first=True, scale=scale)
+
+    return decoders.decoder(shape, layer)
 
 
 def names(shape: Shape) -> NameMap:
@@ -42,13 +51,17 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
-    fields=[*decoders.FIELDS, *decoders.INNER_FIELDS, Field("head_dropout", "summary_first_dropout")],
+    fields=[
+        *decoders.FIELDS,
+        *decoders.INNER_FIELDS,
+        Field("scaled", "scale_attn_weights"),
+        Field("scaled_by_layer", "scale_attn_by_inverse_layer_idx"),
+        *summary.SCORE_FIELDS,
+    ],
     constants=[
-        Constant("scale_attn_weights", True, "scores without scaling are not GPT-2's"),
-        Constant("scale_attn_by_inverse_layer_idx", False, "scaling by layer is not GPT-2's"),
         Constant("reorder_and_upcast_attn", False, "upcast attention is not supported"),
         Constant("add_cross_attention", False, "cross-attention in GPT-2 is not supported", write=False),
-        *decoders.CHOICE,
+        *summary.SCORE,
     ],
     ignored=["n_ctx", "classifier_dropout", "hidden_dropout"],
 )
@@ -59,7 +72,7 @@ FAMILY = Family(
     shape=Shape,
     sizes=SIZES,
     body=body,
-    heads=decoders.HEADS,
+    heads={**decoders.HEADS, "choice": summary.CHOICE},
     architectures=classes(
         "GPT2",
         "LMHeadModel",

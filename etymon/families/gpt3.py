@@ -98,7 +98,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
         "scale": None if shape.scaled else 1.0,
     }
     rules = [Causal() if kind == "dense" else Band(shape.band) for kind in kinds(shape.pattern, shape.layers)]
-    return decoders.decoder(shape, lambda: decoders.block(shape, norm_first=True, **options), rules)
+    return decoders.decoder(shape, lambda number: decoders.block(shape, norm_first=True, **options), rules)
 
 
 def names(shape: Shape) -> NameMap:

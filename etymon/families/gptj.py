@@ -54,7 +54,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def body(shape: Shape, heads: frozenset[str]) -> Body:
     rotary = Rotary(shape.rotary_dim)
 
-    def layer() -> ParallelBlock:
+    def layer(number: int) -> ParallelBlock:
         return ParallelBlock(
             decoders.attention(shape, bias=False, rotary=rotary),
             decoders.feed_forward(shape),

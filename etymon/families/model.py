@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from etymon.checkpoints.sentences import Sentences
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
-from etymon.families.family import Family
+from etymon.families.family import Family, Where
 from etymon.families.special_tokens import start_id, token_ids
 from etymon.nn import features as feature_heads
 from etymon.nn import pointer
@@ -173,8 +173,19 @@ class Model(nn.Module):
             raise EtymonError(
                 f"the head {head!r} reads features of every layer, and not the last states alone"
             )
+        return self.read_from(head, self.pick(head, hidden_ND, batch, at))
+
+    def pick(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """The states that a head reads in its family (or those at the flat positions `at`)."""
+        if at is None and self._where(head) == "mean":
+            return batch.layout.mean(hidden_ND)
         at = self.places(head, batch) if at is None else at
-        return self.read_from(head, hidden_ND if at is None else hidden_ND.index_select(0, at))
+        return hidden_ND if at is None else hidden_ND.index_select(0, at)
+
+    def pick_states(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """The same of a batch: where single places are read, the last layer computes no others."""
+        at = self.places(head, batch) if at is None else at
+        return self.pick(head, self.states(batch), batch) if at is None else self.states(batch, at)
 
     def read_from(self, head: str, x_nD: Tensor) -> Tensor:
         """The same of states that are those of the head's positions already."""
@@ -182,17 +193,21 @@ class Model(nn.Module):
             x_nD = self.heads[before](x_nD)
         return self.heads[head](x_nD)
 
-    def places(self, head: str, batch: Batch) -> Tensor | None:
-        """The flat positions that a head reads in its family; None for all."""
+    def _where(self, head: str) -> Where:
         known = self.family.heads[head]
         source = known if known.after is None else self.family.heads[known.after]
-        return {"every": None, "first": batch.layout.first, "last": batch.layout.last}[source.at]
+        return source.at(self.shape) if callable(source.at) else source.at
+
+    def places(self, head: str, batch: Batch) -> Tensor | None:
+        """The flat positions that a head reads in its family; None for all."""
+        where = self._where(head)
+        return {"first": batch.layout.first, "last": batch.layout.last}.get(where)
 
     def answer(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
         """What a task head says of texts: rows of its outputs, one for every text or, if it looks at all of them, for every token."""
         if head in self.family.reading_features:
             return self.answer_from(head, self.layers(batch), batch, at)
-        return self.read_from(head, self.states(batch, self.places(head, batch) if at is None else at))
+        return self.read_from(head, self.pick_states(head, batch, at))
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a decoder, the encoder's."""

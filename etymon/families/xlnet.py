@@ -15,12 +15,14 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
+from etymon.families import summary
 from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.decoders import vocabulary_head
 from etymon.families.encoders import LAYER, POCKET_RECIPE
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, divides
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
@@ -57,7 +59,14 @@ class Shape:
     own_biases: bool = True
     """Each layer has its own biases of content, distance and segment; otherwise all share them."""
     dropout: Rate = 0.1
+    summary_type: summary.Type = "last"
+    """Which state of a text task heads read."""
+    summary_dense: bool = True
+    summary_activation: ActivationName = "tanh"
+    """Before task heads, a dense map and its activation."""
+    summary_first_dropout: Rate = 0.0
     summary_dropout: Rate = 0.1
+    """Before and behind them."""
     norm_epsilon: NonNegativeFloat = 1e-12
     deviation: NonNegativeFloat = 0.02
     tied: bool = True
@@ -105,8 +114,17 @@ def body(shape: Shape, heads: frozenset[str]) -> TwoStreamBody:
     return TwoStreamBody(embeddings, stack, memory=shape.memory or 0, reuse=shape.reuse or None)
 
 
+def pooler(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
+    return Pooler(
+        shape.dim,
+        ACTIVATIONS[shape.summary_activation],
+        dense=shape.summary_dense,
+        dropout=shape.summary_first_dropout,
+    )
+
+
 HEADS = {
-    "pooler": Head(lambda s, body, labels: Pooler(s.dim), at="last"),
+    "pooler": Head(pooler, at=summary.place),
     "vocabulary": vocabulary_head(bias=True),
     "classification": Head(
         lambda s, body, labels: Projection(s.dim, labels, dropout=s.summary_dropout), after="pooler"
@@ -197,6 +215,7 @@ SETTINGS = SettingsMap(
         Field("own_biases", "untie_r", unless=True),
         Field("dropout", "dropout"),
         Field("summary_dropout", "summary_last_dropout"),
+        *summary.FIELDS,
         Field("norm_epsilon", "layer_norm_eps"),
         Field("deviation", "initializer_range"),
         Field("tied", "tie_word_embeddings"),
@@ -204,11 +223,7 @@ SETTINGS = SettingsMap(
         Field("span_ends", "end_n_top"),
         RESIDUAL_SCALE,
     ],
-    constants=[
-        Constant("summary_type", "last", "rows are read at their last token"),
-        Constant("summary_use_proj", True, "what is read there goes through a dense map"),
-        Constant("summary_activation", "tanh", "and through tanh"),
-    ],
+    constants=[summary.TO_WIDTH],
     ignored=["use_mems_eval", "use_mems_train", "n_token"],
 )
 

@@ -5,42 +5,57 @@ Legend: n asked positions, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
+from etymon.nn.activations import Activation, identity
 from etymon.nn.dropout import Dropout
 from etymon.nn.linear import Linear
 
 
 class Projection(nn.Module):
-    """Dropout and one linear map: classification, tagging, spans, choices."""
+    """Dropout and one linear map: classification, tagging, spans, choices. What it gives may have an activation and dropout."""
 
-    def __init__(self, dim: int, outputs: int, *, dropout: float = 0.0, bias: bool = True) -> None:
+    def __init__(
+        self,
+        dim: int,
+        outputs: int,
+        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+        activation: Activation = identity,
+        output_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
         self.linear = Linear(dim, outputs, bias=bias)
+        self.activation = activation
+        self.output_dropout = Dropout(output_dropout)
 
     def forward(self, x_nD: Tensor) -> Tensor:
-        return self.linear(self.dropout(x_nD))
+        return self.output_dropout(self.activation(self.linear(self.dropout(x_nD))))
 
 
 class Pooler(nn.Module):
-    """Dense and tanh: BERT's summary of the first token."""
+    """Dropout, dense (unless it is left out) and activation: dense and tanh are BERT's summary of the first token."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(
+        self, dim: int, activation: Activation = torch.tanh, *, dense: bool = True, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.dense = Linear(dim, dim)
+        self.dropout = Dropout(dropout)
+        self.dense = Linear(dim, dim) if dense else nn.Identity()
+        self.activation = activation
 
     def forward(self, x_nD: Tensor) -> Tensor:
-        return torch.tanh(self.dense(x_nD))
+        return self.activation(self.dense(self.dropout(x_nD)))
 
 
 class DeepProjection(nn.Module):
     """Dropout, dense, activation, dropout, linear: the classification head of RoBERTa, ELECTRA, BART and T5.
 
-    DistilBERT's has no dropout before the dense map (`drop_input`).
+    `input_dropout` is that before the dense map, if it is another one: DistilBERT has none there. Without `dense`, the
+    activation is that of the states themselves.
     """
 
     def __init__(
@@ -49,13 +64,14 @@ class DeepProjection(nn.Module):
         outputs: int,
         *,
         dropout: float = 0.0,
-        activation: Callable[[Tensor], Tensor] = torch.tanh,
-        drop_input: bool = True,
+        activation: Activation = torch.tanh,
+        input_dropout: float | None = None,
+        dense: bool = True,
     ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.input_dropout = Dropout(dropout if drop_input else 0.0)
-        self.dense = Linear(dim, dim)
+        self.input_dropout = Dropout(dropout if input_dropout is None else input_dropout)
+        self.dense = Linear(dim, dim) if dense else nn.Identity()
         self.linear = Linear(dim, outputs)
         self.activation = activation
 
@@ -66,7 +82,7 @@ class DeepProjection(nn.Module):
 class TokenScore(DeepProjection):
     """Dense, activation and one score a token, `[n]`: above 0 it looks like a replaced one (ELECTRA's discriminator)."""
 
-    def __init__(self, dim: int, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, dim: int, activation: Activation) -> None:
         super().__init__(dim, 1, activation=activation)
 
     def forward(self, x_nD: Tensor) -> Tensor:

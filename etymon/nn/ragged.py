@@ -61,6 +61,12 @@ class Layout:
         found = [start + row for start, row in zip(self.host_starts, places, strict=True)]
         return torch.from_numpy(np.concatenate(found).astype(np.int64)).to(self.device)
 
+    def mean(self, flat: Tensor) -> Tensor:
+        """The mean of every row's tokens, `[R, ...]`."""
+        counts = torch.tensor(self.lengths, device=self.device).clamp(min=1)
+        sums = flat.new_zeros(self.rows, *flat.shape[1:]).index_add(0, self.row, flat)
+        return sums / counts.view(-1, *([1] * (flat.dim() - 1)))
+
     def to(self, device: torch.device | str) -> Layout:
         return self if torch.device(device) == self.device else Layout(self.lengths, device)
 

@@ -107,9 +107,11 @@ class TextTask(HeadTask):
     def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         if not (self.options.symmetric and self.options.second is not None):
             return super().combined(model, states_ND, prepared)
-        at = model.places(self.head, prepared.batch)
-        assert at is not None
-        read = model.states(prepared.batch, at) if states_ND is None else states_ND.index_select(0, at)
+        batch = prepared.batch
+        if states_ND is None:
+            read = model.pick_states(self.head, batch)
+        else:
+            read = model.pick(self.head, states_ND, batch)
         return model.read_from(self.head, read.unflatten(0, (-1, 2)).sum(1))
 
     @property

@@ -40,6 +40,7 @@ SHAPES["rnn"] = {
 }
 SHAPES["transformer"] = {name: value for name, value in SHAPES["bert"].items() if name != "positions"}
 SHAPES |= {name: {**SHAPES["bert"], "embedding_dim": 12} for name in ("albert", "electra")}
+SHAPES["xlnet"] = SHAPES["transformer"]
 PRETRAINED = {
     **{name: {"vocabulary"} for name in ("gpt1", "gpt2", "gpt3", "gptj")},
     "bert": {"vocabulary", "next_sentence"},

@@ -186,6 +186,10 @@ def _choices(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _texts(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
+    return {**_words(generator, ids), "mc_labels": torch.tensor([2])}
+
+
 def _targets(generator: torch.Generator, ids: Tensor) -> dict[str, Tensor]:
     labels = torch.randint(3, VOCABULARY, (3, 6), generator=generator)
     real = torch.arange(6) < torch.tensor([4, 6, 3])[:, None]
@@ -289,6 +293,30 @@ DECODERS = [
     Reference("GPTJForQuestionAnswering", GPTJ, frozenset({"span"}), _spans),
     Reference("GPTJModel", GPTJ, frozenset(), _none),
 ]  # fmt: skip
+
+
+def _scored(name: str, config: dict[str, Any], variant: str, **changed: Any) -> Reference:
+    """A class with two heads whose scores of texts are made in another way.
+
+    Its texts are not grouped by choices: Transformers then takes the first, last or mean over the choices of a group,
+    and not over the tokens of a text.
+    """
+    return Reference(name, {**config, **changed}, frozenset({"vocabulary", "choice"}), _texts, variant)
+
+
+SUMMARIES = [
+    _scored("OpenAIGPTDoubleHeadsModel", GPT1, "-mean", summary_type="mean", summary_activation="tanh"),
+    _scored("OpenAIGPTDoubleHeadsModel", GPT1, "-last", summary_type="last", summary_last_dropout=0.3),
+    _scored("GPT2DoubleHeadsModel", GPT2, "-mean", summary_type="mean", summary_activation="gelu_new"),
+    _scored("GPT2DoubleHeadsModel", GPT2, "-first", summary_type="first", summary_activation="relu"),
+    *(
+        Reference("ElectraForMultipleChoice", {**ELECTRA, **changed}, frozenset({"choice"}), _both(_pairs, _segments), f"-{number}", choices=2)
+        for number, changed in enumerate([
+            {"summary_type": "mean", "summary_activation": "tanh", "summary_first_dropout": 0.2},
+            {"summary_type": "last", "summary_use_proj": False},
+        ])
+    ),
+]  # fmt: skip
 V11 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 REFERENCES = [
     Reference("GPT2LMHeadModel", GPT2, frozenset({"vocabulary"}), _words),
@@ -322,4 +350,7 @@ REFERENCES = [
     Reference("BartModel", BART, frozenset(), _decoded),
     *RELATIVES,
     *DECODERS,
+    *SUMMARIES,
+    Reference("GPT2LMHeadModel", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, WORDS, _words, "-by-layer"),
+    Reference("GPT2LMHeadModel", {**GPT2, "scale_attn_weights": False}, WORDS, _words, "-unscaled"),
 ]  # fmt: skip

@@ -138,6 +138,27 @@ LABELLED = {
 }  # fmt: skip
 
 
+SUMMARIES = [
+    {"summary_type": "mean", "summary_activation": "relu"},
+    {"summary_type": "first", "summary_use_proj": False},
+    {"summary_type": "cls_index", "summary_activation": "linear", "summary_first_dropout": 0.2},
+]
+
+
+@pytest.mark.parametrize("changed", SUMMARIES, ids=lambda changed: changed["summary_type"])
+@pytest.mark.parametrize("name", ["XLNetForSequenceClassification", "XLNetForMultipleChoice"])
+def test_summaries_of_other_kinds_are_the_references(
+    name: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs, ours = written(tmp_path / "theirs", name, **changed)
+    arguments = text(choices=2 if HEADS[name] == "choice" else 1)
+    compare(theirs, ours, {**arguments, **LABELLED[name](arguments["input_ids"])})
+    etymon.save(ours, tmp_path / "ours")
+    opened, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values()), info
+    assert all(getattr(opened.config, key) == value for key, value in changed.items())
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_every_class(name: str, tmp_path: Path) -> None:
     theirs, ours = written(tmp_path / "their", name)

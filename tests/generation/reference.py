@@ -44,8 +44,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def reference_model(family: str, seed: int | None = None) -> Any:
-    """Weights so large that texts vary and end: the first values would repeat one token for ever."""
+def reference_model(family: str, seed: int | None = None, **changed: Any) -> Any:
+    """A decoder may have `changed` settings. Weights so large that texts vary and end: the first values would repeat one token for ever."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(SEEDS[family] if seed is None else seed)
     if family == "bart":
@@ -61,7 +61,9 @@ def reference_model(family: str, seed: int | None = None) -> Any:
         name, sizes = DECODERS[family]
         cls = getattr(transformers, name)
         model = cls(
-            cls.config_class(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=1, pad_token_id=PAD, **sizes)
+            cls.config_class(
+                vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=1, pad_token_id=PAD, **sizes, **changed
+            )
         )
     else:
         config = transformers.T5Config(

@@ -10,7 +10,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.generation import DecodingSettings, decode
-from tests.generation.reference import assert_same, fit, their_texts
+from tests.generation.reference import assert_same, fit, our_model, reference_model, their_texts
 from tests.generation.test_processors import WAYS, by_definition
 
 PROMPTS = [[7, 12, 9, 33, 41], [5], [18, 20, 2]]
@@ -45,6 +45,20 @@ def test_greedy_equals_transformers(pair, family, options):
     assert_same(ours, their_texts(reference, PROMPTS, settings))
     if not options:
         assert {row[0].finished for row in ours} == {True, False}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}]
+)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_gpt2_with_another_scale_of_attention_writes_what_transformers_does(tmp_path, changed, beams):
+    reference = reference_model("gpt2", **changed)
+    model = our_model(reference, tmp_path)
+    settings = DecodingSettings(max_new_tokens=10, end_ids=(1,), beams=beams)
+    ours = decode(model, PROMPTS, settings)
+    assert_same(ours, their_texts(reference, PROMPTS, settings))
+    plain = reference_model("gpt2")
+    assert [row[0].ids for row in ours] != [row[0][0] for row in their_texts(plain, PROMPTS, settings)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

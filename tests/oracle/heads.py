@@ -67,6 +67,8 @@ def _choice(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -
 def _double(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
     outputs = _vocabulary(model, hidden_ND, text, arguments)
     places = arguments.take("mc_token_ids")
+    if getattr(model.shape, "summary_type", "cls_index") != "cls_index":
+        places = None  # the reference then reads where its type says
     at = None if places is None else text.flat_index(places)
     outputs["mc_logits"] = model.read("choice", hidden_ND, text.rectangle, at).view(text.leading)
     labels = arguments.take("mc_labels")
