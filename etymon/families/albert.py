@@ -14,6 +14,7 @@ from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
+from etymon.families.positions import known_to_transformers
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.initialise import truncated_weights
@@ -63,6 +64,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
         project=True,
         schedule=[group * shape.inner_groups + number for group in groups for number in inner],
         feed_forward_dropout=0.0,  # Transformers has it and does not use it; Google's code does
+        scaled_distances=False,  # as Transformers 4 has it, in this family alone
     )
 
 
@@ -86,6 +88,7 @@ def names(shape: Shape) -> NameMap:
         theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{number}."
         table |= {
             **{ours + f"attention.{part}.*": theirs + f"attention.{part}.*" for part in ("query", "key", "value")},
+            ours + "attention.relative.table.weight": theirs + "attention.distance_embedding.weight",
             ours + "attention.output.*": theirs + "attention.dense.*",
             ours + "attention_norm.*": theirs + "attention.LayerNorm.*",
             ours + "feed_forward.inner.*": theirs + "ffn.*",
@@ -137,6 +140,7 @@ FAMILY = Family(
         options=OPTIONS,
     ),
     size_recipes={"pocket": replace(encoders.POCKET_RECIPE, options=OPTIONS)},
+    expressible=known_to_transformers,
     tokenizer=TokenizerChoice(
         "unigram",
         {"pad": "<pad>", "unknown": "<unk>", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"},

@@ -9,6 +9,7 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.family import Architecture, Family, Recipe, classes
+from etymon.families.positions import known_to_transformers
 from etymon.nn.bodies import Body
 from etymon.nn.initialise import truncated_weights
 
@@ -87,6 +88,7 @@ FAMILY = Family(
         warmup=0.01,
     ),
     size_recipes={"pocket": encoders.POCKET_RECIPE},
+    expressible=known_to_transformers,
     tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
     special_ids={"pad": 0},

@@ -19,6 +19,7 @@ from etymon.data import framing
 from etymon.families import encoders, summary
 from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Head, Recipe, classes
+from etymon.families.positions import known_to_transformers
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
@@ -153,6 +154,7 @@ FAMILY = Family(
         "small": replace(TUNING, learning_rate=3e-4),
         "large": replace(TUNING, learning_rate=5e-5, layer_decay=0.9),
     },
+    expressible=known_to_transformers,
     tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
     special_ids={"pad": 0},

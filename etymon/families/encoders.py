@@ -15,6 +15,7 @@ from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
 from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.family import Head, Recipe, TokenizerChoice, divides
+from etymon.families.positions import POSITION_KIND, PositionKind, position_kind, relative_part
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
@@ -31,6 +32,9 @@ from etymon.nn.vocabulary import DenseVocabulary, Transform
 class EncoderShape:
     vocabulary: PositiveInt = 30522
     positions: PositiveInt = 512
+    position_kind: PositionKind = "learned"
+    """How tokens know their places: by a learned table that is added to the word vectors, or in every layer by learned vectors
+    of distances, which queries meet (`relative_key`, Shaw et al. 2018) or queries and keys do (`relative_key_query`)."""
     segments: PositiveInt = 2
     dim: PositiveInt = 768
     layers: PositiveInt = 12
@@ -83,21 +87,23 @@ def encoder(
     schedule: Sequence[int] | None = None,
     output_dropout: float | None = None,
     feed_forward_dropout: float | None = None,
+    scaled_distances: bool = True,
 ) -> Body:
     """Summed embeddings with a norm, and layers whose norms follow the sums.
 
     `width` is that of the embeddings, if not the layers'; `project` leads from one to the other. Positions are counted
     from `first_position`, behind a row for padding. `schedule` names the physical layer of every logical one. The
-    dropouts are those of what attention and the feed-forward parts add; the shape's unless told.
+    dropouts are those of what attention and the feed-forward parts add; the shape's unless told. `scaled_distances` says
+    whether what relative positions add to scores is scaled like these.
     """
     width = width or shape.dim
+    places = shape.positions + first_position
+    padding = first_position - 1 if first_position else None
+    learned = position_kind(shape) == "learned"
     embeddings = Embeddings(
         Embedding(shape.vocabulary, width),
-        positions=Embedding(
-            shape.positions + first_position,
-            width,
-            padding_idx=first_position - 1 if first_position else None,
-        ),
+        positions=Embedding(places, width, padding_idx=padding) if learned else None,
+        longest=shape.positions,
         position_offset=first_position,
         count_hidden=not first_position,
         segments=Embedding(segments, width) if segments else None,
@@ -108,7 +114,12 @@ def encoder(
     physical = shape.layers if schedule is None else max(schedule) + 1
     layers = [
         Block(
-            Attention(shape.dim, shape.heads, dropout=shape.attention_dropout),
+            Attention(
+                shape.dim,
+                shape.heads,
+                dropout=shape.attention_dropout,
+                relative=relative_part(shape, places, scaled_distances),
+            ),
             FeedForward(shape.dim, shape.inner_dim, shape.activation),
             norms=[nn.LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
             norm_first=False,
@@ -191,6 +202,7 @@ def body_names(prefix: str) -> dict[str, str]:
     return {
         **embedding_names(prefix),
         **{LAYER + f"attention.{part}.*": theirs + f"attention.self.{part}.*" for part in ("query", "key", "value")},
+        LAYER + "attention.relative.table.weight": theirs + "attention.self.distance_embedding.weight",
         LAYER + "attention.output.*": theirs + "attention.output.dense.*",
         LAYER + "attention_norm.*": theirs + "attention.output.LayerNorm.*",
         LAYER + "feed_forward.inner.*": theirs + "intermediate.dense.*",
@@ -218,13 +230,16 @@ def name_map(
         "heads.vocabulary.weight": f"{decoder}.weight",
         "heads.vocabulary.bias": bias if shape.tied and bias is not None else own_bias,
     }
+    left_over = ["position_ids"]
+    if position_kind(shape) != "learned":
+        left_over.append("position_embeddings.weight")  # Transformers 4 stores a table that it does not use
     return NameMap(
         rows({**table, **output}),
         prefix=prefix,
         ties={f"{decoder}.weight": words, **twice} if shape.tied else {},
         copies={} if shape.tied else {copy: source for source, copy in twice.items()},
         stand_ins={} if shape.tied else twice,
-        ignored=[re.escape(f"{prefix}embeddings.position_ids")],
+        ignored=[re.escape(f"{prefix}embeddings.{name}") for name in left_over],
     )
 
 
@@ -240,6 +255,7 @@ FIELDS = [
     Field("heads", "num_attention_heads"),
     Field("inner_dim", "intermediate_size"),
     Field("activation", "hidden_act", ACTIVATION_NAMES),
+    POSITION_KIND,
     Field("dropout", "hidden_dropout_prob"),
     Field("attention_dropout", "attention_probs_dropout_prob"),
     Field("norm_epsilon", "layer_norm_eps"),
@@ -248,7 +264,6 @@ FIELDS = [
     RESIDUAL_SCALE,
 ]
 CONSTANTS = [
-    Constant("position_embedding_type", "absolute", "relative positions are not supported here", write=False),
     Constant("is_decoder", False, "an encoder that decodes is not supported", write=False),
     Constant("add_cross_attention", False, "cross-attention in an encoder is not supported", write=False),
 ]

@@ -17,6 +17,7 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families.positions import known_to_transformers
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.heads import DeepProjection, Projection
@@ -136,6 +137,7 @@ FAMILY = Family(
         "large": replace(RECIPE, learning_rate=4e-4, warmup=0.06),
     },
     tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
+    expressible=known_to_transformers,
     tokenizer=encoders.MASKED_BPE,
     framing=framing.ROBERTA,
     special_ids={"begin": 0, "pad": 1, "end": 2},

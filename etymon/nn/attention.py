@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from etymon.nn.batch import Batch
 from etymon.nn.linear import Linear
 from etymon.nn.state import Cache, Places
-from etymon.nn.visibility import CachedView, FlatView
+from etymon.nn.visibility import CachedView, FlatView, PairBias
 
 
 @dataclass
@@ -66,12 +66,15 @@ class Attention(nn.Module):
         scale: float | None = None,
         dropout: float = 0.0,
         rotary: Callable[[Tensor], Turn] | None = None,
+        relative: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim or dim // heads
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.dropout = dropout
         self.rotary = rotary
+        self.relative = relative
+        """Of self-attention: what the distances of queries and keys add to their scores."""
         inner = self.heads * self.head_dim
         self.query = Linear(dim, inner, bias=bias)
         self.key = Linear(dim, inner, bias=bias)
@@ -99,7 +102,7 @@ class Attention(nn.Module):
         if sight.cache is not None:
             assert sight.places is not None
             sight.cache.append(k_NHK, v_NHK, sight.places)
-        return self._attend(sight.view, q_NHK, k_NHK, v_NHK, sight.cache)
+        return self._attend(sight.view, q_NHK, k_NHK, v_NHK, sight.cache, self.relative)
 
     def across(self, x_ND: Tensor, sight: Sight) -> Tensor:
         """Cross-attention to the memory; a running decode projects the memory only once."""
@@ -122,11 +125,19 @@ class Attention(nn.Module):
         return x.view(-1, self.heads, self.head_dim)
 
     def _attend(
-        self, view: FlatView | CachedView, q_NHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, cache: Cache | None
+        self,
+        view: FlatView | CachedView,
+        q_NHK: Tensor,
+        k_MHK: Tensor,
+        v_MHK: Tensor,
+        cache: Cache | None,
+        pairs: PairBias | None = None,
     ) -> Tensor:
         if isinstance(view, CachedView):
             assert cache is not None
             k_MHK, v_MHK = cache.parts
         dropout = self.dropout if self.training else 0.0
-        out_NHK = view.attend(q_NHK, k_MHK, v_MHK, scale=self.scale, dropout=dropout, seen=self.seen)
+        out_NHK = view.attend(
+            q_NHK, k_MHK, v_MHK, scale=self.scale, dropout=dropout, seen=self.seen, pairs=pairs
+        )
         return self.output(out_NHK.reshape(-1, self.heads * self.head_dim))

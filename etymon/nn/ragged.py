@@ -128,3 +128,11 @@ class _Gather(torch.autograd.Function):
 def permute(flat: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """The tokens in another order."""
     return _Gather.apply(flat, order, inverse, None)
+
+
+def token_order(layout: Layout, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The flat index that brings rows into `order`, and its inverse."""
+    lengths, starts = np.asarray(layout.lengths)[list(order)], layout.host_starts[list(order)]
+    shifts = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)])[:-1], lengths)
+    forward = torch.from_numpy(np.arange(layout.tokens) + shifts).to(layout.device)
+    return forward, torch.argsort(forward)

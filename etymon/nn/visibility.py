@@ -21,7 +21,7 @@ from torch import Tensor
 from etymon.nn.batch import Batch
 from etymon.nn.dropout import DroppedAttention
 from etymon.nn.dropout import dropout as drop
-from etymon.nn.ragged import Layout, permute
+from etymon.nn.ragged import Layout, permute, token_order
 
 # The cost of one more group of rows, and of copying a token into a padded rectangle, in units of one score
 # (a query-key pair of one row, all heads). Measured on two cores; only speed depends on them.
@@ -30,6 +30,9 @@ COPY_COST = 100.0
 
 Bias = Callable[[Tensor, Tensor], Tensor]
 """Positions of queries `[R|1, Q]` and keys `[R|1, T]` to an additive bias `[R|1, H, Q, T]`."""
+PairBias = Callable[[Tensor, Tensor, int | Tensor, float], Tensor]
+"""Queries, keys, their distances and the scale of scores to an additive bias `[R, H, Q, T]`. Distances are query minus key
+position, `[R|1, Q, T]`, or that of the first query from the first key where both are neighbours."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,10 @@ class FlatView:
         scale: float,
         dropout: float = 0.0,
         seen: list[Tensor] | None = None,
+        pairs: PairBias | None = None,
     ) -> Tensor:
-        """Attention output `[N, H, K]`; weights `[R, H, Q, T]` are built and appended to `seen` only if given."""
+        """Attention output `[N, H, K]`; weights `[R, H, Q, T]` are built and appended to `seen` only if given. `pairs` is a bias
+        of one layer that depends on its queries and keys."""
         if self.order is not None:
             (forward, backward), key_order = self._token_orders
             q_NHK = permute(q_NHK, forward, backward)
@@ -130,15 +135,18 @@ class FlatView:
         query_sizes = [group.query.tokens for group in self.groups]
         key_sizes = [group.key.tokens for group in self.groups]
         outputs, weights = [], []
-        for group, q, k, v in zip(
-            self.groups, q_NHK.split(query_sizes), k_MHK.split(key_sizes), v_MHK.split(key_sizes), strict=True
-        ):
+        parts = q_NHK.split(query_sizes), k_MHK.split(key_sizes), v_MHK.split(key_sizes)
+        for number, (group, q, k, v) in enumerate(zip(self.groups, *parts, strict=True)):
             q_RHQK, k_RHTK, v_RHTK = (
                 layout.lift(flat).transpose(1, 2)
                 for layout, flat in ((group.query, q), (group.key, k), (group.key, v))
             )
+            mask, causal = group.mask, group.causal
+            if pairs is not None:
+                bias_RHQT = pairs(q_RHQK, k_RHTK, self._distances[number], scale)
+                mask, causal = _add_mask(bias_RHQT, mask, causal), False
             out_RHQK, seen_RHQT = attend(
-                q_RHQK, k_RHTK, v_RHTK, group.mask, group.causal, scale, dropout, eager=seen is not None
+                q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, dropout, eager=seen is not None
             )
             outputs.append(group.query.lower(out_RHQK.transpose(1, 2)))
             weights.append(seen_RHQT)
@@ -153,6 +161,17 @@ class FlatView:
         assert self.order is not None
         own = token_order(self.query.layout, self.order)
         return own, own if self.key is self.query else token_order(self.key.layout, self.order)
+
+    @cached_property
+    def _distances(self) -> list[int | Tensor]:
+        """Of every group's queries from its keys; the same for all layers."""
+        if self.query.counted and self.key.counted:
+            return [0] * len(self.groups)
+        return [
+            _lift(self.query.positions, self.query, group.query, group.rows)[:, :, None]
+            - _lift(self.key.positions, self.key, group.key, group.rows)[:, None, :]
+            for group in self.groups
+        ]
 
     def _rectangle(self, weights: list[Tensor]) -> Tensor:
         """The groups' weights in the order of the batch's rows, zero beyond each row's end."""
@@ -208,15 +227,24 @@ class CachedView:
         scale: float,
         dropout: float = 0.0,
         seen: list[Tensor] | None = None,
+        pairs: PairBias | None = None,
     ) -> Tensor:
         q_RHQK = self.query.lift(q_NHK).transpose(1, 2)
         k_RHTK, v_RHTK = keys_RHCK[:, :, : self.reach], values_RHCK[:, :, : self.reach]
+        mask = self.mask
+        if pairs is not None:
+            mask = _add_mask(pairs(q_RHQK, k_RHTK, self._distances, scale), mask)
         out_RHQK, weights = attend(
-            q_RHQK, k_RHTK, v_RHTK, self.mask, False, scale, dropout, eager=seen is not None
+            q_RHQK, k_RHTK, v_RHTK, mask, False, scale, dropout, eager=seen is not None
         )
         if seen is not None and weights is not None:
             seen.append(weights)
         return self.query.lower(out_RHQK.transpose(1, 2))
+
+    @cached_property
+    def _distances(self) -> Tensor:
+        query_RQ = self.query.lift(self.positions)
+        return query_RQ[:, :, None] - torch.arange(self.reach, device=query_RQ.device)
 
     def with_bias(self, bias: Bias) -> CachedView:
         query = self.query.lift(self.positions)
@@ -353,14 +381,6 @@ def group_rows(
     return None if unmoved else tuple(order.tolist()), tuple(reversed(spans))
 
 
-def token_order(layout: Layout, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The flat index that brings rows into `order`, and its inverse."""
-    lengths, starts = np.asarray(layout.lengths)[list(order)], layout.host_starts[list(order)]
-    shifts = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)])[:-1], lengths)
-    forward = torch.from_numpy(np.arange(layout.tokens) + shifts).to(layout.device)
-    return forward, torch.argsort(forward)
-
-
 def _lift(column: Tensor, batch: Batch, group: Layout, rows: Sequence[int]) -> Tensor:
     """One column of the rows of a group, `[R, time]`."""
     parts = column.split(batch.layout.lengths)
@@ -375,4 +395,6 @@ def _columns(batch: Batch, group: Layout, rows: Sequence[int]) -> Columns:
 def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
     if causal:
         mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
-    return bias if mask is None else bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+    if mask is None or mask.dtype != torch.bool:
+        return bias if mask is None else bias + mask
+    return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)

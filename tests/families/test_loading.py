@@ -240,7 +240,7 @@ def test_unknown_keys_of_the_configuration(saved: Callable[..., Path], family: s
         ("gptj", "rotary_dim", 7),
         ("gptj", "rotary_dim", 10),
         ("gptj", "rotary", False),
-        ("bert", "position_embedding_type", "relative_key"),
+        ("bert", "position_embedding_type", "rotary"),
         ("bert", "is_decoder", True),
         ("bert", "hidden_size", "16"),
         ("t5", "feed_forward_proj", "gated-prelu"),

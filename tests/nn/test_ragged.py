@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout, permute
-from etymon.nn.visibility import token_order
+from etymon.nn.ragged import Layout, permute, token_order
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
