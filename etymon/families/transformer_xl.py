@@ -61,6 +61,11 @@ class Shape:
     residual_scale: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
+        if self.same_length and not self.memory:
+            # Transformers then hides every token, and its softmax becomes the mean over all of them, later ones included.
+            raise ValueError(
+                "same_length lets a token see as many tokens as the memory is long, and memory is 0: set same_length to false"
+            )
         if self.embedding_dim is None:
             object.__setattr__(self, "embedding_dim", self.dim)
         maps = (False, *(True for _ in self.cutoffs)) if self.tied_maps is None else self.tied_maps

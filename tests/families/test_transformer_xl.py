@@ -39,6 +39,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"cutoffs": [], "divisor": 1},
     {"divisor": 1},
     {"divisor": 1, "embedding_dim": 16},
+    {"memory": 0},
     {"tied": False, "tied_maps": [False, False, False]},
     {"own_biases": False, "norm_first": True, "same_length": True, "zero_start": True, "clamp": 5},
 ]
@@ -110,6 +111,8 @@ def test_what_another_code_would_compute_is_refused(tmp_path: Path) -> None:
             tiny(cutoffs=cutoffs)
     with pytest.raises(EtymonError, match="divisor"):
         tiny(divisor=8)
+    with pytest.raises(EtymonError, match="set same_length to false"):
+        tiny(memory=0, same_length=True)
 
 
 def test_it_writes_texts_far_longer_than_its_memory() -> None:

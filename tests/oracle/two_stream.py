@@ -58,7 +58,7 @@ def remembering(model: Model, rows: int, mems: list[Tensor] | None) -> SegmentMe
     """A memory as the reference keeps it: without a limit where none is told."""
     state = model.remember(rows, model.shape.memory or UNLIMITED)
     assert isinstance(state, SegmentMemory)
-    if mems is not None and mems[0] is not None:
+    if mems and mems[0] is not None:
         parts = {f"memory.{layer}": part.transpose(0, 1) for layer, part in enumerate(mems)}
         state.load(parts, [len(mems[0])] * rows)
     return state
