@@ -221,3 +221,31 @@ def test_unbuilt_families_are_listed_as_such(
 def test_nothing_to_judge_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "no case" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("normed", [True, False], ids=["told", "not told"])
+def test_mixes_of_elmo_are_normed_where_the_case_says_so(copied: Callable[[str], Path], normed: bool) -> None:
+    """What the reference's `do_layer_norm` gives, from its stored layers: mean 0 and variance 1 over all words of a batch."""
+    folder = copied("elmo_random")
+    mix = load_file(folder / "scalar_mix.safetensors")
+    scalars = torch.cat([mix[f"scalar_mix_0.scalar_parameters.{layer}"] for layer in range(3)]).softmax(0)
+
+    def norm(tensors: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in tensors if ".elmo_representations.0" in key]:
+            call = key.split(".")[0]
+            real = tensors[f"{call}.bilm_mask"].bool()
+            whole = torch.zeros_like(tensors[f"{call}.bilm_activations.0"])
+            for layer in range(3):
+                x = tensors[f"{call}.bilm_activations.{layer}"]
+                mean, variance = x[real].mean(), x[real].var(correction=0)
+                whole += scalars[layer] * (x - mean) / (variance + 1e-13).sqrt()
+            whole *= mix["scalar_mix_0.gamma"]
+            for row, length in enumerate(real.sum(1).tolist()):  # the marks are left out
+                tensors[key][row] = 0
+                tensors[key][row, : length - 2] = whole[row, 1 : length - 1]
+
+    edit_tensors(folder / "outputs.safetensors", norm)
+    if normed:
+        edit_json(folder / MANIFEST, lambda found: found["constructor"].update(do_layer_norm=True))
+    problems = check(Case(folder)).problems
+    assert any("elmo_representations" in problem for problem in problems) is not normed

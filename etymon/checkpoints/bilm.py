@@ -21,6 +21,13 @@ from etymon.files import atomic_folder, read_json, write_json
 
 WORDS, LAYERS = "_elmo_lstm._token_embedder.", "_elmo_lstm._elmo_lstm."
 WAYS = ("forward", "backward")
+KEYS = {
+    "lstm": {"cell_clip", "proj_clip", "use_skip_connections", "n_layers", "projection_dim", "dim"},
+    "char_cnn": {
+        "embedding", "filters", "n_highway", "n_characters", "max_characters_per_token", "activation",
+    },
+}  # fmt: skip
+"""The options of a published ELMo, by section."""
 GATES = (0, 2, 1, 3)
 """TensorFlow's input, candidate, forget, output as ours, and back again."""
 
@@ -50,25 +57,30 @@ def read_shape(files: tuple[Path, Path]) -> dict[str, Any]:
         shape = {
             "letter_dim": letters["embedding"]["dim"],
             "filters": " ".join(f"{width}x{number}" for width, number in letters["filters"]),
-            "highways": letters["n_highway"],
+            "activation": letters["activation"],
+            "highways": letters.get("n_highway") or 0,
             "word_length": letters["max_characters_per_token"],
             "dim": lstm["projection_dim"],
             "cells": lstm["dim"],
             "layers": lstm["n_layers"],
             "cell_clip": lstm.get("cell_clip"),
             "projection_clip": lstm.get("proj_clip"),
+            "skip_connections": bool(lstm.get("use_skip_connections")),
         }
         wanted = {
-            "char_cnn.activation": (letters["activation"], ("relu",)),
+            "char_cnn.activation": (letters["activation"], ("relu", "tanh")),
             "char_cnn.n_characters": (letters["n_characters"], (261, 262)),
             "char_cnn.max_characters_per_token": (letters["max_characters_per_token"], (50,)),
-            "lstm.use_skip_connections": (lstm["use_skip_connections"], (True,)),
         }
+        for section, keys in KEYS.items():  # another key would be another model, unless it is switched off
+            strange = {key: value for key, value in options[section].items() if key not in keys and value}
+            wanted |= {f"{section}.{key}": (value, (False,)) for key, value in strange.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise EtymonError(f"{path} is not the options of a published ELMo: it lacks {error}") from error
     for key, (value, known) in wanted.items():
         if value not in known:
-            raise EtymonError(f"{path} has {key} = {value!r}, which is not supported (known: {known[0]!r})")
+            told = ", ".join(map(repr, known))
+            raise EtymonError(f"{path} has {key} = {value!r}, which is not supported (known: {told})")
     return {
         name: float(value) if "clip" in name and value is not None else value for name, value in shape.items()
     }
@@ -106,14 +118,14 @@ def write(folder: str | Path, shape: Mapping[str, Any], weights: Mapping[str, Te
     """`options.json` and `lm_weights.hdf5` of a shape and weights in AllenNLP's names; the folder appears whole."""
     options = {
         "lstm": {
-            "cell_clip": shape["cell_clip"], "proj_clip": shape["projection_clip"], "use_skip_connections": True,
+            "cell_clip": shape["cell_clip"], "proj_clip": shape["projection_clip"], "use_skip_connections": shape["skip_connections"],
             "n_layers": shape["layers"], "projection_dim": shape["dim"], "dim": shape["cells"],
         },
         "char_cnn": {
             "embedding": {"dim": shape["letter_dim"]},
             "filters": [[int(part) for part in one.split("x")] for one in shape["filters"].split()],
             "n_highway": shape["highways"], "n_characters": 262,
-            "max_characters_per_token": shape["word_length"], "activation": "relu",
+            "max_characters_per_token": shape["word_length"], "activation": shape["activation"],
         },
     }  # fmt: skip
     with atomic_folder(Path(folder)) as aside:

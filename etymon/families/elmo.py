@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
@@ -20,6 +20,7 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.data import framing
 from etymon.families.decoders import check_cutoffs, check_divisor
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.bodies import Body
 from etymon.nn.characters import Characters
@@ -46,6 +47,8 @@ class Shape:
     letter_dim: PositiveInt = 16
     filters: str = FILTERS
     """Over characters: width x number."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Of the filters; highways always have the first."""
     highways: NonNegativeInt = 2
     word_length: PositiveInt = 50
     """Bytes of a word, with the marks of its beginning and end."""
@@ -55,6 +58,10 @@ class Shape:
     layers: PositiveInt = 2
     cell_clip: float | None = 3.0
     projection_clip: float | None = 3.0
+    skip_connections: bool = True
+    """What goes into an LSTM is added to what comes out of it, in all layers but the first."""
+    mix_norm: bool = False
+    """In the head `mix`, every layer is first brought to mean 0 and variance 1 over all of a batch (AllenNLP's `do_layer_norm`)."""
     dropout: Rate = 0.1
 
     def __post_init__(self) -> None:
@@ -98,7 +105,12 @@ class TwoWayBody(Body):
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
     embeddings: Any = Characters(
-        shape.letter_dim, shape.convolutions, shape.highways, shape.dim, shape.word_length
+        shape.letter_dim,
+        shape.convolutions,
+        shape.highways,
+        shape.dim,
+        shape.word_length,
+        ACTIVATIONS[shape.activation],
     )
     stack: Any = TwoWayStack(
         shape.dim,
@@ -106,6 +118,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
         shape.layers,
         cell_clip=shape.cell_clip,
         projection_clip=shape.projection_clip,
+        skip_connections=shape.skip_connections,
         dropout=shape.dropout,
     )
     return TwoWayBody(embeddings, stack)
@@ -122,7 +135,7 @@ def _vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
 
 HEADS = {
     "vocabulary": Head(_vocabulary),
-    "mix": Head(lambda shape, body, labels: ScalarMix(shape.layers + 1)),
+    "mix": Head(lambda shape, body, labels: ScalarMix(shape.layers + 1, shape.mix_norm)),
 }
 # The classes are bilm-tf's and AllenNLP's, and only tell which heads go together.
 ARCHITECTURES = [
@@ -163,9 +176,15 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     filters = sum(number for _, number in shape.convolutions)
     # Both matrices of a layer's gates are one in TensorFlow, and Glorot's bound is that one's.
     gates = (6 / (2 * shape.dim + 4 * shape.cells)) ** 0.5
+    filled: dict[str, Filler] = {"*convolutions.*.weight": uniform(0.05)}
+    if shape.activation == "tanh":
+        filled = {
+            f"*convolutions.{number}.weight": normal((width * shape.letter_dim) ** -0.5)
+            for number, (width, _) in enumerate(shape.convolutions)
+        }
     return [
         ("*letters.weight", with_zero_row(uniform(1.0), 0)),
-        ("*convolutions.*.weight", uniform(0.05)),
+        *filled.items(),
         ("*highways.*.carry.bias", constant(2.0)),
         ("*highways.*.weight", normal(filters**-0.5)),
         ("body.embeddings.projection.weight", normal(filters**-0.5)),

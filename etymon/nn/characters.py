@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from etymon.nn.activations import Activation
 from etymon.nn.batch import Batch
 from etymon.nn.linear import Embedding, Linear
 
@@ -45,7 +46,13 @@ class Characters(nn.Module):
     """A row may have any number of tokens."""
 
     def __init__(
-        self, dim: int, filters: Sequence[tuple[int, int]], highways: int, projected: int, longest: int
+        self,
+        dim: int,
+        filters: Sequence[tuple[int, int]],
+        highways: int,
+        projected: int,
+        longest: int,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
         self.longest, self.widest = longest, max(width for width, _ in filters)
@@ -54,6 +61,7 @@ class Characters(nn.Module):
         self.convolutions = nn.ModuleList(Convolution(dim, number, width) for width, number in filters)
         self.highways = nn.ModuleList(Highway(count) for _ in range(highways))
         self.projection = Linear(count, projected)
+        self.activation = activation
 
     def words(self, letters_UC: Tensor) -> Tensor:
         """The vectors of words, which were all padded to `longest` characters. Where the longest one's letters end, one filter's
@@ -61,8 +69,8 @@ class Characters(nn.Module):
         more = min(self.widest, self.longest - letters_UC.shape[1])
         letters_UC = F.pad(letters_UC, (0, max(more, 0)), value=PADDING)
         x_UEC = self.letters(letters_UC.long()).transpose(1, 2)
-        # The largest of what is cut off at zero is the largest, cut off: less to cut.
-        x_UK = torch.cat([one(x_UEC).amax(-1) for one in self.convolutions], -1).relu()
+        # No activation of these falls: that of the largest is the largest of all, and less to compute.
+        x_UK = self.activation(torch.cat([one(x_UEC).amax(-1) for one in self.convolutions], -1))
         for highway in self.highways:
             x_UK = highway(x_UK)
         return self.projection(x_UK)

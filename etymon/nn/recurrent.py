@@ -215,8 +215,8 @@ class RecurrentState:
 class TwoWayStack(nn.Module):
     """Two stacks of LSTMs, one from the beginning of every row and one from its end, which never look at each other.
 
-    Inputs and outputs are `[N, 2P]`: the first half is the way ahead, the second the way back. What goes into a layer is added to
-    what comes out of it, but not around the first. Dropout is on every layer's input and on what comes out in the end.
+    Inputs and outputs are `[N, 2P]`: the first half is the way ahead, the second the way back. With `skip_connections`, what goes
+    into a layer is added to what comes out of it, but not around the first. Dropout is on every layer's input and on what comes out in the end.
     """
 
     def __init__(
@@ -227,9 +227,11 @@ class TwoWayStack(nn.Module):
         *,
         cell_clip: float | None,
         projection_clip: float | None,
+        skip_connections: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.skip_connections = skip_connections
         self.layers = nn.ModuleList(
             nn.ModuleDict({way: Lstm(dim, cells, dim) for way in ("ahead", "back")}) for _ in range(layers)
         )
@@ -267,7 +269,8 @@ class TwoWayStack(nn.Module):
                 self.cell_clip,
                 self.projection_clip,
             )
-            ways = [y_NP + x_NP if number else y_NP for x_NP, y_NP in zip(ways, y_GNP)]
+            added = number > 0 and self.skip_connections
+            ways = [y_NP + x_NP if added else y_NP for x_NP, y_NP in zip(ways, y_GNP)]
             hidden.append(hidden_GRP[:, ahead.back].detach())
             cell.append(cell_GRC[:, ahead.back].detach())
             if self.seen is not None or number == len(self.layers) - 1:

@@ -74,13 +74,17 @@ def test_our_folder_comes_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(etymon.embed(again, TEXTS), etymon.embed(made, TEXTS))
 
 
-def test_published_files_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"activation": "tanh"}, {"skip_connections": False, "highways": 0}], ids=str
+)
+def test_published_files_come_back(tmp_path: Path, changes: dict[str, Any]) -> None:
     pytest.importorskip("h5py")
-    made = model()
+    made = model(**changes)
     write_published(made, tmp_path / "bilm")
     assert sorted(path.name for path in (tmp_path / "bilm").iterdir()) == ["lm_weights.hdf5", "options.json"]
     again = etymon.load(tmp_path / "bilm")
     assert again.asked == frozenset() and again.tokenizer is not None and again.tokenizer.size == 3
+    assert {name: getattr(again.shape, name) for name in changes} == changes
     parameters = dict(made.named_parameters())
     for name, parameter in again.named_parameters():
         torch.testing.assert_close(parameter, parameters[name], rtol=0, atol=1e-7, msg=name)
@@ -94,8 +98,8 @@ def test_published_files_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"lstm": {"use_skip_connections": False}}, "use_skip_connections"),
-        ({"char_cnn": {"activation": "tanh"}}, "activation"),
+        ({"lstm": {"do_layer_norm": True}}, "do_layer_norm"),
+        ({"char_cnn": {"activation": "gelu"}}, "activation"),
         ({"char_cnn": {"max_characters_per_token": 30}}, "max_characters_per_token"),
         ({"char_cnn": {"filters": [[1, 4], [2, 6], [3, 9]]}}, "3"),
         ({"lstm": {"n_layers": 3}}, "does not fit"),
@@ -110,6 +114,32 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any
     (tmp_path / "bilm" / "options.json").write_text(json.dumps(options))
     with pytest.raises(EtymonError, match=said):
         etymon.load(tmp_path / "bilm")
+
+
+def test_options_that_change_the_maths_do_so(tmp_path: Path) -> None:
+    """The same weights, read with other options."""
+    pytest.importorskip("h5py")
+    write_published(model(), tmp_path / "bilm")
+    path = tmp_path / "bilm" / "options.json"
+    options, plain = json.loads(path.read_text()), etymon.embed(tmp_path / "bilm", ["The river"])
+    for section, key, value in (("char_cnn", "activation", "tanh"), ("lstm", "use_skip_connections", False)):
+        path.write_text(json.dumps({**options, section: {**options[section], key: value}}))
+        assert not np.allclose(etymon.embed(tmp_path / "bilm", ["The river"]), plain)
+    path.write_text(json.dumps({**options, "lstm": {**options["lstm"], "do_layer_norm": False}}))
+    np.testing.assert_array_equal(etymon.embed(tmp_path / "bilm", ["The river"]), plain)
+
+
+def test_mix_that_norms_its_layers_survives_saving(tmp_path: Path) -> None:
+    made = model(mix_norm=True)
+    etymon.save(made, tmp_path / "saved")
+    again = etymon.load(tmp_path / "saved")
+    ids = [[1, 5, 6, 2], [1, 7, 2]]
+    assert again.tokenizer is not None
+    with torch.no_grad():
+        layers_ND = again.layers(Batch.of(ids))
+        normed = [(x - x.mean()) / x.std(correction=0) for x in layers_ND]
+        expected = torch.stack(normed).mean(0)  # first values are even shares
+        torch.testing.assert_close(again.heads["mix"](layers_ND), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_published_files_of_the_oracle_are_written_as_they_were(shared: Path, tmp_path: Path) -> None:

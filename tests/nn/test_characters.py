@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from etymon.nn.activations import Activation
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.characters import PADDING, Characters
 from etymon.nn.scalar_mix import ScalarMix
 
 
-def characters(highways: int = 2) -> Characters:
+def characters(highways: int = 2, activation: Activation = torch.relu) -> Characters:
     torch.manual_seed(0)
-    made = Characters(4, [(1, 3), (3, 5)], highways, 6, longest=12)
+    made = Characters(4, [(1, 3), (3, 5)], highways, 6, longest=12, activation=activation)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
     return made.double()
@@ -22,8 +23,9 @@ def words(*spelled: list[int]) -> torch.Tensor:
     return torch.tensor([[259, *letters, 260] + [PADDING] * (10 - len(letters)) for letters in spelled])
 
 
-def test_a_word_is_what_the_formula_says() -> None:
-    part = characters()
+@pytest.mark.parametrize("activation", [torch.relu, torch.tanh])
+def test_a_word_is_what_the_formula_says(activation: Activation) -> None:
+    part = characters(activation=activation)
     (word,) = words([5, 9, 200])
     x_CE = part.letters.weight[word]
     found = []
@@ -33,7 +35,7 @@ def test_a_word_is_what_the_formula_says() -> None:
             torch.einsum("ke,oek->o", x_CE[t : t + width], convolution.weight) + convolution.bias
             for t in range(13 - width)
         ]
-        found.append(torch.stack(windows).max(0).values.relu())
+        found.append(activation(torch.stack(windows).max(0).values))
     x = torch.cat(found)
     for highway in part.highways:
         g = torch.sigmoid(highway.carry(x))

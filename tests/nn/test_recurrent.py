@@ -203,13 +203,18 @@ def test_a_state_chooses_forgets_and_comes_back() -> None:
     assert torch.equal(again.cell_LGRC[:, :, 2], state.cell_LGRC[:, :, 2])
 
 
-def test_the_input_of_a_layer_is_added_but_for_the_first() -> None:
-    two, x_ND, batch = stack(), torch.randn(4, 6, dtype=torch.double), Batch.of([[0] * 4])
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_input_of_a_layer_is_added_but_for_the_first(skip: bool) -> None:
+    two, x_ND, batch = (
+        stack(skip_connections=skip),
+        torch.randn(4, 6, dtype=torch.double),
+        Batch.of([[0] * 4]),
+    )
     two.seen = []
     two(x_ND, batch)
     states, (one, other) = two.seen, two.layers
     alone = TwoWayStack(3, 5, 1, cell_clip=3.0, projection_clip=3.0).double()
-    for layer, added, expected in ((one, 0.0, states[1]), (other, 1.0, states[2])):
+    for layer, added, expected in ((one, 0.0, states[1]), (other, float(skip), states[2])):
         alone.layers[0] = layer
         given = states[0] if layer is one else states[1]
         torch.testing.assert_close(alone(given, batch) + added * given, expected)

@@ -29,9 +29,11 @@ from tests.oracle.runner import gradients
 
 def check_elmo(case: Case, model: Model, verdict: Verdict) -> None:
     stored = load_file(case.folder / "scalar_mix.safetensors")
-    mixes = [
-        _mix(stored, number) for number in range(case.manifest["constructor"]["num_output_representations"])
-    ]
+    told = case.manifest["constructor"]
+    unknown = sorted(set(told) - {"num_output_representations", "do_layer_norm", "dropout"})
+    verdict.problems += [f"the argument {name} of Elmo is not understood" for name in unknown]
+    normed = bool(told.get("do_layer_norm"))
+    mixes = [_mix(stored, number, normed) for number in range(told["num_output_representations"])]
     lexicon = model.tokenizer.lexicon
     state: RecurrentState | None = None
     for number, call in enumerate(case.calls):
@@ -58,9 +60,9 @@ def check_elmo(case: Case, model: Model, verdict: Verdict) -> None:
     judge_gradients(case, found, {}, verdict)
 
 
-def _mix(stored: dict[str, Tensor], number: int) -> ScalarMix:
+def _mix(stored: dict[str, Tensor], number: int, normed: bool) -> ScalarMix:
     own = {name.removeprefix(f"scalar_mix_{number}."): value for name, value in stored.items()}
-    mix = ScalarMix(sum(name.startswith(f"scalar_mix_{number}.scalar") for name in stored))
+    mix = ScalarMix(sum(name.startswith(f"scalar_mix_{number}.scalar") for name in stored), normed)
     with torch.no_grad():
         mix.gamma.copy_(own["gamma"])
         for i, scalar in enumerate(mix.scalars):
