@@ -11,6 +11,7 @@ Legend: R rows, H heads, Q queries, T keys, K head width, L distances, P positio
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from etymon.nn.linear import Embedding
@@ -20,7 +21,8 @@ class RelativeKeys(nn.Module):
     """What distances add to the scores of one attention; `meets_keys` adds what keys have with them, too. With `scaled` off,
     the scale of the scores is not theirs (ALBERT in Transformers 4).
 
-    The table has a row for every distance from -(P - 1) to P - 1: query position minus key position.
+    The table has a row for every distance from -(P - 1) to P - 1: query position minus key position. What is farther away is
+    taken for the farthest.
     """
 
     def __init__(self, positions: int, head_dim: int, *, meets_keys: bool, scaled: bool = True) -> None:
@@ -47,8 +49,12 @@ class RelativeKeys(nn.Module):
 
     def _of_neighbours(self, q_RHQK: Tensor, k_RHTK: Tensor, offset: int, scale: float) -> Tensor:
         queries, keys = q_RHQK.shape[2], k_RHTK.shape[2]
-        first = self.positions + offset - keys
-        table_LK = self.table.weight[first : first + queries + keys - 1] * scale
+        first, count, rows = self.positions + offset - keys, queries + keys - 1, self.table.num_embeddings
+        table_LK = self.table.weight[first : first + count]
+        if first < 0 or first + count > rows:
+            places_L = torch.arange(first, first + count, device=table_LK.device)
+            table_LK = self.table(places_L.clamp_(0, rows - 1))
+        table_LK = table_LK * scale
         scores = skew(q_RHQK @ table_LK.flip(0).T, keys)
         if self.meets_keys:
             scores = scores + skew(k_RHTK @ table_LK.T, queries).transpose(-1, -2)

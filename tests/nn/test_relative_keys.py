@@ -31,7 +31,8 @@ def formula(q_HQK: Tensor, k_HTK: Tensor, table_LK: Tensor, *, meets_keys: bool,
     scores = torch.zeros(heads, queries, keys, dtype=q_HQK.dtype)
     for i in range(queries):
         for j in range(keys):
-            e_K = table_LK[first + i - j + (len(table_LK) - 1) // 2]
+            farthest = (len(table_LK) - 1) // 2
+            e_K = table_LK[max(-farthest, min(farthest, first + i - j)) + farthest]
             for h in range(heads):
                 scores[h, i, j] = q_HQK[h, i] @ e_K + (k_HTK[h, j] @ e_K if meets_keys else 0.0)
     return scores / math.sqrt(q_HQK.shape[-1])
@@ -148,6 +149,19 @@ def test_scores_do_not_change_when_all_positions_move_together(kind: str) -> Non
     for one in range(3):
         got = part(q[:, :, one : one + 1], k, away[None, one : one + 1], 0.5)
         torch.testing.assert_close(got[0, :, 0], expected[:, one])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_farther_tokens_are_taken_for_the_farthest(kind: str) -> None:
+    """As Shaw et al. clip distances; here behind a past of twelve tokens."""
+    part = attention_with(kind).relative
+    assert isinstance(part, RelativeKeys)
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, HEADS, count, DIM // HEADS, generator=generator).double() for count in (4, 16))
+    expected = formula(q[0], k[0], part.table.weight, meets_keys=KINDS[kind], first=12)
+    torch.testing.assert_close(part(q, k, 12, 0.5)[0], expected)
+    away = torch.arange(12, 16)[:, None] - torch.arange(16)
+    torch.testing.assert_close(part(q, k, away[None], 0.5)[0], expected)
 
 
 def test_skewed_rows_begin_one_further_left_each() -> None:

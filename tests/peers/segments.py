@@ -58,6 +58,8 @@ def write(folder, changed):
     labels = ids[1].clone()
     for row, count in enumerate((2, 0, 4)):  # so many of a row are left out
         labels[row, 2 : 2 + count] = IGNORED
+    if changed.get("cutoffs") == []:
+        labels[0] = IGNORED
     inputs = {"first": ids[0], "second": ids[1], "labels": labels.clone(), "prompt": ids[0][:, :4].clone()}
     fields = ["prediction_scores", "mems", "hidden_states", "attentions"]
     seen = {"output_hidden_states": True, "output_attentions": True}
