@@ -196,6 +196,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "both ways": {"bi_data": True},
     "untied": {"tie_word_embeddings": False, "ff_activation": "gelu_new"},
     "unlimited": {"mem_len": None},
+    "no length": {"mem_len": 0},
 }
 
 
