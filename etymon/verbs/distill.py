@@ -12,7 +12,9 @@ from etymon.verbs.pretrain import Pretrained, present, started, texts
 
 __all__ = ["distill", "present"]
 
-COMMON = {*"vocabulary positions dim heads inner_dim activation dropout attention_dropout".split()}
+COMMON = {
+    *"vocabulary positions position_kind dim heads inner_dim activation dropout attention_dropout".split()
+}
 """What a student of another family takes over from its teacher's shape, as far as it has it."""
 
 OBJECTIVE = ("temperature", "soft", "hard", "cosine", "attention", "everywhere")

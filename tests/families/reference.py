@@ -298,16 +298,19 @@ DECODERS = [
 def _scored(name: str, config: dict[str, Any], variant: str, **changed: Any) -> Reference:
     """A class with two heads whose scores of texts are made in another way.
 
-    Its texts are not grouped by choices: Transformers then takes the first, last or mean over the choices of a group,
-    and not over the tokens of a text.
+    Its texts are not grouped by choices, but for a variant that shows what Transformers does with those: it takes the first,
+    last or mean over the choices of a group, and not over the tokens of a text.
     """
-    return Reference(name, {**config, **changed}, frozenset({"vocabulary", "choice"}), _texts, variant)
+    grouped = variant.endswith("grouped")
+    heads, inputs = frozenset({"vocabulary", "choice"}), _choices if grouped else _texts
+    return Reference(name, {**config, **changed}, heads, inputs, variant, choices=2 if grouped else 1)
 
 
 SUMMARIES = [
     _scored("OpenAIGPTDoubleHeadsModel", GPT1, "-mean", summary_type="mean", summary_activation="tanh"),
     _scored("OpenAIGPTDoubleHeadsModel", GPT1, "-last", summary_type="last", summary_last_dropout=0.3),
     _scored("GPT2DoubleHeadsModel", GPT2, "-mean", summary_type="mean", summary_activation="gelu_new"),
+    _scored("GPT2DoubleHeadsModel", GPT2, "-grouped", summary_type="mean", summary_activation="tanh"),
     _scored("GPT2DoubleHeadsModel", GPT2, "-first", summary_type="first", summary_activation="relu"),
     *(
         Reference("ElectraForMultipleChoice", {**ELECTRA, **changed}, frozenset({"choice"}), _both(_pairs, _segments), f"-{number}", choices=2)

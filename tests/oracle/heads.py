@@ -66,14 +66,18 @@ def _choice(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -
 
 def _double(model: Model, hidden_ND: Tensor, text: Text, arguments: Arguments) -> dict[str, Tensor]:
     outputs = _vocabulary(model, hidden_ND, text, arguments)
-    places = arguments.take("mc_token_ids")
-    if getattr(model.shape, "summary_type", "cls_index") != "cls_index":
-        places = None  # the reference then reads where its type says
-    at = None if places is None else text.flat_index(places)
-    outputs["mc_logits"] = model.read("choice", hidden_ND, text.rectangle, at).view(text.leading)
+    places, kind = arguments.take("mc_token_ids"), getattr(model.shape, "summary_type", "cls_index")
+    if kind != "cls_index" and len(text.leading) > 1:
+        # The reference looks along its second axis, which here are the choices of a question, and scores every token.
+        x_BCTD = text.shaped(hidden_ND)
+        x_BTD = {"first": x_BCTD[:, 0], "last": x_BCTD[:, -1], "mean": x_BCTD.mean(1)}[kind]
+        scores = model.read_from("choice", x_BTD.flatten(0, 1)).view(x_BTD.shape[:2])
+    else:
+        at = text.flat_index(places) if places is not None and kind == "cls_index" else None
+        scores = model.read("choice", hidden_ND, text.rectangle, at).view(text.leading)
+    outputs["mc_logits"] = scores
     labels = arguments.take("mc_labels")
     if labels is not None:
-        scores = outputs["mc_logits"]
         outputs["mc_loss"] = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
     return outputs
 
