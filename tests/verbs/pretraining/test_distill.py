@@ -59,6 +59,16 @@ def test_a_bert_becomes_a_distilbert_that_transformers_opens(
     assert run["teacher"] == str(teachers["bert"]) and run["objective"] == "distilled-masked"
 
 
+def test_a_student_knows_positions_as_its_teacher_does(text: Path, tmp_path: Path) -> None:
+    with with_test_sizes():
+        kind = {"set": ["shape.position_kind=relative_key"]}
+        teacher = pretrain("bert", tmp_path / "bert", objective="masked", steps=1, **kind).folder
+        result = distil(
+            teacher, tmp_path / "run", text, family="electra", teacher_layers="none", budget="1steps"
+        )
+    assert result.model.shape.position_kind == "relative_key"
+
+
 def test_a_decoder_learns_from_a_decoder_in_bits_per_byte(
     teachers: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
