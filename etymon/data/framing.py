@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from etymon.errors import EtymonError
 
 Template = tuple[str | int, ...]
+Side = Literal["right", "left"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,20 @@ class Framed:
     ids: np.ndarray  # int32
     segments: np.ndarray  # int32
     special: np.ndarray  # bool
+
+
+@dataclass(frozen=True)
+class ReadingSettings:
+    """How a model reads texts, as far as its tokenizer's files tell other libraries."""
+
+    positions: int | None = None
+    """Tokens of a row that it has room for; None: any number."""
+    for_task: bool = False
+    """Whether its heads answer a task, and texts are framed as tasks frame them."""
+    task_length: int | None = None
+    """Tokens of a row that the task was trained to read, where that is known."""
+    truncation_side: Side = "right"
+    """Where texts that are too long are cut."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,10 @@ class Framing:
     """Of a context and a question about it, the context comes first."""
     start: str | None = None
     """Of an encoder-decoder: the role of the token that the decoder begins with, before the framed text it writes."""
+    for_tasks_only: bool = False
+    """Its special tokens are those of tasks: a language model goes on from a text as it is."""
+    padding_side: Side = "right"
+    """Where other libraries fill up short rows: not on the side where the family's heads read."""
 
     def __post_init__(self) -> None:
         if len(self.single) != len(self.single_segments) or len(self.pair) != len(self.pair_segments):
@@ -72,6 +92,15 @@ class Framing:
     def overhead(self, pair: bool = False) -> int:
         """How many special tokens are added around one sequence, or around two."""
         return sum(isinstance(item, str) for item in (self.pair if pair else self.single))
+
+    def with_separator(self, role: str) -> Framing:
+        """The same with a special token between two texts that it would only join; itself if it parts them already."""
+        first, second = self.pair.index(0), self.pair.index(1)
+        if second - first > 1:
+            return self
+        pair = (*self.pair[:second], role, *self.pair[second:])
+        segments = (*self.pair_segments[:second], self.pair_segments[first], *self.pair_segments[second:])
+        return replace(self, pair=pair, pair_segments=segments)
 
     def segments(self, rows: Sequence[np.ndarray]) -> list[np.ndarray] | None:
         """The segments of single texts that were framed; None if there is but one."""
@@ -109,7 +138,7 @@ class Framing:
 
 
 # GPT-2: the text and nothing else; two texts follow one another.
-PLAIN = Framing("plain", (0,), (0, 1), (0,), (0, 0))
+PLAIN = Framing("plain", (0,), (0, 1), (0,), (0, 0), for_tasks_only=True)
 BERT = Framing(
     "bert",
     ("class", 0, "separator"),
@@ -132,6 +161,7 @@ GPT1 = Framing(
     ("begin", 0, "separator", 1, "class"),
     (0, 0, 0),
     (0, 0, 0, 0, 0),
+    for_tasks_only=True,
 )
 # BERT's tokens without its segments.
 DISTILBERT = replace(BERT, name="distilbert", pair_segments=(0, 0, 0, 0, 0))
@@ -150,6 +180,7 @@ XLNET = Framing(
     (0, 0, 2),
     (0, 0, 1, 1, 2),
     context_first=True,
+    padding_side="left",
 )
 # Marks before and behind every text; what is read of it are its words.
 ELMO = Framing(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tokenizers
 
-from etymon.data.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing
+from etymon.data.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing, ReadingSettings
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
@@ -208,6 +208,19 @@ class Tokenizer:
     def framing(self, framing: Framing) -> None:
         self._framing = framing.resolve(self.id)
 
+    @property
+    def task_framing(self) -> Framing:
+        """The framing of tasks: where the framing only joins two texts, the end of a text stands between them."""
+        if "end" not in self.roles:
+            return self._framing
+        return self._framing.with_separator("end").resolve(self.id)
+
+    @property
+    def padding(self) -> str | None:
+        """The token that other libraries fill up short rows with: its own for that, or else the end of a text."""
+        roles = ("pad", "end", "begin", "unknown")
+        return next((self.roles[role] for role in roles if role in self.roles), None)
+
     def _usual_framing(self) -> Framing:
         if "class" in self.roles and "separator" in self.roles:
             return {"<s>": ROBERTA, "_classify_": GPT1}.get(self.roles["class"], BERT)
@@ -269,6 +282,16 @@ class Tokenizer:
         backend.add_special_tokens(list(words))
         return cls(backend, specials, framing=framing)
 
+    def forget_reading(self, reading: ReadingSettings | None = None) -> None:
+        """Drops what its files said of how a model reads texts: all of it, or only what follows from these settings, so that
+        it follows from those of the model that it is saved with."""
+        from etymon.data.tokenizer_files import reading_config
+
+        known = reading_config(self, reading or ReadingSettings())
+        for key, value in known.items():
+            if reading is None or self._config.get(key) == value:
+                self._config.pop(key, None)
+
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Tokenizer:
         """Read the tokenizer of a checkpoint folder, ours or a foreign one."""
@@ -276,15 +299,16 @@ class Tokenizer:
 
         return load_tokenizer(folder)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write tokenizer.json and tokenizer_config.json, which Transformers opens too."""
-        from etymon.data.tokenizer_files import hub_config
+    def save(self, folder: str | os.PathLike[str], reading: ReadingSettings | None = None) -> None:
+        """Write tokenizer.json and tokenizer_config.json, with which Transformers reads texts as the model of these
+        settings does, or any of its framing."""
+        from etymon.data.tokenizer_files import framed_json, hub_config
 
         folder = Path(folder)
         with atomic_write(folder / "tokenizer.json") as file:
-            file.write(self.backend.to_str(pretty=True))
+            file.write(framed_json(self, reading))
         with atomic_write(folder / "tokenizer_config.json") as file:
-            json.dump(hub_config(self, self._config), file, indent=2, ensure_ascii=False)
+            json.dump(hub_config(self, self._config, reading), file, indent=2, ensure_ascii=False)
         if self.counts is None:
             (folder / COUNTS).unlink(missing_ok=True)  # of another tokenizer that was there
         else:

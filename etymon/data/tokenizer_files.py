@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, processors
 
-from etymon.data.framing import GPT1, T5, XLNET, Framing
+from etymon.data.framing import Framing, ReadingSettings
 from etymon.data.tokenizer import COUNTS, ROLE_KEYS, Tokenizer
 from etymon.data.tokenizer_kinds import (
     WORD_END,
@@ -37,6 +37,8 @@ USUAL_TOKENS = {
     "mask": ("[MASK]", "<mask>"),
 }
 ROBERTA_TOKENS = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
+NO_LIMIT = int(1e30)
+"""The `model_max_length` with which Transformers says that there is none."""
 PUBLISHED_SENTINELS = 100  # T5's sentencepiece file does not hold them; its tokenizer classes add them
 
 
@@ -75,24 +77,42 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     return tokenizer
 
 
-def hub_config(tokenizer: Tokenizer, carried: Mapping[str, Any]) -> dict[str, Any]:
-    """What tokenizer_config.json says, so that Transformers builds the same tokenizer."""
-    config = dict(carried) or _class_config(tokenizer)
+def hub_config(
+    tokenizer: Tokenizer, carried: Mapping[str, Any], reading: ReadingSettings | None = None
+) -> dict[str, Any]:
+    """What tokenizer_config.json says, so that Transformers builds the same tokenizer and, with `reading`, reads texts as the
+    model does. What a foreign file said of itself stays, as far as the model has room for it."""
+    config = {**_class_config(tokenizer), **carried}
     segments = ["token_type_ids"] if any(tokenizer.framing.pair_segments) else []
     config.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
-    # XLNet's classes read a text's last place, which padding must not take.
-    if tokenizer.framing.name == XLNET.name:
-        config.setdefault("padding_side", "left")
+    if reading is not None:
+        config = {**reading_config(tokenizer, reading), **config}
+        own = config["model_max_length"] if isinstance(config["model_max_length"], int) else NO_LIMIT
+        config["model_max_length"] = reading.task_length or min(own, reading.positions or NO_LIMIT)
+        if reading.for_task and config.get("pad_token") is None:
+            config["pad_token"] = tokenizer.padding
+    elif tokenizer.framing.padding_side != "right":  # which goes without saying
+        config.setdefault("padding_side", tokenizer.framing.padding_side)
     config.update(
         {key: tokenizer.roles.get(role) for role, key in ROLE_KEYS.items() if role in tokenizer.roles}
     )
     return config
 
 
+def reading_config(tokenizer: Tokenizer, reading: ReadingSettings) -> dict[str, Any]:
+    """The keys of tokenizer_config.json that say how a model reads texts."""
+    return {
+        "model_max_length": reading.task_length or reading.positions or NO_LIMIT,
+        "padding_side": tokenizer.framing.padding_side,
+        "truncation_side": reading.truncation_side,
+    }
+
+
 def _class_config(tokenizer: Tokenizer) -> dict[str, Any]:
     # Transformers 5 rebuilds the pipeline of a named class from the vocabulary and forgets tokenizer.json's.
     # BERT, GPT-2 and RoBERTa come out the same; T5 would lose its normaliser, so unigrams ask for the generic class.
-    config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+    # Made for WordPiece, whose decoder puts spaces before punctuation; others spell their spaces.
+    config: dict[str, Any] = {"clean_up_tokenization_spaces": tokenizer.kind == "wordpiece"}
     normalizer = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
     if tokenizer.kind == "byte-bpe" and set(tokenizer.roles) <= {"pad", "unknown", "begin", "end"}:
         config |= {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False}
@@ -116,11 +136,37 @@ def _class_config(tokenizer: Tokenizer) -> dict[str, Any]:
     return config
 
 
-def post_processor(framing: Framing, tokenizer: Tokenizer) -> Any:
-    """The framing as Transformers applies it, or None for plain text, such as a prompt of GPT-1."""
-    if not framing.roles or framing.name == GPT1.name:
-        return None
+def framed_json(tokenizer: Tokenizer, reading: ReadingSettings | None = None) -> str:
+    """What tokenizer.json says, with a post-processor by which Transformers frames one text and two as they are read here."""
+    backend, framing = tokenizer.backend, tokenizer.task_framing
+    as_for_task = framing.roles and _frames(backend, framing)
+    if framing.for_tasks_only and not (reading and reading.for_task):
+        processor = None  # a language model's: a foreign processor stays, that of a task goes
+        same = not as_for_task
+    else:
+        processor, same = _post_processor(framing, tokenizer), as_for_task or not framing.roles
+    if same:
+        return backend.to_str(pretty=True)
+    description = json.loads(backend.to_str())
+    description["post_processor"] = processor and json.loads(processor.__getstate__())
+    return json.dumps(description, indent=2, ensure_ascii=False)
 
+
+def _frames(backend: tokenizers.Tokenizer, framing: Framing) -> bool:
+    """Whether a tokenizer's own post-processor puts one text and two into this framing."""
+    one, two = (backend.encode(text, add_special_tokens=False) for text in ("a", "b"))
+    pairs = [
+        (backend.post_process(one, None), framing.frame(one.ids)),
+        (backend.post_process(one, two), framing.frame(one.ids, two.ids)),
+    ]
+    segmented = any(framing.pair_segments)
+    return all(
+        theirs.ids == ours.ids.tolist() and (not segmented or theirs.type_ids == ours.segments.tolist())
+        for theirs, ours in pairs
+    )
+
+
+def _post_processor(framing: Framing, tokenizer: Tokenizer) -> processors.TemplateProcessing:
     def spell(template: tuple[str | int, ...], segments: tuple[int, ...]) -> list[str]:
         names = ("$A", "$B")
         return [
@@ -128,12 +174,9 @@ def post_processor(framing: Framing, tokenizer: Tokenizer) -> Any:
             for item, segment in zip(template, segments, strict=True)
         ]
 
-    pair, pair_segments = framing.pair, framing.pair_segments
-    if framing.name == T5.name:  # Transformers ends both texts of a pair
-        pair, pair_segments = (0, "end", 1, "end"), (0, 0, 0, 0)
     return processors.TemplateProcessing(
         single=spell(framing.single, framing.single_segments),
-        pair=spell(pair, pair_segments),
+        pair=spell(framing.pair, framing.pair_segments),
         special_tokens=[(tokenizer.roles[role], tokenizer.id(role)) for role in framing.roles],
     )
 
@@ -267,4 +310,7 @@ def _roles(backend: tokenizers.Tokenizer, declared: Mapping[str, Any]) -> dict[s
                 roles[role] = name
         if "class" not in roles and {"begin", "end", "mask"} <= set(roles):  # RoBERTa and BART do with those
             roles |= {"class": roles["begin"], "separator": roles["end"]}
+    # Rows that are filled up with the end of a text: a token of another role, and none for that alone.
+    if roles.get("pad") in [token for role, token in roles.items() if role != "pad"]:
+        del roles["pad"]
     return roles

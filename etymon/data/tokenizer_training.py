@@ -18,7 +18,6 @@ from etymon.data import tokenizer_kinds as kinds
 from etymon.data.cutting import pieces
 from etymon.data.framing import Framing
 from etymon.data.tokenizer import BYTE_OF, ROLE_KEYS, Tokenizer
-from etymon.data.tokenizer_files import post_processor
 from etymon.errors import EtymonError
 
 LOSSLESS = ("byte-bpe", "byte")
@@ -112,9 +111,6 @@ def train_tokenizer(
     backend.add_special_tokens([AddedToken(token, lstrip=token == spaced, special=True) for token in leading])
     kinds.add_sentinels(backend, sentinels)
     tokenizer = Tokenizer(backend, specials, framing=framing)
-    if (processor := post_processor(tokenizer.framing, tokenizer)) is not None:
-        backend.post_processor = processor
-        tokenizer = Tokenizer(backend, specials, framing=framing)
     if kind == "word":
         tokenizer.counts = _token_counts(tokenizer, _Pieces(texts))
     return tokenizer

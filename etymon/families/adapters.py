@@ -20,6 +20,7 @@ from etymon.families.family import Architecture, Family
 from etymon.families.filling import extra_heads, head_of, name_map
 from etymon.families.loading import HISTORY, _note, _tokenizer, load, model_folder, read_shape
 from etymon.families.model import Model
+from etymon.families.reading import reading_settings
 from etymon.families.special_tokens import leave_out_unusable_ids
 from etymon.nn.features import FeatureSettings
 from etymon.nn.linear import Linear
@@ -154,7 +155,8 @@ def load_adapted(
     model.carried = note.get("carried", model.carried)
     model.generation = note.get("generation", model.generation)
     leave_out_unusable_ids(model, folder)
-    model.tokenizer = _tokenizer(family, folder, model.shape.vocabulary) or model.tokenizer
+    reading = reading_settings(model, stored, model.history)
+    model.tokenizer = _tokenizer(family, folder, model.shape.vocabulary, reading) or model.tokenizer
     return model
 
 

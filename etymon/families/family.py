@@ -61,6 +61,8 @@ class Architecture:
     prefix: str | None = None
 
 
+TASK_HEADS = frozenset({"classification", "choice", "tagging", "span", "conditional_span"})
+"""The heads that answer a task; others are those of pretraining."""
 ENDINGS = {
     "ForMaskedLM": {"vocabulary"},
     "ForCausalLM": {"vocabulary"},

@@ -107,11 +107,27 @@ def extra_heads(stored: Iterable[str]) -> set[str]:
     return {name.split(".")[1] for name in own}
 
 
-def best_architecture(family: Family, heads: frozenset[str], weighty: Iterable[str] = ()) -> Architecture:
-    """The published class with the most of these heads and no other, first of all of those that have weights of their own:
-    words that are given back by their vectors are found again in any class."""
-    fitting = [known for known in family.architectures if known.heads <= heads]
-    return max(fitting, key=lambda known: (len(known.heads & {*weighty}), len(known.heads)))
+def best_architecture(model: Model) -> Architecture:
+    """The published class with the most of the model's heads, first of all of those that have weights of their own: words that
+    are given back by their vectors are found again in any class, and may be more than was asked for."""
+    heads, weighty = model.asked, {name.split(".")[1] for name in model.kept() if name.startswith("heads.")}
+    if model.encoder_decoder:  # without its vocabulary, the class may lack the decoder, too
+        weighty = set()
+    free = heads if model.encoder_decoder or "vocabulary" in weighty else {*heads, *_tied_vocabulary(model)}
+    fitting = [known for known in model.family.architectures if known.heads <= free]
+    return max(
+        fitting,
+        key=lambda known: (len(known.heads & weighty), len(known.heads & heads), -len(known.heads - heads)),
+    )
+
+
+def _tied_vocabulary(model: Model) -> set[str]:
+    """The name of the vocabulary head, if its weights are all those of the body."""
+    if "vocabulary" not in model.family.heads:
+        return set()
+    with torch.device("meta"):
+        head = model.family.heads["vocabulary"].build(model.shape, model.body, len(model.labels))
+    return set() if {*head.parameters()} - {*model.body.parameters()} else {"vocabulary"}
 
 
 def stored_heads(

@@ -15,12 +15,14 @@ from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.sentences import read_sentences
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
+from etymon.data.framing import ReadingSettings
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import family_of, get_family
 from etymon.families.family import Family
 from etymon.families.filling import extra_heads, fill, fill_int8, name_map, stored_heads
 from etymon.families.model import FEATURES_KEY, Model
+from etymon.families.reading import reading_settings
 from etymon.families.special_tokens import leave_out_unusable_ids
 from etymon.files import read_json
 from etymon.nn.features import FeatureSettings
@@ -117,7 +119,8 @@ def load(
         fill(
             model, weights, name_map(held, shape, extra_heads(weights)), known, folder, chosen, partial, seed
         )
-    model.tokenizer = _tokenizer(family, folder, shape.vocabulary)
+    reading = reading_settings(model, stored, model.history)
+    model.tokenizer = _tokenizer(family, folder, shape.vocabulary, reading)
     if published is not None:  # letters are read, whatever words are known
         model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)
     model.source_tokenizer = _tokenizer(family, folder / SOURCE, model.source_vocabulary)
@@ -152,7 +155,9 @@ def _placed(model: Model, quantize: str | None, device: str | torch.device) -> M
     return model.to(device).eval()
 
 
-def _tokenizer(family: Family, folder: Path, words: int) -> Tokenizer | None:
+def _tokenizer(
+    family: Family, folder: Path, words: int, reading: ReadingSettings | None = None
+) -> Tokenizer | None:
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         return None
     tokenizer = Tokenizer.load(folder)
@@ -163,6 +168,8 @@ def _tokenizer(family: Family, folder: Path, words: int) -> Tokenizer | None:
         )
     if set(family.framing.roles) <= set(tokenizer.roles):
         tokenizer.framing = family.framing
+    if reading is not None:
+        tokenizer.forget_reading(reading)
     return tokenizer
 
 

@@ -18,6 +18,7 @@ from etymon.families.cards import card
 from etymon.families.filling import best_architecture, name_map
 from etymon.families.loading import HISTORY, OWN_TYPE
 from etymon.families.model import FEATURES_KEY, Model
+from etymon.families.reading import reading_settings
 from etymon.families.special_tokens import config_ids, generation_settings
 from etymon.files import write_json
 from etymon.nn.int8 import stored as stored_int8
@@ -45,9 +46,7 @@ def save(
     Of a model with adapters only those and its heads are written, as PEFT keeps them: they need their base.
     """
     family, shape = model.family, model.shape_fields()
-    weighty = {name.split(".")[1] for name in model.kept() if name.startswith("heads.")}
-    # Without its vocabulary, the class of an encoder-decoder may lack the decoder, too.
-    architecture = best_architecture(family, model.asked, () if model.encoder_decoder else weighty)
+    architecture = best_architecture(model)
     names = name_map(family, model.shape, model.asked - architecture.heads)
     named = {name: tensor.detach() for name, tensor in model.kept().items()}
     scale = shape.get("residual_scale", 1.0)
@@ -73,6 +72,10 @@ def save(
     if model.features is not None and model.asked & family.reading_features:
         config[FEATURES_KEY] = asdict(model.features)
     past = [_finite(entry) for entry in (model.history if history is None else history)]
+    reading, tokenizer = reading_settings(model, model.asked, past), model.tokenizer
+    if reading.for_task and tokenizer is not None and tokenizer.padding is not None:
+        # Transformers finds the last token of a row by it.
+        config.setdefault("pad_token_id", tokenizer.backend.token_to_id(tokenizer.padding))
     extra: dict[str, Callable[[Path], None]] = {HISTORY: lambda path: write_json(path, note)}
     if model.source_tokenizer is not None:
         extra[SOURCE] = model.source_tokenizer.save
@@ -95,7 +98,7 @@ def save(
         weights=weights,
         generation_config=generation_settings(model) if generates and not adapted else None,
         card=card(model, shape, architecture.name if foreign else None, past, base),
-        tokenizer_saver=None if model.tokenizer is None else model.tokenizer.save,
+        tokenizer_saver=None if tokenizer is None else partial(tokenizer.save, reading=reading),
         extra=extra,
         adapters=adapted,
     )

@@ -97,7 +97,7 @@ def windows(
             )
             words = len(questions[number].split()) + len(contexts[number][read].split())
             framed = reader.framed(part, asked) if context_first else reader.framed(asked, part)
-            at = marks if context_first else marks + len(asked) + len(reader.between)
+            at = marks if context_first else marks + len(asked)
             found.append(Window(number, framed, at, first, len(part), words))
     if cut:
         tell(

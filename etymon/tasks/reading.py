@@ -36,12 +36,7 @@ class TextReader:
         require_one_tokenizer(model)
         # A model that reads letters can tell words apart that its tokenizer does not know.
         self.words = tokenizer.lexicon if "letters" in model.capabilities else tokenizer
-        self.framing = tokenizer.framing
-        first, second = self.framing.pair.index(0), self.framing.pair.index(1)
-        end = tokenizer.id("end")
-        # Where a framing only joins two texts, the end of a text stands between them.
-        bare = second - first == 1 and end is not None
-        self.between = np.array([end] if bare else [], np.int32)
+        self.framing = tokenizer.task_framing
         rooms = [length or USUAL_LENGTH, *([] if model.positions is None else [model.positions])]
         self.length = min(rooms)
         if not self.room(pair=False):
@@ -54,23 +49,19 @@ class TextReader:
 
     def room(self, pair: bool) -> int:
         """Tokens that are left for texts within the framing."""
-        return max(0, self.length - self.framing.overhead(pair) - (len(self.between) if pair else 0))
+        return max(0, self.length - self.framing.overhead(pair))
 
     def framed(self, first: np.ndarray, second: np.ndarray | None = None, *, ending: bool = False) -> Framed:
-        """The row of one text or of two; of two that are too long, the longer loses its end first. With `ending`, the first text
-        loses its beginning instead."""
+        """The row of one text or of two; of two that are too long, the longer loses its end first, and if both do, it keeps the
+        odd token (as Transformers' `longest_first`). With `ending`, the first text loses its beginning instead."""
         room = self.room(second is not None)
         lengths = [len(first), 0 if second is None else len(second)]
         if sum(lengths) > room:
             self.cut += 1
-            shorter = min(lengths)
-            kept = max(room - shorter, (room + 1) // 2)
-            lengths = [min(length, kept) for length in lengths]
-            lengths[1] = min(lengths[1], room - lengths[0])
+            shorter = min(*lengths, room // 2)
+            lengths = [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
         first = first[len(first) - lengths[0] :] if ending else first[: lengths[0]]
-        if second is None:
-            return self.framing.frame(first)
-        return self.framing.frame(first, np.concatenate([self.between, second[: lengths[1]]]))
+        return self.framing.frame(first, None if second is None else second[: lengths[1]])
 
     def examples(
         self, pairs: Sequence[Sequence[Pair]], table: Table, tell: Tell, *, ending: bool

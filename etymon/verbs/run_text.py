@@ -73,14 +73,16 @@ class RunTokenizer:
 
     def _found(self, given: Tokenizer | None) -> Tokenizer | None:
         """A tokenizer that is there already; None if one has to be learnt from the text."""
-        if self.file.tokenizer is not None and self.file.kind is None:
-            given = given or Tokenizer.load(self.file.tokenizer)
+        if given is None and self.file.tokenizer is not None and self.file.kind is None:
+            given = Tokenizer.load(self.file.tokenizer)
+            given.forget_reading()  # by the model that it was made for
         if isinstance(self.source, PreparedText):
             if self.file.vocabulary is not None and not self.source.text:
                 raise EtymonError(
                     f"{self.source.folder} was prepared with its tokenizer: leave out the vocabulary"
                 )
             stored = Tokenizer.load(self.source.folder / "tokenizer")
+            stored.forget_reading()
             return stored if given is None or extends(stored, given) else given
         return None if self.file.start is not None and self.file.vocabulary is not None else given
 

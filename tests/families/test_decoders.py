@@ -145,8 +145,13 @@ def test_gpt1_s_folder_has_its_tokenizer_and_framing(tmp_path: Path) -> None:
     start, delimiter, classify = (own.id(role) for role in ("begin", "separator", "class"))
     one, two = loaded.encode_batch(["The river", "crossed"])
     assert loaded.framing.frame(one, two).ids.tolist() == [start, *one, delimiter, *two, classify]
-    # A prompt is left open there, too.
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert theirs("The river", "crossed")["input_ids"] == [start, *one, delimiter, *two, classify]
+    # Without a task, a prompt is left open there, too.
+    spoken = tiny("gpt1", {"vocabulary"}, vocabulary=own.size)
+    spoken.tokenizer = own
+    etymon.save(spoken, tmp_path / "spoken")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "spoken")
     for text in ("The river crossed", "THE RIVER'S café. _start_ answer_classify_"):
         assert theirs(text)["input_ids"] == loaded.encode(text).tolist()
     generation = json.loads((tmp_path / "saved" / "generation_config.json").read_text())

@@ -76,7 +76,7 @@ def test_what_is_missing_is_added_told_and_opened_by_transformers(
     for text in tiny.texts(5):
         assert again.tokenizer.encode(text).tolist() == old.tokenizer.encode(text).tolist()
     theirs = transformers.AutoTokenizer.from_pretrained(done.model_folder)
-    assert theirs("_start_ the river _classify_").input_ids == [
+    assert theirs("the river").input_ids == [
         known, *old.tokenizer.encode("the river").tolist(), known + 2
     ]  # fmt: skip
     opened = transformers.OpenAIGPTModel.from_pretrained(done.model_folder).eval()
