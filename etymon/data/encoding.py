@@ -191,7 +191,7 @@ class Encoder:
         deep = np.flatnonzero(inside > first)
         for group in np.split(deep, np.flatnonzero(np.diff(unit[deep])) + 1) if len(deep) else ():
             start, stop = np.append(units, len(text))[unit[group[0]] :][:2]
-            ids, _, stops = self.tokenizer.offsets(text[start:stop])
+            ids, _, stops = self.tokenizer.offsets(text[start:stop], quiet=True)
             found = np.searchsorted(np.maximum.accumulate(stops), inside[group], side="right")
             if self.space is not None and len(ids):
                 found -= (found > 0) & (ids[np.maximum(found - 1, 0)] == self.space)

@@ -37,6 +37,8 @@ class ReadingSettings:
     """Tokens of a row that it has room for; None: any number."""
     for_task: bool = False
     """Whether its heads answer a task, and texts are framed as tasks frame them."""
+    pad_token: str | None = None
+    """What rows of a task are filled up with, where the tokenizer has no token for that."""
     task_length: int | None = None
     """Tokens of a row that the task was trained to read, where that is known."""
     truncation_side: Side = "right"

@@ -92,7 +92,7 @@ class WordReader:
     @staticmethod
     def _encoded(tokenizer: Tokenizer, part: str, inside: bool) -> list[int]:
         if not inside or tokenizer.kind not in ("unigram", "bpe"):
-            return tokenizer.encode(part).tolist()
+            return tokenizer.encode(part, quiet=True).tolist()
         # These would put the mark of a new word before it.
         normalizer = tokenizer.backend.normalizer
         normal = part if normalizer is None else normalizer.normalize_str(part)

@@ -36,6 +36,8 @@ from etymon.files import atomic_folder, sha256
 FORMAT = 1
 SPLITS = ("train", "validation")
 ARRAYS = ("documents", "sentences", "bytes", "words")
+SAMPLE = 1 << 20
+"""Tokens at the beginning of a text by which it is seen whether its tokenizer knows it."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Split:
         places = np.concatenate(ends)
         split = Split.of(np.concatenate(tokens), places[:-1, 0], np.concatenate(sentences))  # type: ignore[arg-type]
         split.bytes, split.words = np.diff(places[:, 1:], axis=0).T
+        tokenizer.note_unknown([split.tokens[:SAMPLE]])
         return split
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -175,7 +178,10 @@ class TokenStore:
         description = _describe(folder)
         if tokenizer is not None and description["tokenizer"] != tokenizer.fingerprint:
             raise EtymonError(f"{folder} was built with another tokenizer; build the store again")
-        return cls(folder, description)
+        store = cls(folder, description)
+        if tokenizer is not None:
+            tokenizer.note_unknown([store.train.tokens[:SAMPLE]])
+        return store
 
     @property
     def summary(self) -> StoreSummary:
@@ -275,11 +281,13 @@ def ensure_store(
             source.files = {**store.description.get("inputs", {}), **source.files}
         same = all(store.description[key] == value for key, value in wanted.items())
         if same and store.description["source"] == source.fingerprint():
-            return replace(store.summary, reused=True)
-    return build_store(
+            return replace(TokenStore.open(folder, tokenizer).summary, reused=True)
+    summary = build_store(
         source.documents(), tokenizer, folder, validation=validation, seed=seed, source=source,
         workers=workers, progress=progress,
     )  # fmt: skip
+    TokenStore.open(folder, tokenizer)  # which notes what it does not know
+    return summary
 
 
 def is_store(folder: str | os.PathLike[str]) -> bool:

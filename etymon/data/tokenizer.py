@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
+import logging
 import os
 import re
 import unicodedata
@@ -17,13 +17,18 @@ import numpy as np
 import tokenizers
 
 from etymon.data.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing, ReadingSettings
+from etymon.data.token_stream import BYTE_KINDS, TokenStream, incremental_decoder, token_bytes
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
 if TYPE_CHECKING:
     from etymon.data.words import Lexicon
 
+logger = logging.getLogger("etymon.data")
+
 COUNTS = "token_counts.json"
+MANY_UNKNOWN = 0.1
+"""The share of a text's tokens above which it is said that they are unknown."""
 # Our roles and the names Transformers gives them in tokenizer_config.json.
 ROLE_KEYS = {
     "pad": "pad_token",
@@ -35,19 +40,10 @@ ROLE_KEYS = {
     "mask": "mask_token",
 }
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
-BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # Thai, Lao, Tibetan; Myanmar; Khmer; Chinese and Japanese with their punctuation: words have no spaces between them.
 SPACELESS = re.compile(
     "[\u0e00-\u0fda\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U000323af]"
 )
-BYTE_KINDS = ("byte-bpe", "byte")
-"""Whose tokens are bytes, and may begin or end inside a character."""
-
-
-# Byte-level BPE writes bytes as printable characters: this is the byte behind each of the 256.
-PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-OTHERS = sorted(set(range(256)) - set(PRINTABLE))
-BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
 
 
 class Tokenizer:
@@ -74,6 +70,7 @@ class Tokenizer:
         self._config = dict(config or {})  # keys of a foreign tokenizer_config.json, carried verbatim
         self._description = json.loads(backend.to_str())
         self.framing = framing or self._usual_framing()
+        self._unknown_noted = False
         self.counts: np.ndarray | None = None
         """How often every id occurred in the text that a word tokenizer was trained on."""
 
@@ -123,11 +120,17 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids that `decode` leaves out: special tokens and sentinels."""
+        """The ids of special tokens and sentinels."""
         added = self.backend.get_added_tokens_decoder()
         special = {number for number, token in added.items() if token.special}
         roles = {number for role in self.roles if (number := self.id(role)) is not None}
         return frozenset(special | roles | set(self.sentinels))
+
+    @cached_property
+    def hidden_ids(self) -> frozenset[int]:
+        """The ids that `decode` leaves out: all special ones but that of the unknown, which stands for some text."""
+        others = {self.id(role) for role in self.roles if role != "unknown"}
+        return self.special_ids - ({self.id("unknown")} - others)
 
     @cached_property
     def spaced(self) -> np.ndarray:
@@ -162,7 +165,7 @@ class Tokenizer:
 
     def goes_on(self, number: int) -> bool:
         """Whether a token begins inside a character."""
-        return self.kind in BYTE_KINDS and b"\x80" <= _token_bytes(self.tokens[number])[:1] < b"\xc0"
+        return self.kind in BYTE_KINDS and b"\x80" <= token_bytes(self.tokens[number])[:1] < b"\xc0"
 
     @cached_property
     def byte_lengths(self) -> np.ndarray | None:
@@ -172,7 +175,7 @@ class Tokenizer:
         altered = self._description["normalizer"] or '"add_prefix_space": true' in splitter
         if self.kind not in ("byte-bpe", "byte", "character") or altered:
             return None
-        spelled = str.encode if self.kind == "character" else _token_bytes
+        spelled = str.encode if self.kind == "character" else token_bytes
         lengths = np.array([len(spelled(token)) for token in self.tokens], np.int32)
         lengths[list(self.special_ids)] = 0
         return lengths
@@ -187,7 +190,7 @@ class Tokenizer:
             lengths = np.ones(self.size, np.int32)
         else:  # every character has one byte that is none of those that go on
             lengths = np.array(
-                [sum(b & 0xC0 != 0x80 for b in _token_bytes(token)) for token in self.tokens], np.int32
+                [sum(b & 0xC0 != 0x80 for b in token_bytes(token)) for token in self.tokens], np.int32
             )
         lengths[[number for number in self.special_ids if number != self.id("unknown")]] = 0
         return lengths
@@ -215,12 +218,6 @@ class Tokenizer:
             return self._framing
         return self._framing.with_separator("end").resolve(self.id)
 
-    @property
-    def padding(self) -> str | None:
-        """The token that other libraries fill up short rows with: its own for that, or else the end of a text."""
-        roles = ("pad", "end", "begin", "unknown")
-        return next((self.roles[role] for role in roles if role in self.roles), None)
-
     def _usual_framing(self) -> Framing:
         if "class" in self.roles and "separator" in self.roles:
             return {"<s>": ROBERTA, "_classify_": GPT1}.get(self.roles["class"], BERT)
@@ -235,20 +232,42 @@ class Tokenizer:
 
     # ------------------------------------------------------------ text to ids
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, *, quiet: bool = False) -> np.ndarray:
         """The ids of a text (int32), without special tokens around it."""
-        return self.encode_batch([text])[0]
+        return self.encode_batch([text], quiet=quiet)[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of many texts, on all cores."""
+    def encode_batch(self, texts: Sequence[str], *, quiet: bool = False) -> list[np.ndarray]:
+        """The ids of many texts, on all cores. Unless it is `quiet`, many unknown tokens among them are noted."""
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        found = [np.array(encoding.ids, np.int32) for encoding in encodings]
+        if not quiet:
+            self.note_unknown(found)
+        return found
 
-    def offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def offsets(self, text: str, *, quiet: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The ids of a text and the characters [start, stop) that each token stands for."""
         encoding = self.backend.encode(text, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        return np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1]
+        ids = np.array(encoding.ids, np.int32)
+        if not quiet:
+            self.note_unknown([ids])
+        return ids, spans[:, 0], spans[:, 1]
+
+    def note_unknown(self, rows: Sequence[np.ndarray]) -> None:
+        """Says in the log, once for a tokenizer, if more than a tenth of the tokens of some texts are unknown."""
+        number = self.id("unknown")
+        if number is None or self._unknown_noted or self.kind in BYTE_KINDS:
+            return
+        tokens, unknown = sum(map(len, rows)), sum(int((row == number).sum()) for row in rows)
+        if unknown > MANY_UNKNOWN * tokens:
+            self._unknown_noted = True
+            logger.warning(
+                "%s of %s tokens of the text are unknown to the tokenizer (%s): it was made for other words, another script or other "
+                "case; take a model or a tokenizer that fits the text",
+                f"{unknown:,}",
+                f"{tokens:,}",
+                self.roles["unknown"],
+            )
 
     # ------------------------------------------------------------ ids to text
 
@@ -262,9 +281,11 @@ class Tokenizer:
             wrong = max(listed) if max(listed) >= self.size else min(listed)
             raise EtymonError(f"token id {wrong} is outside the vocabulary of {self.size} tokens")
         if skip_special:
-            listed = [number for number in listed if number not in self.special_ids]
+            listed = [number for number in listed if number not in self.hidden_ids]
         if whole and self.kind in BYTE_KINDS:
-            return _incremental().decode(b"".join(_token_bytes(self.tokens[number]) for number in listed))
+            return incremental_decoder().decode(
+                b"".join(token_bytes(self.tokens[number]) for number in listed)
+            )
         return self.backend.decode(listed, skip_special_tokens=False)
 
     def stream(self, skip_special: bool = True) -> TokenStream:
@@ -316,57 +337,10 @@ class Tokenizer:
                 json.dump(self.counts.tolist(), file)
 
 
-class TokenStream:
-    """Incremental decoding: what `feed` and `finish` return adds up to `decode` of all ids.
-
-    Never half a character: bytes are held back until they are complete. Constant work a token.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special else frozenset()
-        self._bytes = _incremental()
-        # Spaces depend on the neighbour: decode each token after the one before it and cut that one's text.
-        self._before: list[int] = []
-        self._held: list[int] = []
-
-    def feed(self, number: int) -> str:
-        """The text that became certain with this token."""
-        if number in self._skip:
-            return ""
-        token = self._tokenizer.tokens[number]
-        if self._tokenizer.kind in BYTE_KINDS:
-            return self._bytes.decode(_token_bytes(token))
-        self._held.append(number)
-        # A run of byte pieces is decoded as a whole, once it has ended.
-        return "" if BYTE_PIECE.fullmatch(token) else self._release()
-
-    def finish(self, *, whole: bool = False) -> str:
-        """The rest; the stream is new afterwards. As in `decode`, only `whole` characters if asked."""
-        half = self._bytes.decode(b"", final=True)
-        rest = ("" if whole else half) + self._release()
-        self._before = []
-        return rest
-
-    def _release(self) -> str:
-        if not self._held:
-            return ""
-        decode = self._tokenizer.backend.decode
-        known = decode(self._before, skip_special_tokens=False)
-        text = decode(self._before + self._held, skip_special_tokens=False)[len(known) :]
-        self._before, self._held = self._held[-1:], []
-        return text
-
-
-def _incremental() -> codecs.IncrementalDecoder:
-    """Bytes to text, as far as they are whole characters."""
-    return codecs.getincrementaldecoder("utf-8")("replace")
-
-
 def _first_character(token: str) -> str:
     """The character that a byte-level token begins. Of half a character the rest is made up, so that its script is
     known as far as its bytes tell; "" if the token goes on with one."""
-    spelled = _token_bytes(token)
+    spelled = token_bytes(token)
     size = 1 + sum(spelled[:1] >= lead for lead in (b"\xc0", b"\xe0", b"\xf0"))
     return spelled[:size].ljust(size, b"\xbf").decode(errors="ignore")
 
@@ -374,11 +348,3 @@ def _first_character(token: str) -> str:
 def _is_mark(token: str) -> bool:
     """Punctuation or a symbol, but for apostrophes, which are inside words."""
     return token not in ("", "'", "’") and all(unicodedata.category(each)[0] in "PS" for each in token)
-
-
-def _token_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; one outside the byte alphabet (an added token) stands for itself."""
-    try:
-        return bytes([BYTE_OF[character] for character in token])
-    except KeyError:
-        return token.encode()

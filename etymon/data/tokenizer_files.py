@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ USUAL_TOKENS = {
 ROBERTA_TOKENS = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
 NO_LIMIT = int(1e30)
 """The `model_max_length` with which Transformers says that there is none."""
+STRAY = 0.01
+SPECIAL = re.compile(r"\[.*\]|<.*>")
 PUBLISHED_SENTINELS = 100  # T5's sentencepiece file does not hold them; its tokenizer classes add them
 
 
@@ -89,8 +93,8 @@ def hub_config(
         config = {**reading_config(tokenizer, reading), **config}
         own = config["model_max_length"] if isinstance(config["model_max_length"], int) else NO_LIMIT
         config["model_max_length"] = reading.task_length or min(own, reading.positions or NO_LIMIT)
-        if reading.for_task and config.get("pad_token") is None:
-            config["pad_token"] = tokenizer.padding
+        if reading.pad_token is not None and config.get("pad_token") is None:
+            config["pad_token"] = reading.pad_token
     elif tokenizer.framing.padding_side != "right":  # which goes without saying
         config.setdefault("padding_side", tokenizer.framing.padding_side)
     config.update(
@@ -184,6 +188,31 @@ def _post_processor(framing: Framing, tokenizer: Tokenizer) -> processors.Templa
 # ---------------------------------------------------------------- older formats
 
 
+def is_cased(pieces: Iterable[str]) -> bool:
+    """Whether a vocabulary tells upper case from lower case: of an uncased one, no piece has an upper-case letter. A few that
+    came in by mistake do not count."""
+    return _share(pieces, lambda piece: piece != piece.lower()) > STRAY
+
+
+def is_accented(pieces: Iterable[str]) -> bool:
+    """Whether it tells letters with accents from those without."""
+    return (
+        _share(pieces, lambda piece: any(map(unicodedata.combining, unicodedata.normalize("NFD", piece))))
+        > STRAY
+    )
+
+
+def _share(pieces: Iterable[str], has: Callable[[str], bool]) -> float:
+    """The share of pieces that have something, of those with letters that have a case; ideographs have none."""
+    letters = [
+        "".join(letter for letter in piece if letter.lower() != letter.upper())
+        for piece in pieces
+        if not SPECIAL.fullmatch(piece)
+    ]
+    spelled = [piece for piece in letters if piece]
+    return sum(map(has, spelled)) / max(1, len(spelled))
+
+
 def _from_vocab_txt(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     try:
         tokens = path.read_text(encoding="utf-8").split("\n")
@@ -194,10 +223,16 @@ def _from_vocab_txt(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
     vocabulary = {token.rstrip("\r"): number for number, token in enumerate(tokens) if token.rstrip("\r")}
     if "[UNK]" not in vocabulary:
         raise EtymonError(f"{path} is no BERT vocabulary: it has no [UNK] token")
+    lowercase = config.get("do_lower_case")
+    strip_accents = config.get("strip_accents")
+    if lowercase is None:
+        lowercase = not is_cased(vocabulary)
+        # None: accents go where upper case does.
+        strip_accents = False if strip_accents is None and is_accented(vocabulary) else strip_accents
     backend = wordpiece_backend(
         models.WordPiece(vocabulary, unk_token="[UNK]"),
-        lowercase=bool(config.get("do_lower_case", True)),
-        strip_accents=config.get("strip_accents"),
+        lowercase=bool(lowercase),
+        strip_accents=strip_accents,
         chinese=bool(config.get("tokenize_chinese_chars", True)),
     )
     usual = {token for names in USUAL_TOKENS.values() for token in names}
@@ -213,7 +248,9 @@ def _from_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenize
     vocabulary = tokenizers.Tokenizer(model).get_vocab()
     if any(token.endswith(WORD_END) for token in vocabulary):
         model.end_of_word_suffix, model.unk_token = WORD_END, "<unk>"
-        backend = word_bpe_backend(model)
+        backend = word_bpe_backend(
+            model, lowercase=bool(config.get("do_lower_case", not is_cased(vocabulary)))
+        )
     else:
         backend = byte_bpe_backend(model, prefix_space=bool(config.get("add_prefix_space", False)))
     usual = dict.fromkeys(token for names in USUAL_TOKENS.values() for token in names if token in vocabulary)
@@ -250,7 +287,7 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
     backend = metaspace_backend(
         models.Unigram(pieces, unknown, bool(trainer.get(35, 0))),
         characters=normalizer.get(2) or None,
-        lowercase=prepared and bool(config.get("do_lower_case", albert)),
+        lowercase=prepared and bool(config.get("do_lower_case", albert and not is_cased(names))),
         strip_accents=prepared and not config.get("keep_accents", False),
         prefix_space=bool(normalizer.get(3, 1)),
         collapse=bool(normalizer.get(4, 1)),

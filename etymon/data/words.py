@@ -51,12 +51,12 @@ class Lexicon:
         """The ids of texts, unknown words with numbers of their own."""
         return [
             self.offsets(text)[0] if (ids == self.unknown).any() else ids
-            for text, ids in zip(texts, self.tokenizer.encode_batch(texts), strict=True)
+            for text, ids in zip(texts, self.tokenizer.encode_batch(texts, quiet=True), strict=True)
         ]
 
     def offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As the tokenizer's, unknown words with numbers of their own."""
-        ids, starts, stops = self.tokenizer.offsets(text)
+        ids, starts, stops = self.tokenizer.offsets(text, quiet=True)
         normalizer = self.tokenizer.backend.normalizer
         for place in np.flatnonzero(ids == self.unknown).tolist():
             word = text[starts[place] : stops[place]]

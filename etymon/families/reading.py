@@ -8,6 +8,7 @@ from typing import Any
 from etymon.data.framing import ReadingSettings
 from etymon.families.family import TASK_HEADS
 from etymon.families.model import Model
+from etymon.families.special_tokens import token_ids
 
 
 def reading_settings(model: Model, heads: Set[str], history: Sequence[Mapping[str, Any]]) -> ReadingSettings:
@@ -20,10 +21,20 @@ def reading_settings(model: Model, heads: Set[str], history: Sequence[Mapping[st
     return ReadingSettings(
         positions=model.positions,
         for_task=bool(heads),
+        pad_token=_pad_token(model) if heads else None,
         task_length=max(known, default=None),
         # A question's end is what choices follow on.
         truncation_side="left" if heads == {"choice"} else "right",
     )
+
+
+def _pad_token(model: Model) -> str | None:
+    """The token for padding that the folder or the tokenizer names, or else the end of a text."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return None
+    ids = (number for role in ("pad", "end", "begin", "unknown") for number in token_ids(model, role))
+    return next((tokenizer.tokens[number] for number in ids if number < tokenizer.size), None)
 
 
 def _tasks(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -73,9 +73,9 @@ def save(
         config[FEATURES_KEY] = asdict(model.features)
     past = [_finite(entry) for entry in (model.history if history is None else history)]
     reading, tokenizer = reading_settings(model, model.asked, past), model.tokenizer
-    if reading.for_task and tokenizer is not None and tokenizer.padding is not None:
+    if tokenizer is not None and reading.pad_token is not None and config.get("pad_token_id") is None:
         # Transformers finds the last token of a row by it.
-        config.setdefault("pad_token_id", tokenizer.backend.token_to_id(tokenizer.padding))
+        config["pad_token_id"] = tokenizer.tokens.index(reading.pad_token)
     extra: dict[str, Callable[[Path], None]] = {HISTORY: lambda path: write_json(path, note)}
     if model.source_tokenizer is not None:
         extra[SOURCE] = model.source_tokenizer.save

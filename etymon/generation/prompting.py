@@ -90,7 +90,7 @@ class Prompter:
         self.apart = 0
         """Completions that were scored so far and had to be encoded apart from their prompts."""
         self._known: dict[str, list[int]] = {}
-        parts = [ids.tolist() for ids in self.tokenizer.encode_batch(["a\nb", "a", "\nb"])]
+        parts = [ids.tolist() for ids in self.tokenizer.encode_batch(["a\nb", "a", "\nb"], quiet=True)]
         self._by_line = parts[0] == parts[1] + parts[2]
 
     # --- text to tokens

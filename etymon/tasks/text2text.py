@@ -97,7 +97,7 @@ class Text2Text(Task):
             first, second = framing.pair.index(0), framing.pair.index(1)
             marks = [roles[str(role)] for role in framing.pair[first + 1 : second]]
             self.before = np.array([roles[str(role)] for role in framing.pair[:first]], np.int32)
-            self.between = np.asarray(marks or tokenizer.encode(self.options.separator), np.int32)
+            self.between = np.asarray(marks or tokenizer.encode(self.options.separator, quiet=True), np.int32)
         asked = length or self.limits.get("length") or USUAL_LENGTH
         self.limits["length"] = asked if self.room is None else min(asked, self.room)
         if self.options.smoothing and type(model.heads["vocabulary"]) is not DenseVocabulary:

@@ -153,6 +153,15 @@ def test_padding_with_the_end_of_a_text_leaves_the_tokenizer_what_it_is(tmp_path
     assert again.tokenizer.fingerprint == model.tokenizer.fingerprint and again.token("pad") == number
 
 
+def test_rows_are_filled_up_with_what_the_configuration_says(tmp_path: Path) -> None:
+    """By which Transformers looks for the last token of a row."""
+    _, model = begun("gpt2")
+    model.carried = {"pad_token_id": 7}
+    save(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == 7
+    assert told(tmp_path)["pad_token"] == model.tokenizer.tokens[7]
+
+
 def test_files_without_a_post_processor_are_saved_with_one(tmp_path: Path) -> None:
     """Old files have none: vocab.txt, a sentencepiece model, tokenizer.json of some."""
     transformers = pytest.importorskip("transformers")

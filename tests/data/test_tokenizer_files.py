@@ -12,6 +12,7 @@ import pytest
 from etymon.data.framing import BERT, ROBERTA
 from etymon.data.text import Document
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
+from etymon.data.tokenizer_files import is_cased
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 
@@ -89,8 +90,8 @@ def test_bert_vocabulary_file(trained: dict[str, Tokenizer], tmp_path: Path) -> 
     assert loaded.roles == tokenizer.roles and loaded.framing.name == "bert"
     loaded.save(tmp_path / "again")
     assert Tokenizer.load(tmp_path / "again").fingerprint == loaded.fingerprint
-    (tmp_path / "tokenizer_config.json").unlink()  # lower case is BERT's default
-    assert Tokenizer.load(tmp_path).encode("RIVER").tolist() == tokenizer.encode("river").tolist()
+    (tmp_path / "tokenizer_config.json").unlink()  # its pieces have upper case
+    assert same_ids(Tokenizer.load(tmp_path), tokenizer)
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     with pytest.raises(EtymonError, match=r"no \[UNK\] token"):
         Tokenizer.load(tmp_path)
@@ -346,3 +347,53 @@ def test_folders_without_a_tokenizer(tmp_path: Path, trained: dict[str, Tokenize
     (tmp_path / "tokenizer_config.json").write_text("{nonsense")
     with pytest.raises(EtymonError, match="not valid JSON"):
         Tokenizer.load(tmp_path)
+
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused1]"]
+UNCASED = ["the", "river", "##s", "cafe", "a", "##b", "uber"]
+CASED = ["The", "the", "River", "river", "##s", "##S", "A", "a", "Café", "Über", "über"]
+ACCENTED = ["the", "river", "über", "##s", "ö", "a"]
+CHINESE = ["河", "水", "##水", "qq", "a", "##b", "が", "##が", "iphone"]
+CASED_CHINESE = [*CHINESE, "A", "##B", "iPhone"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "tokens"),
+    [
+        (UNCASED, "The RIVERS Café", "the river ##s cafe"),
+        (CASED, "The River the Café Über", "The River the Café Über"),
+        (ACCENTED, "The ÜBER river ö", "the über river ö"),
+        (CHINESE, "河水 QQ iPhone", "河 水 qq iphone"),
+        (CASED_CHINESE, "河水 qq A iPhone", "河 水 qq A iPhone"),
+        (["河", "水"], "河水 A", "河 水 [UNK]"),
+    ],
+)
+def test_a_vocabulary_by_itself_tells_whether_it_is_cased(
+    pieces: list[str], text: str, tokens: str, tmp_path: Path
+) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *pieces]), encoding="utf-8")
+    loaded = Tokenizer.load(tmp_path)
+    assert [loaded.tokens[number] for number in loaded.encode(text)] == tokens.split()
+    transformers = pytest.importorskip("transformers")
+    loaded.save(tmp_path / "saved")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert theirs.tokenize(text) == tokens.split()
+    assert theirs(text)["input_ids"] == loaded.framing.frame(loaded.encode(text)).ids.tolist()
+
+
+def test_what_a_folder_says_of_its_case_holds(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *CASED]), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    loaded = Tokenizer.load(tmp_path)
+    assert [loaded.tokens[number] for number in loaded.encode("The River")] == ["the", "river"]
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')  # and nothing of its case
+    loaded = Tokenizer.load(tmp_path)
+    assert [loaded.tokens[number] for number in loaded.encode("The River")] == ["The", "River"]
+    loaded.save(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert (config["do_lower_case"], config["model_max_length"]) == (False, 512)
+
+
+def test_a_few_upper_case_letters_do_not_make_a_vocabulary_cased() -> None:
+    uncased = [f"word{letter}{other}" for letter in "abcdefghijklm" for other in "abcdefghijklm"]
+    assert not is_cased([*uncased, "Ω"]) and is_cased([*uncased, "Alpha", "Beta"])
