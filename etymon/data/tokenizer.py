@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 
 from etymon.data.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing, ReadingSettings
-from etymon.data.token_stream import BYTE_KINDS, TokenStream, incremental_decoder, token_bytes
+from etymon.data.token_bytes import BYTE_KINDS, BYTE_PIECE, incremental_decoder, token_bytes
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
@@ -29,6 +29,9 @@ logger = logging.getLogger("etymon.data")
 COUNTS = "token_counts.json"
 MANY_UNKNOWN = 0.1
 """The share of a text's tokens above which it is said that they are unknown."""
+UNKNOWN_ADVICE = (
+    "it was made for other words, another script or other case; take one, or a model, that fits the text"
+)
 # Our roles and the names Transformers gives them in tokenizer_config.json.
 ROLE_KEYS = {
     "pad": "pad_token",
@@ -254,20 +257,15 @@ class Tokenizer:
         return ids, spans[:, 0], spans[:, 1]
 
     def note_unknown(self, rows: Sequence[np.ndarray]) -> None:
-        """Says in the log, once for a tokenizer, if more than a tenth of the tokens of some texts are unknown."""
+        """Says in the log, once for a tokenizer, if more than a tenth of the tokens of some texts, and more than one, are unknown."""
         number = self.id("unknown")
         if number is None or self._unknown_noted or self.kind in BYTE_KINDS:
             return
         tokens, unknown = sum(map(len, rows)), sum(int((row == number).sum()) for row in rows)
-        if unknown > MANY_UNKNOWN * tokens:
+        if unknown > max(1, MANY_UNKNOWN * tokens):
             self._unknown_noted = True
-            logger.warning(
-                "%s of %s tokens of the text are unknown to the tokenizer (%s): it was made for other words, another script or other "
-                "case; take a model or a tokenizer that fits the text",
-                f"{unknown:,}",
-                f"{tokens:,}",
-                self.roles["unknown"],
-            )
+            told = f"{unknown:,} of {tokens:,} tokens of the text are unknown to the tokenizer ({self.roles['unknown']})"
+            logger.warning("%s: %s", told, UNKNOWN_ADVICE)
 
     # ------------------------------------------------------------ ids to text
 
@@ -335,6 +333,48 @@ class Tokenizer:
         else:
             with atomic_write(folder / COUNTS) as file:
                 json.dump(self.counts.tolist(), file)
+
+
+class TokenStream:
+    """Incremental decoding: what `feed` and `finish` return adds up to `decode` of all ids.
+
+    Never half a character: bytes are held back until they are complete. Constant work a token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.hidden_ids if skip_special else frozenset()
+        self._bytes = incremental_decoder()
+        # Spaces depend on the neighbour: decode each token after the one before it and cut that one's text.
+        self._before: list[int] = []
+        self._held: list[int] = []
+
+    def feed(self, number: int) -> str:
+        """The text that became certain with this token."""
+        if number in self._skip:
+            return ""
+        token = self._tokenizer.tokens[number]
+        if self._tokenizer.kind in BYTE_KINDS:
+            return self._bytes.decode(token_bytes(token))
+        self._held.append(number)
+        # A run of byte pieces is decoded as a whole, once it has ended.
+        return "" if BYTE_PIECE.fullmatch(token) else self._release()
+
+    def finish(self, *, whole: bool = False) -> str:
+        """The rest; the stream is new afterwards. As in `decode`, only `whole` characters if asked."""
+        half = self._bytes.decode(b"", final=True)
+        rest = ("" if whole else half) + self._release()
+        self._before = []
+        return rest
+
+    def _release(self) -> str:
+        if not self._held:
+            return ""
+        decode = self._tokenizer.backend.decode
+        known = decode(self._before, skip_special_tokens=False)
+        text = decode(self._before + self._held, skip_special_tokens=False)[len(known) :]
+        self._before, self._held = self._held[-1:], []
+        return text
 
 
 def _first_character(token: str) -> str:

@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from etymon.data.cutting import pieces
-from etymon.data.token_stream import BYTE_PIECE
+from etymon.data.token_bytes import BYTE_PIECE
 from etymon.data.tokenizer import Tokenizer
 from etymon.data.tokenizer_training import LONGEST_RUN, _continues, _Counts, merge_pairs
 from etymon.errors import EtymonError

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, models, pre_tokenizers, trainers
 from etymon.data import tokenizer_kinds as kinds
 from etymon.data.cutting import pieces
 from etymon.data.framing import Framing
-from etymon.data.token_stream import BYTE_OF
+from etymon.data.token_bytes import BYTE_OF
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
 from etymon.errors import EtymonError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from etymon.data.token_stream import TokenStream
-from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer import Tokenizer, TokenStream
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import choices_of, decode

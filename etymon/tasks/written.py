@@ -110,7 +110,9 @@ class Written(Task):
         self.writing.bind(model, length)
         # A tokenizer may write a label in another way than the table does.
         words = tokenizer_of(model)
-        self.task.spelled = {words.decode(words.encode(label)).strip(): label for label in self.known}
+        self.task.spelled = {
+            words.decode(words.encode(label, quiet=True)).strip(): label for label in self.known
+        }
         if len(self.task.spelled) < len(self.known):
             raise EtymonError(
                 f"of the labels {', '.join(self.known)}, this model's tokenizer writes some in the same way: rename them, or say --way head"

@@ -104,11 +104,12 @@ def test_texts_that_are_cut_are_told_once_and_apart_from_the_answers(
         with pytest.raises(SystemExit):
             cli.main([verb, str(model), "--data", str(data)])
         shown = capsys.readouterr()
-        assert shown.err == f"etymon: note: {reason.format(24)}\n"
+        (told,) = [line for line in shown.err.splitlines() if "cut" in line]
+        assert told == f"etymon: note: {reason.format(24)}"
         assert "cut" not in shown.out and shown.out
     with pytest.raises(SystemExit):
         cli.main(["predict", str(model), "A letter."])
-    assert capsys.readouterr().err == ""
+    assert "cut" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
