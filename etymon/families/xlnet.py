@@ -197,7 +197,22 @@ def names(shape: Shape) -> NameMap:
     )
 
 
-SETTINGS = SettingsMap(
+class XlnetSettings(SettingsMap):
+    """The width of heads is always written, since Transformers 4 refuses null, and read as None where it is the usual one."""
+
+    def read(self, config: Any, where: str, ignore: Any = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+        ours, carried = super().read(config, where, ignore)
+        usual = Shape()
+        dim, heads = ours.get("dim", usual.dim), ours.get("heads", usual.heads)
+        if isinstance(dim, int) and isinstance(heads, int) and heads and ours.get("head_dim") == dim // heads:
+            ours["head_dim"] = None
+        return ours, carried
+
+    def write(self, shape: Any) -> dict[str, Any]:
+        return {**super().write(shape), "d_head": shape["head_dim"] or shape["dim"] // shape["heads"]}
+
+
+SETTINGS = XlnetSettings(
     fields=[
         Field("vocabulary", "vocab_size"),
         Field("dim", "d_model"),
