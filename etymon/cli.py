@@ -238,7 +238,7 @@ def _evaluated(function: Callable[..., Any], annotation: Any) -> Any:
     # Not typing.get_type_hints: it gives up on names imported under TYPE_CHECKING.
     if not isinstance(annotation, str):
         return annotation
-    return eval(annotation, {}, _Names(getattr(function, "__globals__", {})))
+    return eval(annotation, {}, _Names(getattr(inspect.unwrap(function), "__globals__", {})))
 
 
 def _without_dispatch(trace: TracebackType | None) -> TracebackType | None:

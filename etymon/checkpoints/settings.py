@@ -1,17 +1,24 @@
 """Reading and writing another library's `config.json`, row by row.
 
 Strictness is for our own files; a foreign one goes through a family's table of four kinds of row: a field of our
-shape, a constant that must hold (or the file is refused, with the reason), a value carried along untouched, and
-what may be ignored. Anything else is refused, since an unknown key may change the maths.
+shape, a constant that must hold, a value carried along untouched, and what may be ignored. Of all other keys, those that
+Transformers reads to compute such a model (`config_keys`) are refused unless they have its default: they may change the
+maths. The rest are passed over. All that is refused is told in one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from etymon.checkpoints.config_keys import ConfigKeys, config_keys
 from etymon.errors import EtymonError
+
+OWN_TYPE = "etymon-"
+"""Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +34,15 @@ class Field:
     def written(self, value: Any) -> Any:
         return value if self.values is None else self.values[value]
 
-    def read(self, value: Any, where: str) -> Any:
+    def read(self, value: Any) -> Any:
+        """Our value, or a ValueError that says why there is none."""
         if self.values is None:
             return value
         for ours, theirs in self.values.items():
             if theirs == value:
                 return ours
         known = ", ".join(str(theirs) for theirs in self.values.values())
-        raise EtymonError(f"{where} has {self.theirs} = {value!r}, which is not supported (known: {known})")
+        raise ValueError(f"{self.theirs} = {_shown(value)} is not supported (known: {known})")
 
 
 @dataclass(frozen=True)
@@ -77,47 +85,113 @@ CARRIED = (
     "task_specific_params", "etymon", "etymon_prefix", "etymon_weights", "etymon_features",
 )  # fmt: skip
 IGNORED = (
-    "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype",
-    "output_past", "return_dict", "gradient_checkpointing",
-    "finetuning_task", "_num_labels", "num_labels", "tokenizer_class", "prefix", "attn_implementation",
-    "_attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward", "language",
-    "torchscript", "use_bfloat16",
-    "pruned_heads", "tf_legacy_loss", "directionality", "model_name", "name", "license", "datasets",
+    # Names, versions, and where weights lie.
+    "architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "finetuning_task",
+    "num_labels", "transformers_weights", "tie_encoder_decoder", "pruned_heads",
+    # What is given back, how it is computed, and in which precision.
+    "return_dict", "torchscript", "trainer_compatible", "gradient_checkpointing", "chunk_size_feed_forward",
+    "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation",
+    "_experts_implementation", "distributed_config", "fusion_config", "torch_dtype", "dtype", "_is_quantized",
+    "_pre_quantization_dtype",
+    # First values, and chance in training.
+    "initializer_range", "initializer_factor", "init_std", "attention_dropout", "summary_first_dropout",
+    "summary_last_dropout",
 )  # fmt: skip
+"""Keys that Transformers reads and that change nothing about what a model with its weights computes."""
+OWN_CODE = "auto_map"
+"""Names the classes of a folder that brings code of its own."""
+
+_passed_over: ContextVar[frozenset[str]] = ContextVar("keys to pass over", default=frozenset())
+
+
+@contextmanager
+def pass_over(keys: Sequence[str]) -> Iterator[None]:
+    """Within it, whatever model is opened, these keys of its `config.json` are not looked at."""
+    token = _passed_over.set(_passed_over.get() | {*keys})
+    try:
+        yield
+    finally:
+        _passed_over.reset(token)
 
 
 @dataclass(frozen=True)
 class SettingsMap:
-    """A family's table. Keys that are absent take the shape's defaults, which are the published class's."""
+    """A family's table. Keys that are absent take `usual` values, or else the shape's defaults, which are the published
+    class's. `head_keys` are beginnings of keys that only some heads read (Transformers' summary of a sequence)."""
 
     fields: Sequence[Field]
     constants: Sequence[Constant] = ()
     ignored: Sequence[str] = field(default_factory=tuple)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    head_keys: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"summary_": ("choice",)})
 
     def read(
-        self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
+        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Our fields, and the values to carry along."""
+        """Our fields, and the values to carry along. Of keys that only heads read, those of other `heads` than the folder
+        holds do not matter (None: all do)."""
+        known = config_keys(str(config.get("model_type")).removeprefix(OWN_TYPE))
         table = {row.theirs: row for row in (*self.fields, *OWN)}
-        fixed = {row.theirs: row for row in self.constants}
         ours: dict[str, Any] = {}
         carried: dict[str, Any] = {}
-        for key, value in config.items():
-            if key in ignore:
-                continue
-            if key in table:
-                ours[table[key].ours] = table[key].read(value, where)
-            elif key in fixed:
-                if value != fixed[key].value:
-                    raise EtymonError(f"{where} has {key} = {value!r}: {fixed[key].reason}")
-            elif key in CARRIED:
-                carried[key] = value
-            elif key not in IGNORED and key not in self.ignored:
-                raise EtymonError(
-                    f"{where} has the key {key!r} = {value!r}, which is not known and might change the model: "
-                    f"if it does not, pass --ignore-config-key {key}"
+        offending: dict[str, str] = {}
+        plain = self._plain(_not_passed_over(config), known, offending)
+        for key, value in {**self.usual, **plain}.items():
+            try:
+                if key in table:
+                    ours[table[key].ours] = table[key].read(value)
+                elif key in CARRIED:
+                    carried[key] = value
+                else:
+                    self._check(key, value, known)
+            except ValueError as error:
+                readers = next(
+                    (read for begin, read in self.head_keys.items() if key.startswith(begin)), None
                 )
+                if heads is None or readers is None or heads & {*readers}:
+                    offending[key] = str(error)
+        if offending:
+            options = " ".join(f"--ignore-config-key {key}" for key in offending)
+            raise EtymonError(
+                f"{where} describes a model that is not built here: {'; '.join(offending.values())} "
+                f"(if that does not matter: {options})"
+            )
         return ours, carried
+
+    def told(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys that count: without those to pass over, and with what is usual where they say nothing."""
+        return {**self.usual, **_not_passed_over(config)}
+
+    def _plain(
+        self, config: Mapping[str, Any], known: ConfigKeys | None, offending: dict[str, str]
+    ) -> dict[str, Any]:
+        """The configuration with every key under its own name."""
+        own = {*self.ignored, *(row.theirs for row in self.fields), *(row.theirs for row in self.constants)}
+        aliases = (
+            {} if known is None else {key: name for key, name in known.aliases.items() if key not in own}
+        )
+        plain = {key: value for key, value in config.items() if key not in aliases}
+        for other, key in aliases.items():
+            if other in config and plain.setdefault(key, config[other]) != config[other]:
+                offending[other] = (
+                    f"{other} = {_shown(config[other])} contradicts {key} = {_shown(plain[key])}"
+                )
+        return plain
+
+    def _check(self, key: str, value: Any, known: ConfigKeys | None) -> None:
+        """A ValueError if the key may change what the model computes, and says something else than is built."""
+        fixed = next((row for row in self.constants if row.theirs == key), None)
+        if fixed is not None:
+            if value != fixed.value:
+                raise ValueError(f"{key} = {_shown(value)}: {fixed.reason}")
+        elif key == OWN_CODE and isinstance(value, Mapping) and any("AutoModel" in each for each in value):
+            raise ValueError(f"{key} names code of the folder's own, which may compute anything")
+        elif key in (*IGNORED, *self.ignored):
+            return
+        elif key.startswith("etymon") or known is None:
+            raise ValueError(f"{key} = {_shown(value)} is not known and might change the model")
+        elif key in known.keys and not (key in known.defaults and known.defaults[key] == value):
+            raise ValueError(f"{key} = {_shown(value)} changes the model and is not supported")
 
     def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
         written = {
@@ -132,3 +206,13 @@ class SettingsMap:
         """Our own rows that such a shape has and the family's table has not."""
         published = {row.ours for row in self.fields}
         return [row for row in OWN if row.ours in shape and row.ours not in published]
+
+
+def _not_passed_over(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _passed_over.get()}
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, which stays one line."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

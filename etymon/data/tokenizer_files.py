@@ -43,6 +43,8 @@ NO_LIMIT = int(1e30)
 """The `model_max_length` with which Transformers says that there is none."""
 STRAY = 0.01
 SPECIAL = re.compile(r"\[.*\]|<.*>")
+FAIRSEQ_MODEL = "sentencepiece.bpe.model"
+"""XLM-RoBERTa's and CamemBERT's, whose ids are not those of the file."""
 PUBLISHED_SENTINELS = 100  # T5's sentencepiece file does not hold them; its tokenizer classes add them
 
 
@@ -63,11 +65,12 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         backend = _from_merges(folder, config)
     else:
-        names = [name for name in ("spiece.model", "tokenizer.model") if (folder / name).is_file()]
+        known = ("spiece.model", "tokenizer.model", FAIRSEQ_MODEL)
+        names = [name for name in known if (folder / name).is_file()]
         if not names:
             raise EtymonError(
                 f"no tokenizer in {folder}: it needs tokenizer.json, vocab.txt, vocab.json with merges.txt, "
-                "spiece.model or tokenizer.model"
+                f"spiece.model, tokenizer.model or {FAIRSEQ_MODEL}"
             )
         backend = _from_sentencepiece(folder / names[0], config)
     roles = _roles(backend, {**special, **config})
@@ -275,6 +278,8 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
                 trainer = dict(_fields(value))
             elif field == 3:
                 normalizer = dict(_fields(value))
+        if path.name == FAIRSEQ_MODEL:
+            pieces, kinds = _fairseq_pieces(path, config, pieces, kinds)
         unknown = kinds.index(2)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
         raise EtymonError(f"{path} is not a sentencepiece model") from error
@@ -296,11 +301,37 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
         quotes = [normalizers.Replace(mark, '"') for mark in ("``", "''")]
         backend.normalizer = normalizers.Sequence([*quotes, backend.normalizer])
     named = list(zip(kinds, pieces, strict=True))
-    backend.add_special_tokens([piece for kind, (piece, _) in named if kind in (2, 3)])
+    specials = [piece for kind, (piece, _) in named if kind in (2, 3)]
+    # RoBERTa's mask stands for the space before it as well.
+    backend.add_special_tokens(
+        [AddedToken(token, lstrip=token == "<mask>", special=True) for token in specials]
+    )
     backend.add_tokens([AddedToken(piece, normalized=False) for kind, (piece, _) in named if kind == 4])
     is_t5 = [piece for piece, _ in pieces[:3]] == ["<pad>", "</s>", "<unk>"]
+    is_t5 &= not any("<extra_id_0>" in piece for piece in names)  # mT5's file has them
     add_sentinels(backend, int(config.get("extra_ids", PUBLISHED_SENTINELS if is_t5 else 0)))
     return backend
+
+
+def _fairseq_pieces(
+    path: Path, config: Mapping[str, Any], pieces: list[tuple[str, float]], kinds: list[int]
+) -> tuple[list[tuple[str, float]], list[int]]:
+    """Pieces in the order of the models that fairseq trained: its own special tokens first, the mask last."""
+    model = path.with_name("config.json")
+    told = config.get("tokenizer_class") or (read_json(model) if model.is_file() else {}).get("model_type")
+    if str(told).lower().startswith("camembert"):
+        first = {"<s>NOTUSED": 5, "<pad>": 3, "</s>NOTUSED": 5, "<unk>": 2, "<unk>NOTUSED": 5}
+        rest = 1
+    elif str(told).lower().startswith("xlm"):
+        first, rest = {"<s>": 3, "<pad>": 3, "</s>": 3, "<unk>": 2}, 3
+    else:
+        raise EtymonError(
+            f"{path} does not say whether its ids are XLM-RoBERTa's or CamemBERT's: name the tokenizer_class in "
+            "tokenizer_config.json"
+        )
+    unused = -100.0  # never the better piece
+    own = [(piece, unused if kind == 5 else 0.0) for piece, kind in first.items()]
+    return [*own, *pieces[rest:], ("<mask>", 0.0)], [*first.values(), *kinds[rest:], 3]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

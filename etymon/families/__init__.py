@@ -45,8 +45,8 @@ def family_of(model_type: str) -> Family:
     """The family whose published configurations call themselves `model_type`."""
     for name in REGISTRY:
         family = get_family(name)
-        if family.model_type == model_type:
-            return family
+        if model_type in (family.model_type, *family.aliases):
+            return family.published_as(model_type)
     raise EtymonError(
         f"model_type {model_type!r} is not a family known here: {did_you_mean(model_type, REGISTRY)}"
     )

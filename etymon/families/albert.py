@@ -107,7 +107,6 @@ SETTINGS = SettingsMap(
         Field("head_dropout", "classifier_dropout_prob"),
     ],
     constants=encoders.CONSTANTS,
-    ignored=["down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "layers_to_keep"],
 )
 
 

@@ -6,7 +6,7 @@ decoder writes have a bias that nobody trains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -115,13 +115,13 @@ def names(shape: Shape) -> NameMap:
 
 class BartSettings(SettingsMap):
     def read(
-        self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
+        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         # What their class takes for granted.
         usual = {
             "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
         }  # fmt: skip
-        ours, carried = super().read({**usual, **config}, where, ignore)
+        ours, carried = super().read({**usual, **config}, where, heads)
         ours["pad"] = carried["pad_token_id"]
         if carried.get("force_bos_token_to_be_generated") and carried.get("forced_bos_token_id") is None:
             carried["forced_bos_token_id"] = carried["bos_token_id"]  # as old files say it
@@ -168,8 +168,7 @@ SETTINGS = BartSettings(
     ],
     # Layers that training drops at random make no difference to what a model computes.
     ignored=[
-        "encoder_layerdrop", "decoder_layerdrop", "is_encoder_decoder", "num_hidden_layers", "classif_dropout",
-        "num_attention_heads", "hidden_size",
+        "encoder_layerdrop", "decoder_layerdrop", "is_encoder_decoder", "num_hidden_layers",
     ],
 )  # fmt: skip
 

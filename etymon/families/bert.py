@@ -57,9 +57,8 @@ def names(shape: Shape) -> NameMap:
 SETTINGS = SettingsMap(
     fields=[*encoders.FIELDS, Field("head_dropout", "classifier_dropout")],
     constants=encoders.CONSTANTS,
-    ignored=["pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
-             "pooler_type", "embedding_size", "is_encoder_decoder"],
-)  # fmt: skip
+    ignored=[*encoders.IGNORED, "is_encoder_decoder"],
+)
 
 
 FAMILY = Family(

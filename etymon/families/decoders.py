@@ -260,3 +260,5 @@ INNER_FIELDS = [
     Field("inner_dim", "n_inner"),
     Field("activation", "activation_function", ACTIVATION_NAMES),
 ]
+IGNORED = ["is_decoder"]
+"""A decoder decodes, whether it says so or not."""

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
+from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.activations import ACTIVATION_NAMES, ActivationName
@@ -19,7 +19,8 @@ from etymon.families.family import Family, Head, Recipe, classes, divides
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
-from etymon.nn.initialise import normal_weights
+from etymon.nn.initialise import Filler, normal_weights
+from etymon.nn.positions import sinusoidal
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -37,6 +38,8 @@ class Shape:
     """Of classification and choice."""
     span_dropout: Rate = 0.1
     deviation: NonNegativeFloat = 0.02
+    sinusoidal: bool = False
+    """The table of positions begins as sines and cosines; a published model has its table, however that began."""
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
@@ -106,12 +109,17 @@ SETTINGS = SettingsMap(
         Field("head_dropout", "seq_classif_dropout"),
         Field("span_dropout", "qa_dropout"),
         Field("deviation", "initializer_range"),
+        Field("sinusoidal", "sinusoidal_pos_embds"),
         Field("tied", "tie_word_embeddings"),
         RESIDUAL_SCALE,
     ],
-    constants=[Constant("sinusoidal_pos_embds", False, "positions that are not learned are not supported")],
-    ignored=["tie_weights_", "is_decoder", "add_cross_attention"],
+    ignored=["is_decoder"],
 )
+
+
+def initial(shape: Shape) -> list[tuple[str, Filler]]:
+    waves = [("body.embeddings.positions.weight", sinusoidal)] if shape.sinusoidal else []
+    return [*waves, *normal_weights(shape)]
 
 
 FAMILY = Family(
@@ -125,7 +133,7 @@ FAMILY = Family(
     architectures=classes("DistilBert", "ForMaskedLM", *encoders.TASK_CLASSES),
     names=names,
     settings=SETTINGS,
-    initial=normal_weights,
+    initial=initial,
     capabilities=frozenset({"bidirectional"}),
     objective="masked",
     recipe=Recipe(

@@ -114,6 +114,7 @@ SETTINGS = SettingsMap(
         *summary.FIELDS,
     ],
     constants=[*encoders.CONSTANTS, summary.TO_WIDTH],
+    ignored=encoders.IGNORED,
 )
 
 

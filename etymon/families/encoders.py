@@ -267,6 +267,8 @@ CONSTANTS = [
     Constant("is_decoder", False, "an encoder that decodes is not supported", write=False),
     Constant("add_cross_attention", False, "cross-attention in an encoder is not supported", write=False),
 ]
+IGNORED = ["is_causal", "embedding_size"]
+"""What Transformers reads of decoders, and to see whether heads divide the width."""
 
 
 def electra_generator(shape: EncoderShape) -> tuple[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from etymon.checkpoints.config_keys import config_keys
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.data.framing import Framing
@@ -168,6 +169,8 @@ class Family:
 
     special_ids: Mapping[str, int] = field(default_factory=dict)
     """By role, the ids that Transformers' class takes for granted; of a family without one, those of our own tokenizers."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other `model_type`s of the same maths and names of weights, and what their classes begin with: XLMRoberta."""
     expressible: Callable[[Any], bool] = lambda shape: True
     """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
     settled: Callable[[Any], Any] = lambda shape: shape
@@ -176,6 +179,27 @@ class Family:
     """How many states every token of a text has, the input of the first layer among them, and how wide they are."""
     features: FeatureSettings | None = None
     """How its task heads read them; None: they read the last alone."""
+
+    def published_as(self, model_type: str) -> Family:
+        """The same family under another of its `model_type`s, with the names and the defaults of those classes."""
+        if model_type == self.model_type:
+            return self
+        begin = self.architectures[-1].name.removesuffix("Model")
+        named = [
+            replace(known, name=self.aliases[model_type] + known.name.removeprefix(begin))
+            for known in self.architectures
+        ]
+        own, theirs = config_keys(self.model_type), config_keys(model_type)
+        assert own is not None and theirs is not None
+        keys = {row.theirs for row in self.settings.fields}
+        usual = {
+            key: value
+            for key, value in theirs.defaults.items()
+            if key in keys and own.defaults.get(key) != value
+        }
+        return replace(
+            self, model_type=model_type, architectures=named, settings=replace(self.settings, usual=usual)
+        )
 
     def featured(self, settings: FeatureSettings) -> Family:
         """The same family with task heads that read features, whether it has such heads of its own or not."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from etymon.checkpoints.names import NameMap, rows
-from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Architecture, Family
 from etymon.families.model import Model
@@ -128,30 +127,3 @@ def _tied_vocabulary(model: Model) -> set[str]:
     with torch.device("meta"):
         head = model.family.heads["vocabulary"].build(model.shape, model.body, len(model.labels))
     return set() if {*head.parameters()} - {*model.body.parameters()} else {"vocabulary"}
-
-
-def stored_heads(
-    family: Family,
-    config: Mapping[str, Any],
-    history: Mapping[str, Any],
-    shape: Any,
-    weights: Mapping[str, torch.Tensor],
-    where: str,
-) -> frozenset[str]:
-    """Which heads a folder holds: as our own note says, as its class says, or as its names say."""
-    if "heads" in history:
-        return frozenset(history["heads"])
-    names = family.names(shape)
-    present = frozenset(head for name in weights if (head := head_of(names, name)) is not None)
-    classes = config.get("architectures") or []
-    if not classes:
-        return present - {family.heads[name].after for name in present}
-    candidates = [known for known in family.architectures if known.name == classes[0]]
-    if not candidates:
-        known = [architecture.name for architecture in family.architectures]
-        raise EtymonError(f"{where} names the class {classes[0]!r}: {did_you_mean(classes[0], known)}")
-    fitting = [known for known in candidates if known.heads <= present or len(candidates) == 1]
-    found = (fitting or candidates)[0].heads
-    # A file may hold more than its class: BERT's published ones name the masked model and have both its heads.
-    fuller = [known.heads for known in family.architectures if found < known.heads <= present]
-    return max(fuller, key=len, default=found)

@@ -56,7 +56,7 @@ SETTINGS = SettingsMap(
         *summary.SCORE_FIELDS,
     ],
     constants=summary.SCORE,
-    ignored=["n_ctx", "n_special", "predict_special_tokens"],
+    ignored=decoders.IGNORED,
 )
 
 

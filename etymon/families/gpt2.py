@@ -59,11 +59,11 @@ SETTINGS = SettingsMap(
         *summary.SCORE_FIELDS,
     ],
     constants=[
-        Constant("reorder_and_upcast_attn", False, "upcast attention is not supported"),
         Constant("add_cross_attention", False, "cross-attention in GPT-2 is not supported", write=False),
         *summary.SCORE,
     ],
-    ignored=["n_ctx", "classifier_dropout", "hidden_dropout"],
+    # Rounding, and chance in training.
+    ignored=[*decoders.IGNORED, "reorder_and_upcast_attn", "classifier_dropout", "hidden_dropout"],
 )
 FAMILY = Family(
     name="gpt2",

@@ -122,11 +122,12 @@ class NeoSettings(SettingsMap):
     """GPT-Neo tells the kinds of its layers as patterns, each so many times over, and once more one by one."""
 
     def read(
-        self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
+        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         # What goes without saying in GPT-Neo is not so in GPT-3.
         usual = {"etymon_attention_bias": False, "etymon_scaled": False}
-        ours, carried = super().read({**usual, **config}, where, ignore)
+        ours, carried = super().read({**usual, **config}, where, heads)
+        config = self.told(config)
         if config.get("attention_types") is not None:
             words = {theirs: kind for kind, theirs in KINDS.items()}
             try:
@@ -187,10 +188,8 @@ SETTINGS = NeoSettings(
         Field("tied", "tie_word_embeddings"),
         RESIDUAL_SCALE,
     ],
-    # The published configurations hold keys of GPT-2's and of the data, which GPT-Neo's class does not read.
-    ignored=["attention_types", "attention_layers", "summary_activation", "summary_first_dropout",
-             "summary_proj_to_labels", "summary_type", "summary_use_proj"],
-)  # fmt: skip
+    ignored=[*decoders.IGNORED, "attention_types", "attention_layers"],
+)
 # A rate for every size. The warm-up was 375 million of 300 billion tokens.
 RECIPE = Recipe(
     learning_rate=2e-4, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.00125, final=0.1,

@@ -84,10 +84,8 @@ SETTINGS = SettingsMap(
         Constant("rotary", True, "positions that are not told by rotation are not GPT-J's", write=False),
         Constant("scale_attn_weights", True, "scores without scaling are not GPT-J's", write=False),
     ],
-    # The published configuration is full of GPT-2's keys, which GPT-J's class does not read.
-    ignored=["n_ctx", "summary_activation", "summary_first_dropout",
-             "summary_proj_to_labels", "summary_type", "summary_use_proj"],
-)  # fmt: skip
+    ignored=decoders.IGNORED,
+)
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:

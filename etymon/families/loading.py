@@ -13,30 +13,36 @@ from etymon.checkpoints.folder import ADAPTER_CONFIG, read_config
 from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.sentences import read_sentences
+from etymon.checkpoints.settings import pass_over
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.data.framing import ReadingSettings
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
-from etymon.families import family_of, get_family
+from etymon.families import get_family
 from etymon.families.family import Family
-from etymon.families.filling import extra_heads, fill, fill_int8, name_map, stored_heads
+from etymon.families.filling import extra_heads, fill, fill_int8, name_map
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.reading import reading_settings
+from etymon.families.recognising import (
+    LABELLING,
+    recognise_family,
+    stored_heads,
+    stored_labels,
+    unnamed_labels,
+)
 from etymon.families.special_tokens import leave_out_unusable_ids
 from etymon.files import read_json
 from etymon.nn.features import FeatureSettings
 
 HISTORY = "history.json"
 """Beside the published files: which heads the folder holds and how it was trained."""
-OWN_TYPE = "etymon-"
-"""Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
 MEMBERS = ("model", "discriminator")
 """Where a run keeps the model that it trained."""
-LABELLING = frozenset({"classification", "tagging"})
-"""The heads with an output for every label."""
 GENERATION = "generation_config.json"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+TOKENIZER_FILES = (
+    "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model",
+)  # fmt: skip
 
 
 def build(
@@ -72,6 +78,7 @@ def load(
     features: FeatureSettings | None = None,
     device: str | torch.device = "cpu",
     revision: str | None = None,
+    family: str | Family | None = None,
     ignore_config_keys: Sequence[str] = (),
     partial: bool = False,
     quantize: Literal["int8"] | None = None,
@@ -81,27 +88,29 @@ def load(
 
     Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are initialised
     and listed in `model.new_heads`, and so are those for other `labels` than it was trained for. With other `features` than its own, task heads start anew and read those. With `partial`,
-    missing and unexpected weights are tolerated as well. `quantize` rounds the weights to eight bits, for inference on a processor.
+    missing and unexpected weights are tolerated as well. `family` is for a folder that does not say what it is.
+    `ignore_config_keys` are passed over in its `config.json`, whatever they say. `quantize` rounds the weights to eight bits, for inference on a processor.
     """
     folder = model_folder(name, revision=revision)
     if (folder / ADAPTER_CONFIG).is_file():
         from etymon.families.adapters import load_adapted  # which stands on this file
 
-        options: dict[str, Any] = {"seed": seed, "ignore_config_keys": ignore_config_keys}
-        model = load_adapted(folder, heads=heads, labels=labels, features=features, **options)
+        with pass_over(ignore_config_keys):
+            model = load_adapted(folder, heads=heads, labels=labels, features=features, seed=seed)
         return _placed(model, quantize, device)
-    config = _config(folder)
-    family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
-    where = str(folder / "config.json")
-    fields, carried = family.settings.read(config, where, ignore_config_keys)
-    shape: Any = strict(family.shape, fields, where)
+    config, where = _config(folder), str(folder / "config.json")
     published = bilm.published(folder)
     weights = open_weights(folder) if published is None else bilm.read_weights(published)
-    stored = stored_heads(family, config, _note(folder), shape, weights, where)
-    told = carried.pop(FEATURES_KEY, None)
-    held = family if told is None else family.featured(strict(FeatureSettings, told, where))
+    family = recognise_family(config, lambda: weights, where, family)
+    stored = stored_heads(family, config, _note(folder), weights)
+    told = {**config, "model_type": family.model_type}
+    with pass_over(ignore_config_keys):
+        fields, carried = family.settings.read(told, where, stored)
+    shape: Any = strict(family.shape, fields, where)
+    own_features = carried.pop(FEATURES_KEY, None)
+    held = family if own_features is None else family.featured(strict(FeatureSettings, own_features, where))
     chosen = heads is not None or features is not None
-    learnt, known = _labels(config), stored
+    learnt, known = stored_labels(family, config, weights, stored), stored
     if labels is None or set(labels) == set(learnt):
         labels = learnt  # in the order of the outputs
     elif not _same_outputs(labels, learnt, carried):
@@ -131,20 +140,10 @@ def load(
     return _placed(model, quantize, device)
 
 
-def _labels(config: Mapping[str, Any]) -> list[str]:
-    """The names of a checkpoint's outputs, in their order."""
-    names = config.get("id2label") or {}
-    return [str(names[key]) for key in sorted(names, key=int)] or _unnamed(int(config.get("num_labels", 2)))
-
-
-def _unnamed(count: int) -> list[str]:
-    return [f"LABEL_{number}" for number in range(count)]
-
-
 def _same_outputs(labels: Sequence[str], learnt: Sequence[str], carried: Mapping[str, Any]) -> bool:
     """Whether outputs may stand for other labels: they have no names of their own, or the only one is a number."""
     number = len(learnt) == 1 and carried.get("problem_type") == "regression"
-    return len(labels) == len(learnt) and (number or learnt == _unnamed(len(learnt)))
+    return len(labels) == len(learnt) and (number or learnt == unnamed_labels(len(learnt)))
 
 
 def _placed(model: Model, quantize: str | None, device: str | torch.device) -> Model:
@@ -179,10 +178,10 @@ def read_shape(name: str | Path, *, revision: str | None = None) -> tuple[Family
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_adapter_config(folder)
         return read_shape(base["base_model_name_or_path"], revision=base.get("revision"))
-    config = _config(folder)
-    family = family_of(str(config.get("model_type", "")).removeprefix(OWN_TYPE))
-    where = str(folder / "config.json")
-    return family, strict(family.shape, family.settings.read(config, where, ())[0], where)
+    config, where = _config(folder), str(folder / "config.json")
+    family = recognise_family(config, lambda: open_weights(folder), where)
+    told = {**config, "model_type": family.model_type}
+    return family, strict(family.shape, family.settings.read(told, where, heads=frozenset())[0], where)
 
 
 def _config(folder: Path) -> dict[str, Any]:

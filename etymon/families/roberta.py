@@ -5,7 +5,7 @@ Positions are counted behind the padding token's row of their table, and padding
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -71,13 +71,13 @@ class RobertaSettings(SettingsMap):
     """Their number of positions includes the rows of the table up to the padding token's, which hold none."""
 
     def read(
-        self, config: Mapping[str, Any], where: str, ignore: Sequence[str] = ()
+        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         # What their class takes for granted is not what was published.
         usual = {
             "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 1,
         }  # fmt: skip
-        ours, carried = super().read({**usual, **config}, where, ignore)
+        ours, carried = super().read({**usual, **config}, where, heads)
         ours["pad"] = carried["pad_token_id"]
         if isinstance(ours["positions"], int) and isinstance(ours["pad"], int):
             ours["positions"] -= ours["pad"] + 1
@@ -89,7 +89,9 @@ class RobertaSettings(SettingsMap):
 
 
 SETTINGS = RobertaSettings(
-    fields=[*encoders.FIELDS, Field("head_dropout", "classifier_dropout")], constants=encoders.CONSTANTS
+    fields=[*encoders.FIELDS, Field("head_dropout", "classifier_dropout")],
+    constants=encoders.CONSTANTS,
+    ignored=encoders.IGNORED,
 )
 
 
@@ -142,4 +144,5 @@ FAMILY = Family(
     framing=framing.ROBERTA,
     special_ids={"begin": 0, "pad": 1, "end": 2},
     generator=generator,
+    aliases={"xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
 )

@@ -13,10 +13,11 @@ import etymon
 from etymon.checkpoints import bilm
 from etymon.checkpoints.folder import write_model_folder
 from etymon.checkpoints.hub import SOURCE
+from etymon.checkpoints.settings import OWN_TYPE
 from etymon.errors import EtymonError
 from etymon.families.cards import card
 from etymon.families.filling import best_architecture, name_map
-from etymon.families.loading import HISTORY, OWN_TYPE
+from etymon.families.loading import HISTORY
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.reading import reading_settings
 from etymon.families.special_tokens import config_ids, generation_settings

@@ -67,8 +67,8 @@ class SummaryActivation(Field):
     def written(self, value: Any) -> Any:
         return self.none if value == "linear" else super().written(value)
 
-    def read(self, value: Any, where: str) -> Any:
-        return super().read(value or "linear", where)
+    def read(self, value: Any) -> Any:
+        return super().read(value or "linear")
 
 
 # --- rows of a family's settings

@@ -204,10 +204,15 @@ def _feed_forward(config: Mapping[str, Any]) -> Any:
 class T5Settings(SettingsMap):
     """Tying and scaling are one choice with two spellings, the newer of which wins where both are given."""
 
-    def read(self, config: Any, where: str, ignore: Any = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-        ours, carried = super().read(config, where, ignore)
-        ours["tied"] = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
-        ours["feed_forward"] = _feed_forward(config)
+    def read(
+        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        ours, carried = super().read(config, where, heads)
+        told = self.told(config)
+        tied = told.get("scale_decoder_outputs", told.get("tie_word_embeddings", True))
+        # Every mT5 is of version 1.1, and Transformers 5 writes that it is tied all the same.
+        ours["tied"] = bool(tied) and told.get("model_type") != "mt5"
+        ours["feed_forward"] = _feed_forward(told)
         return ours, carried
 
     def write(self, shape: Any) -> dict[str, Any]:
@@ -234,9 +239,8 @@ SETTINGS = T5Settings(
         RESIDUAL_SCALE,
     ],
     # The classes with an encoder alone say that they are no encoder-decoders: their names tell as much.
-    ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "n_positions", "is_decoder",
-             "is_encoder_decoder"],
-)  # fmt: skip
+    ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "is_decoder", "is_encoder_decoder"],
+)
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
@@ -293,4 +297,5 @@ FAMILY = Family(
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
     framing=framing.T5,
     special_ids={"pad": 0, "end": 1},
+    aliases={"mt5": "MT5"},
 )

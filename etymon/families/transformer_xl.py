@@ -243,7 +243,7 @@ SETTINGS = SettingsMap(
         Constant("sample_softmax", -1, "a sampled softmax is not supported"),
         Constant("ext_len", 0, "an extended context is not supported", write=False),
     ],
-    ignored=["init", "init_range", "tgt_len", "proj_share_all_but_first", "max_position_embeddings"],
+    ignored=["init", "init_range", "proj_share_all_but_first", "is_decoder"],
 )
 
 

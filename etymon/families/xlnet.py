@@ -239,7 +239,8 @@ SETTINGS = XlnetSettings(
         RESIDUAL_SCALE,
     ],
     constants=[summary.TO_WIDTH],
-    ignored=["use_mems_eval", "use_mems_train", "n_token"],
+    ignored=["use_mems_eval", "use_mems_train", "is_decoder"],
+    head_keys={"summary_": ("classification", "choice")},
 )
 
 

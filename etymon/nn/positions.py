@@ -71,6 +71,11 @@ def sinusoids(positions_T: Tensor, dim: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :dim].float()
 
 
+def sinusoidal(table_TD: Tensor, generator: torch.Generator) -> None:
+    """Fills a table of positions with them, as its first value."""
+    table_TD.copy_(sinusoids(torch.arange(len(table_TD)), table_TD.shape[1]))
+
+
 class Rotary(nn.Module):
     """Turns queries and keys by angles that grow with their positions, so that scores know distances (Su et al. 2021).
 

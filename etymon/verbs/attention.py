@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from etymon.errors import EtymonError
+from etymon.verbs.options import opens_models
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Looked:
     out: Path | None
 
 
+@opens_models
 def attention(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     source: Annotated[str, "the text to read"],

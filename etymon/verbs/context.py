@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from etymon.errors import EtymonError
+from etymon.verbs.options import opens_models
 from etymon.verbs.terminal import clear, print_json
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from etymon.families.model import Model
 
 
+@opens_models
 def context(
     models: Annotated[
         Sequence[str | Path | Model] | str | Path | Model,

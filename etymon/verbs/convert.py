@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize
+from etymon.verbs.options import Quantize, opens_models
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -29,6 +29,7 @@ class Converted:
     """The steps of the checkpoints that it is the mean of."""
 
 
+@opens_models
 def convert(
     source: Annotated[str | Path, "folder or hub id"],
     target: Annotated[str | Path, "folder to write"],
@@ -38,7 +39,9 @@ def convert(
         Literal["float32", "float16", "bfloat16"], "precision of the written weights"
     ] = "float32",
     revision: Annotated[str | None, "branch, tag or commit of a hub id"] = None,
-    ignore_config_key: Annotated[Sequence[str], "a key of config.json to pass over"] = (),
+    family: Annotated[
+        str | None, "what the source is, e.g. bert, where it does not say so (as its weights are called)"
+    ] = None,
     partial: Annotated[bool, "tolerate unexpected weights and missing heads"] = False,
     average: Annotated[int | None, "of a run: the mean of its last so many checkpoints"] = None,
     layout: Annotated[
@@ -74,12 +77,11 @@ def convert(
     text = None if data is None else texts_of((), data, lines=False)[0]
     steps: tuple[int, ...] = ()
     if average is not None:
-        if heads is not None or revision is not None or ignore_config_key or partial:
+        if heads is not None or revision is not None or family is not None or partial:
             raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
         steps, model = _averaged(Path(source), average)
     else:
-        keys = tuple(ignore_config_key)
-        model = load(source, heads=heads, revision=revision, ignore_config_keys=keys, partial=partial)
+        model = load(source, heads=heads, revision=revision, family=family, partial=partial)
     if model.int8:
         raise EtymonError(f"{source} holds weights of eight bits: convert the model that they were made of")
     if text is not None and "causal" not in model.capabilities:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Documents
+from etymon.verbs.options import Documents, IgnoreConfigKey, opens_models
 from etymon.verbs.pretrain import Pretrained, present, started, texts
 
 __all__ = ["distill", "present"]
@@ -21,6 +21,7 @@ OBJECTIVE = ("temperature", "soft", "hard", "cosine", "attention", "everywhere")
 """Options of the objective's own."""
 
 
+@opens_models
 def distill(
     teacher: Annotated[str | Path, "folder or hub id of the model to learn from: an encoder or a decoder"],
     *,
@@ -51,6 +52,7 @@ def distill(
     documents: Documents = None,
     learning_rate: Annotated[float | None, "peak rate (the family's own)"] = None,
     seed: Annotated[int | None, "the same seed gives the same run (0)"] = None,
+    ignore_config_key: IgnoreConfigKey = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     workers: Annotated[int, "processes that prepare samples (0: a thread does)"] = 0,
     config: Annotated[Path | None, "a YAML file with any setting of a run; options beat it"] = None,
@@ -83,7 +85,11 @@ def distill(
     if size is None and "size" not in told:
         known = {part.name for part in fields(student.shape)}
         # What a pointer or an adaptive softmax does cannot be learnt from distributions: a student has none.
-        same = known - {"pointer", "cutoffs", "divisor"} if student is taught_family else known & COMMON
+        same = (
+            known - {"pointer", "cutoffs", "divisor"}
+            if student.name == taught_family.name
+            else known & COMMON
+        )
         taken = {name: value for name, value in asdict(taught).items() if name in same}
         shape = {**taken, "layers": max(1, taught.layers // 2), **shape}
         strict(student.shape, shape, f"the student's shape, after {teacher}")

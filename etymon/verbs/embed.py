@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize
+from etymon.verbs.options import Quantize, opens_models
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +37,7 @@ class Written(NamedTuple):
     width: int
 
 
+@opens_models
 def embed(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     texts: Annotated[Sequence[str] | str, "texts to embed; - reads lines from standard input"] = (),

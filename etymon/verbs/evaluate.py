@@ -26,6 +26,7 @@ class Evaluated:
     rows: int
 
 
+@options.opens_models
 def evaluate(
     model: Annotated[str | Path | Model, "folder or hub id of a model"],
     *,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from etymon.verbs.options import Quantize
+from etymon.verbs.options import Quantize, opens_models
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from etymon.generation.blanks import Filling
 
 
+@opens_models
 def fill(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     texts: Annotated[

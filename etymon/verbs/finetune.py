@@ -29,6 +29,7 @@ class Finetuned(Pretrained):
     """Of several seeds, the metrics of each."""
 
 
+@options.opens_models
 def finetune(
     model: Annotated[
         str | Path, "folder, run or hub id of a model; with --from-scratch, the name of a family"
@@ -145,6 +146,7 @@ def finetune(
     keep: Annotated[int | None, "newest checkpoints to keep, beside the best (2)"] = None,
     tensorboard: Annotated[bool | None, "write TensorBoard events too"] = None,
     workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
+    ignore_config_key: options.IgnoreConfigKey = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
     seeds: Annotated[

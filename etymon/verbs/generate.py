@@ -19,6 +19,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Options that turn sampling on."""
 
 
+@options.opens_models
 def generate(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     prompts: Annotated[

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
+
+from etymon.checkpoints.settings import pass_over
 
 if TYPE_CHECKING:
     from etymon.generation.settings import DecodingSettings
@@ -27,6 +31,34 @@ Progress = Annotated[Literal["auto", "rich", "plain", "silent"], "how to show pr
 Quantize = Annotated[
     Literal["int8"] | None, "round the weights to eight bits: faster and smaller, on a processor"
 ]
+
+IgnoreConfigKey = Annotated[
+    Sequence[str] | None, "a key of a model's config.json to pass over, whatever it says; may be repeated"
+]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def opens_models(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The verb with the option `ignore_config_key`, which holds for every model that it opens. A verb that has the option
+    itself gets it, too: a run keeps it in its file."""
+    signature = inspect.signature(verb)
+    name, own = "ignore_config_key", [*signature.parameters.values()]
+
+    @wraps(verb)
+    def opening(*arguments: Any, **options: Any) -> Result:
+        keys = options.get(name) if name in signature.parameters else options.pop(name, None)
+        with pass_over([keys] if isinstance(keys, str) else keys or ()):
+            return verb(*arguments, **options)
+
+    if name not in signature.parameters:
+        added = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=IgnoreConfigKey
+        )
+        place = next((n for n, each in enumerate(own) if each.name.startswith("on_")), len(own))
+        own.insert(place, added)
+    opening.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    return opening
 
 
 class DataFrame(Protocol):

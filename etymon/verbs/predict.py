@@ -32,6 +32,7 @@ class Predicted:
         return self.answer["prediction"]
 
 
+@options.opens_models
 def predict(
     model: Annotated[str | Path | Model, "folder or hub id of a fine-tuned model"],
     texts: Annotated[list[str] | str, "texts to answer; - reads lines from standard input"] = (),  # type: ignore[assignment]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Column, Documents, Errors, Optimiser, Slices
+from etymon.verbs.options import Column, Documents, Errors, IgnoreConfigKey, Optimiser, Slices, opens_models
 
 if TYPE_CHECKING:
     from etymon.data.sources import TextSource
@@ -42,6 +42,7 @@ class Pretrained:
         return 128 + self.signal if self.stopped and self.signal else 0
 
 
+@opens_models
 def pretrain(
     family: Annotated[
         str,
@@ -96,6 +97,7 @@ def pretrain(
     keep: Annotated[int | None, "newest checkpoints to keep, beside the best (2)"] = None,
     tensorboard: Annotated[bool | None, "write TensorBoard events too"] = None,
     workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
+    ignore_config_key: IgnoreConfigKey = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
     config: Annotated[Path | None, "a YAML file with any of these settings; options beat it"] = None,

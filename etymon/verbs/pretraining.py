@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from etymon.checkpoints.settings import pass_over
 from etymon.data.sources import TextSource
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
@@ -189,8 +190,9 @@ class Pretraining(TrainingRun[Pretrained]):
 
     def _start_shape(self, start: str) -> Any:
         """The shape of the model to go on from, whose size then chooses the recipe as well."""
-        family, shape = read_shape(start)
-        if family is not self.family:
+        with pass_over(self.file.ignore_config_key):
+            family, shape = read_shape(start)
+        if family.name != self.family.name:
             raise EtymonError(f"{start} is {family.title}, not {self.family.title}")
         size, self.recipe = self.like(shape)
         self.file = replace(self.file, size=size)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from etymon.errors import EtymonError
+from etymon.verbs.options import opens_models
 from etymon.verbs.terminal import clear, print_json
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from etymon.families.model import Model
 
 
+@opens_models
 def probe(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     *,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize
+from etymon.verbs.options import Quantize, opens_models
 from etymon.verbs.terminal import clear, print_json
 from etymon.verbs.terminal import on_progress as tell
 
@@ -26,6 +26,7 @@ class Prompted:
     notes: list[str]
 
 
+@opens_models
 def prompt(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     task: Annotated[str | Path | Mapping[str, Any], "a task file (docs/prompting.md)"],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from etymon.errors import EtymonError
+from etymon.verbs.options import opens_models
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Inspection:
     tokens: list[Suspect]
 
 
+@opens_models
 def replaced(
     model: Annotated[str | Path | Model, "folder or hub id of a discriminator (ELECTRA)"],
     texts: Annotated[Sequence[str] | str, "texts to look at; - reads lines from standard input"] = (),

@@ -63,6 +63,8 @@ class CommonFile:
     """Fields of the family's shape that differ from the size's."""
     start: str | None = None
     """Folder or hub id of a model to go on from."""
+    ignore_config_key: tuple[str, ...] = ()
+    """Keys of `config.json` to pass over in the models that the run opens."""
     text: str | None = None
     """What the data are, in words."""
     tokenizer: str | None = None

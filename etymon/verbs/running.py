@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from etymon.checkpoints.folder import ensure_replaceable
+from etymon.checkpoints.settings import pass_over
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
@@ -158,7 +159,7 @@ class TrainingRun(ABC, Generic[Result]):
 
     @contextmanager
     def joined(self) -> Iterator[World]:
-        with joined_world(self.device) as world:
+        with joined_world(self.device) as world, pass_over(self.file.ignore_config_key):
             if self.file.slices % world.size:
                 raise EtymonError(
                     f"a step of {self.file.slices} slices cannot be shared by {world.size} processes: "

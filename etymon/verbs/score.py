@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize
+from etymon.verbs.options import Quantize, opens_models
 from etymon.verbs.terminal import clear, print_json
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from etymon.generation.likelihood import Score
 
 
+@opens_models
 def score(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     texts: Annotated[

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from etymon.verbs.options import opens_models
 from etymon.verbs.terminal import print_json
 
 
@@ -22,10 +23,9 @@ class Shown:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
+@opens_models
 def show(
     folder: Annotated[str | Path, "model folder, run folder or hub id"],
-    *,
-    ignore_config_key: Annotated[list[str] | None, "a key of config.json to pass over"] = None,
 ) -> Shown:
     """Say what a model folder holds: family, shape, parameters, tokenizer, training history."""
     from etymon.checkpoints.folder import read_config
@@ -33,7 +33,7 @@ def show(
     from etymon.families.loading import load, model_folder, read_history
 
     place = model_folder(folder)
-    model = load(place, ignore_config_keys=ignore_config_key or ())
+    model = load(place)
     tokenizer = model.tokenizer
     adapted = model.lora is not None
     files = open_weights(place, ADAPTER_FILES if adapted else MODEL_FILES).files

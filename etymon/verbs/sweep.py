@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from etymon.verbs.options import Column, Documents, Errors
+from etymon.verbs.options import Column, Documents, Errors, IgnoreConfigKey, opens_models
 from etymon.verbs.pretrain import texts
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Swept:
         return 128 + self.signal if self.signal else 0
 
 
+@opens_models
 def sweep(
     family: Annotated[str, "as for pretrain: gpt2, bert, t5, ..."],
     *,
@@ -122,6 +123,7 @@ def sweep(
     out: Annotated[str | Path | None, "the sweep's folder (sweeps/FAMILY-SIZE)"] = None,
     config: Annotated[Path | None, "a YAML file with the settings of a run; options beat it"] = None,
     set: Annotated[Sequence[str] | None, "a setting of all runs by its dotted name: batch=16"] = None,
+    ignore_config_key: IgnoreConfigKey = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
     resume: Annotated[bool, "go on with a stopped sweep in OUT"] = False,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from etymon.checkpoints.settings import pass_over
 from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.loading import read_shape, shape_of
@@ -45,7 +46,8 @@ class TaskRun(TrainingRun[Finetuned]):
         shape: Any = shape_of(self.family, self.file.size, **self.file.shape)
         if self.file.start is not None:
             if not self.resuming:
-                shape = read_shape(self.file.start)[1]
+                with pass_over(self.file.ignore_config_key):
+                    shape = read_shape(self.file.start)[1]
                 self.file = replace(self.file, size=self.like(shape)[0])
             self.recipe = self.family.tuning_for(self.file.size)
         return shape

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from etymon.verbs.options import opens_models
 from etymon.verbs.rewriting import Rewritten, rewrite
 from etymon.verbs.rewriting import present as present
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from etymon.families.model import Model
 
 
+@opens_models
 def translate(
     model: Annotated[
         str | Path | Model, "folder or hub id of a model that writes from a source: t5, bart, or fine-tuned"

@@ -80,6 +80,7 @@ class Reference:
     @property
     def family(self) -> str:
         plain = self.name.lower().replace("openaigpt", "gpt1").replace("gptneo", "gpt3")
+        plain = plain.replace("xlmroberta", "roberta").replace("camembert", "roberta").replace("mt5", "t5")
         return next(family for family in REGISTRY if plain.startswith(family))
 
     @property
@@ -145,7 +146,7 @@ def untie(folder: Path) -> None:
     weights["lm_head.weight"] = weights["shared.weight"].flip(0) * 0.7 + 0.01
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    assert config["scale_decoder_outputs"] is False
+    assert config["model_type"] == "mt5" or config["scale_decoder_outputs"] is False
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
 
 
@@ -321,6 +322,22 @@ SUMMARIES = [
     ),
 ]  # fmt: skip
 V11 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+ALIASES = [
+    _words_of("XLMRoberta", ROBERTA, _none),
+    Reference(
+        "XLMRobertaForSequenceClassification",
+        {**ROBERTA, **LABELLED},
+        frozenset({"classification"}),
+        _classes,
+    ),
+    Reference("XLMRobertaModel", ROBERTA, frozenset({"pooler"}), _none),
+    _words_of("Camembert", ROBERTA, _none),
+    Reference("CamembertForTokenClassification", {**ROBERTA, **LABELLED}, frozenset({"tagging"}), _tags),
+    Reference("MT5ForConditionalGeneration", V11, WORDS, _targets, "-1.1"),
+    Reference("MT5ForSequenceClassification", {**V11, **LABELLED}, frozenset({"classification"}), _classes),
+    Reference("MT5EncoderModel", V11, frozenset({"encoder"}), _none),
+]
+"""The maths of a family under the names of another."""
 REFERENCES = [
     Reference("GPT2LMHeadModel", GPT2, frozenset({"vocabulary"}), _words),
     Reference("GPT2LMHeadModel", {**GPT2, "tie_word_embeddings": False}, frozenset({"vocabulary"}), _words, "-untied"),
@@ -356,4 +373,5 @@ REFERENCES = [
     *SUMMARIES,
     Reference("GPT2LMHeadModel", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, WORDS, _words, "-by-layer"),
     Reference("GPT2LMHeadModel", {**GPT2, "scale_attn_weights": False}, WORDS, _words, "-unscaled"),
+    *ALIASES,
 ]  # fmt: skip

@@ -212,25 +212,13 @@ def test_shards_and_pickles(saved: Callable[..., Path], family: str, kind: str) 
 # --- configuration
 
 
-@pytest.mark.parametrize("family", PRETRAINED)
-def test_unknown_keys_of_the_configuration(saved: Callable[..., Path], family: str) -> None:
-    folder = saved(family, use_magic=True)
-    line = refusal(folder)
-    assert "'use_magic'" in line
-    assert "--ignore-config-key use_magic" in line
-    assert_same(etymon.load(folder, ignore_config_keys=["use_magic"]), tiny(family, PRETRAINED[family]))
-
-
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
         ("gpt2", "scale_attn_by_inverse_layer_idx", "yes"),
         ("gpt2", "activation_function", "prelu"),
-        ("gpt2", "summary_use_proj", False),
-        ("gpt2", "summary_proj_to_labels", False),
         ("gpt2", "n_head", 3),
         ("gpt1", "afn", "mish"),
-        ("gpt1", "summary_type", "attn"),
         ("gpt3", "attention_types", [[["global", "sparse"], 1]]),
         ("gpt3", "attention_types", "global"),
         ("gpt3", "attention_types", [[["global", "local"], 2]]),
@@ -245,13 +233,9 @@ def test_unknown_keys_of_the_configuration(saved: Callable[..., Path], family: s
         ("bert", "hidden_size", "16"),
         ("t5", "feed_forward_proj", "gated-prelu"),
         ("t5", "model_type", "unheard-of"),
-        ("bert", "architectures", ["BertForSomethingElse"]),
         ("roberta", "max_position_embeddings", "14"),
         ("roberta", "pad_token_id", "<pad>"),
         ("albert", "num_hidden_groups", 3),
-        ("distilbert", "sinusoidal_pos_embds", True),
-        ("electra", "summary_type", "attn"),
-        ("electra", "summary_proj_to_labels", True),
     ],
 )
 def test_configurations_that_are_another_model(

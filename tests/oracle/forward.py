@@ -79,7 +79,7 @@ def _looked_up(model: Model, text: Text) -> Tensor | None:
     embeddings, ids_N = (model.body if model.encoder_decoder else model.body.embeddings), text.ids.reshape(-1)
     words = embeddings.words.weight
     embedded = None
-    if model.family.model_type in PAD_ROW_FROZEN and (pad := model.token("pad")) is not None:
+    if model.family.name in PAD_ROW_FROZEN and (pad := model.token("pad")) is not None:
         embedded = F.embedding(ids_N, words, padding_idx=pad)
     if text.segments is not None and embeddings.segments is None:
         # Segments are looked up among the words where they have no table of their own (GPT-2).
