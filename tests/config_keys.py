@@ -248,8 +248,11 @@ class Transformers:
             for key, default in reads:
                 found.setdefault(key, []).append(default)
             for used in uses:
-                here = used in module.definitions
-                target = (place, used) if here else self.home(*module.imports.get(used, ("", "")))
+                origin = module.imports.get(used, ("", ""))
+                if used in module.definitions:
+                    target: tuple[str, str] | None = (place, used)
+                else:
+                    target = None if origin[0].startswith(OUTSIDE) else self.home(*origin)
                 if target is None or target in seen or target[0].startswith(OUTSIDE):
                     continue
                 seen.add(target)

@@ -249,6 +249,32 @@ def test_xlnet_s_sentencepiece(config: dict[str, Any], documents: list[Document]
         assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.parametrize(
+    ("name", "model_type"), [("XLMRobertaTokenizer", "xlm-roberta"), ("CamembertTokenizer", "camembert")]
+)
+def test_sentencepiece_with_the_ids_of_fairseq(name: str, model_type: str, tmp_path: Path) -> None:
+    sentencepiece, transformers = pytest.importorskip("sentencepiece"), pytest.importorskip("transformers")
+    from .conftest import story
+
+    (tmp_path / "text").write_text("\n".join(story(number, 9) for number in range(60)), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "made"), model_type="unigram", vocab_size=200,
+        unk_id=0, bos_id=1, eos_id=2, pad_id=-1, minloglevel=2, hard_vocab_limit=False, num_threads=1,
+    )  # fmt: skip
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.move(tmp_path / "made.model", folder / "sentencepiece.bpe.model")
+    with pytest.raises(EtymonError, match="tokenizer_class"):
+        Tokenizer.load(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    ours, theirs = Tokenizer.load(folder), getattr(transformers, name).from_pretrained(folder)
+    assert ours.size == len(theirs) and ours.framing.name == "roberta"
+    for text in [*SAMPLES, story(99, 6), "a <mask> b", "  spaces \t\n here  "]:
+        assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+    one, two = ours.encode("The river"), ours.encode("crossed")
+    assert ours.framing.frame(one, two).ids.tolist() == theirs("The river", "crossed")["input_ids"]
+
+
 @pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model"])
 def test_sentencepiece_unigram(tmp_path: Path, name: str) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
