@@ -29,6 +29,7 @@ WANTED = [
     "merges.txt",
     "spiece.model",
     "tokenizer.model",
+    "sentencepiece.bpe.model",
     MODULES,
     PROMPTS,
     READING,

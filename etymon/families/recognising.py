@@ -45,11 +45,13 @@ def recognise_family(
     best = [name for name, share in shares.items() if share == max(shares.values())]
     if max(shares.values()) < 0.5:
         raise EtymonError(
-            f"{where} has no model_type, and its weights are called like those of no family: name one with --family"
+            f"{where} has no model_type, and its weights are called like those of no family: say what it is with "
+            "etymon convert SOURCE TARGET --family NAME"
         )
     if len(best) > 1:
         raise EtymonError(
-            f"{where} has no model_type, and its weights may be those of {' or '.join(best)}: name one with --family"
+            f"{where} has no model_type, and its weights may be those of {' or '.join(best)}: say what it is with "
+            "etymon convert SOURCE TARGET --family NAME"
         )
     return get_family(best[0])
 

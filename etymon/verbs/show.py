@@ -31,6 +31,7 @@ def show(
     from etymon.checkpoints.folder import read_config
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families.loading import load, model_folder, read_history
+    from etymon.families.recognising import class_names
 
     place = model_folder(folder)
     model = load(place)
@@ -42,7 +43,7 @@ def show(
         family=model.family.title,
         architecture=f"LoRA on {model.lora_base}"
         if adapted
-        else str((read_config(place).get("architectures") or ["?"])[0]),
+        else (class_names(read_config(place)) or ["?"])[0],
         parameters=model.parameter_count(),
         heads=tuple(sorted(model.asked)),
         shape=model.shape_fields(),

@@ -112,7 +112,7 @@ def test_every_verb_advises_the_option_and_takes_it(
 
 
 def test_python_has_it_too_and_only_for_that_call(places: dict[str, str]) -> None:
-    assert etymon.show(places["gpt2"], ignore_config_key=[KEY]).family == "GPT-2"  # type: ignore[call-arg]
+    assert etymon.show(places["gpt2"], ignore_config_key=[KEY]).family == "GPT-2"
     with pytest.raises(EtymonError, match=KEY):
         etymon.show(places["gpt2"])
 
@@ -136,6 +136,6 @@ def test_a_resumed_run_opens_its_teacher_again(places: dict[str, str], tmp_path:
         "progress": "silent",
         "out": tmp_path / "run",
     }
-    etymon.distill(places["gpt2"], budget="2steps", ignore_config_key=[KEY], **options)  # type: ignore[arg-type]
+    etymon.distill(places["gpt2"], budget="2steps", ignore_config_key=[KEY], **options)
     again = etymon.pretrain("gpt2", out=tmp_path / "run", resume=True, progress="silent")
     assert again.steps == 2
