@@ -47,8 +47,11 @@ def opens_models(verb: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
     @wraps(verb)
     def opening(*arguments: Any, **options: Any) -> Result:
-        keys = options.get(name) if name in signature.parameters else options.pop(name, None)
-        with pass_over([keys] if isinstance(keys, str) else keys or ()):
+        given = options.pop(name, None)
+        keys = [given] if isinstance(given, str) else list(given or ())
+        if name in signature.parameters:
+            options[name] = keys
+        with pass_over(keys):
             return verb(*arguments, **options)
 
     if name not in signature.parameters:

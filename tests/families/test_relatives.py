@@ -151,7 +151,8 @@ PUBLISHED: dict[tuple[str, str], dict[str, Any]] = {
 @pytest.mark.parametrize(("family", "size"), PUBLISHED)
 def test_published_configurations(family: str, size: str) -> None:
     known = get_family(family)
-    fields, carried = known.settings.read(PUBLISHED[family, size], "config.json")
+    config = {"model_type": known.model_type, **PUBLISHED[family, size]}
+    fields, carried = known.settings.read(config, "config.json")
     assert strict(known.shape, fields, "config.json") == shape_of(known, size)
     assert carried["pad_token_id"] == PUBLISHED[family, size]["pad_token_id"]
 
