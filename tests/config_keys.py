@@ -125,6 +125,8 @@ class ConfigClass:
     """Other name -> the key that it stands for."""
     sources: dict[str, set[str]] = field(default_factory=dict)
     """Attribute -> the keys that it is computed from."""
+    popped: set[str] = field(default_factory=set)
+    """Keys that are taken from a file without being a parameter."""
     fixed: set[str] = field(default_factory=set)
     """Methods, read-only properties and constants of a class: no file can set them."""
 
@@ -146,12 +148,9 @@ class ConfigClass:
         decorators = {ast.unparse(each) for each in node.decorator_list}
         if node.name in ("__init__", "__post_init__"):
             named = [*node.args.args, *node.args.kwonlyargs]
-            given = [*node.args.defaults, *node.args.kw_defaults]
-            self.defaults |= (
-                {name.arg: value for name, value in zip(named[-len(given) :], given, strict=True) if value}
-                if given
-                else {}
-            )
+            values = [*node.args.defaults, *node.args.kw_defaults]
+            pairs = zip(reversed(named), reversed(values))  # the first ones have none
+            self.defaults |= {name.arg: value for name, value in pairs if value is not None}
             self._add_assignments(node)
         elif "property" in decorators:
             self.sources.setdefault(node.name, set()).update(_own_reads(node))
@@ -168,10 +167,11 @@ class ConfigClass:
         def keys_of(part: ast.AST) -> set[str]:
             found = _own_reads(part)
             for each in ast.walk(part):
-                if isinstance(each, ast.Name):
+                if isinstance(each, ast.Name) and each.id != "kwargs":  # all that is left: told key by key
                     found |= local.get(each.id, {each.id})
                 elif isinstance(each, ast.Call) and ast.unparse(each.func) in ("kwargs.pop", "kwargs.get"):
                     found.add(_text(each.args[0]))
+                    self.popped.add(_text(each.args[0]))
             return found
 
         def visit(statements: list[ast.stmt], tested: set[str]) -> None:
@@ -313,16 +313,14 @@ class Transformers:
             if key not in keys:
                 keys.add(key)
                 waiting += [*config.sources.get(key, ()), *filter(None, [config.aliases.get(key)])]
-        known = keys & (read.keys() | config.defaults.keys() | EVERYWHERE.keys() | {*config.aliases.values()})
-        # A key that only tests read, for an attribute that no file has, is found by its name.
-        known |= {
-            key
-            for key in keys
-            if any(key in made for made in config.sources.values()) and key in config.defaults
-        }
-        known = {
-            key for key in known if key not in config.fixed | {"kwargs", "self"} and not key.startswith("__")
-        }
+        told = (
+            read.keys()
+            | config.defaults.keys()
+            | config.popped
+            | EVERYWHERE.keys()
+            | {*config.aliases.values()}
+        )
+        known = {key for key in keys & told if key not in config.fixed and not key.startswith("__")}
         defaults: dict[str, Any] = {}
         for key in known:
             taken = [value for value in read.get(key, []) if value is not None]

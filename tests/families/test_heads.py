@@ -53,7 +53,8 @@ def test_heads_can_be_left_out(saved: Callable[..., Path], family: str) -> None:
 def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
     etymon.save(tiny("bert", {"classification"}, labels=("a", "b", "c")), tmp_path / "bert")
     rewrite(tmp_path / "bert", lambda weights: {**weights, "classifier.weight": torch.zeros(2, 16)})
-    assert "classifier.bias is (3,), not (2,)" in refusal(tmp_path / "bert")  # the matrix says how many there are
+    # The matrix says how many labels there are.
+    assert "classifier.bias is (3,), not (2,)" in refusal(tmp_path / "bert")
 
 
 @pytest.mark.parametrize(
