@@ -108,12 +108,23 @@ def test_other_names_of_a_key(saved: Callable[..., Path]) -> None:
     assert "hidden_size = 16 contradicts n_embd = 48" in refusal(folder)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "electra", "xlnet"])
-def test_how_a_text_is_summed_up_matters_to_the_heads_that_read_it(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("gpt1", "summary_type", "attn"),
+        ("gpt2", "summary_type", "attn"),
+        ("gpt2", "summary_use_proj", False),
+        ("gpt2", "summary_proj_to_labels", False),
+        ("electra", "summary_type", "attn"),
+        ("electra", "summary_proj_to_labels", True),
+        ("xlnet", "summary_activation", "none-such"),
+    ],
+)
+def test_how_a_text_is_summed_up_matters_to_the_heads_that_read_it(family: str, key: str, value: Any) -> None:
     one = get_family(family)
-    config = {"model_type": one.model_type, "summary_type": "attn"}
+    config = {"model_type": one.model_type, key: value}
     one.settings.read(config, "", frozenset({"vocabulary"}))
-    with pytest.raises(EtymonError, match="summary_type"):
+    with pytest.raises(EtymonError, match=key):
         one.settings.read(config, "", frozenset({"choice"}))
 
 
@@ -226,4 +237,4 @@ def test_weights_of_no_family(tmp_path: Path, saved: Callable[..., Path]) -> Non
 def test_absent_keys_of_an_alias_are_those_of_its_class() -> None:
     ours, _ = family_of("mt5").settings.read({"model_type": "mt5"}, "")
     assert (ours["feed_forward"], ours["vocabulary"], ours["tied"]) == ("gated-gelu", 250112, False)
-    assert "feed_forward" not in family_of("t5").settings.read({"model_type": "t5"}, "")[0]
+    assert family_of("t5").settings.read({"model_type": "t5"}, "")[0]["feed_forward"] == "relu"
