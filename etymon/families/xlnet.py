@@ -6,6 +6,7 @@ content stream alone; permutation language modelling and generation use both (`n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -200,11 +201,13 @@ def names(shape: Shape) -> NameMap:
 class XlnetSettings(SettingsMap):
     """The width of heads is always written, since Transformers 4 refuses null, and read as None where it is the usual one."""
 
-    def read(self, config: Any, where: str, ignore: Any = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-        ours, carried = super().read(config, where, ignore)
+    def read(
+        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        ours, carried = super().read(config, where, heads)
         usual = Shape()
-        dim, heads = ours.get("dim", usual.dim), ours.get("heads", usual.heads)
-        if isinstance(dim, int) and isinstance(heads, int) and heads and ours.get("head_dim") == dim // heads:
+        dim, count = ours.get("dim", usual.dim), ours.get("heads", usual.heads)
+        if isinstance(dim, int) and isinstance(count, int) and count and ours.get("head_dim") == dim // count:
             ours["head_dim"] = None
         return ours, carried
 
