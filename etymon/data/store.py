@@ -38,6 +38,8 @@ SPLITS = ("train", "validation")
 ARRAYS = ("documents", "sentences", "bytes", "words")
 SAMPLE = 1 << 20
 """Tokens at the beginning of a text by which it is seen whether its tokenizer knows it."""
+FEW_BYTES = 10_000
+"""About two thousand words: a text below that is warned about."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,13 @@ class StoreSummary:
     validation: SplitCounts
     held_out: str
     reused: bool = False
+
+    @property
+    def warning(self) -> str | None:
+        """What to say of a text that is too short to learn anything from: somebody may have named the wrong file."""
+        if (size := self.train.bytes + self.validation.bytes) >= FEW_BYTES:
+            return None
+        return f"the text has only {size:,} bytes, from which a model learns next to nothing: is it the text that you meant?"
 
 
 class Split:

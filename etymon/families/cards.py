@@ -51,6 +51,7 @@ def card(
         *load,
         "## Data",
         str(last.get("data", "")).strip() or "Not stated.",
+        *(["## Seen", _table(seen)] if (seen := _seen(last)) else []),
         "## Measured",
         _table(last.get("metrics")) or "Nothing was measured: treat the quality of this model as unknown.",
         "## Training",
@@ -63,6 +64,12 @@ def card(
         "Licence: not stated; ask the author before using it. A language model repeats the errors and biases of its text, and what was not measured above was not checked.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _seen(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps, tokens and words of the last run. `words` are those of the text, counted once an epoch; `words read` those of all
+    samples."""
+    return {name: value for name, value in entry.get("seen", {}).items() if name != "ended"}
 
 
 def _tokenizer(model: Model, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from etymon.nn.features import FeatureSettings
 
 HISTORY = "history.json"
 """Beside the published files: which heads the folder holds and how it was trained."""
-MEMBERS = ("model", "discriminator")
-"""Where a run keeps the model that it trained."""
+MEMBERS = ("model", "discriminator", "generator")
+"""Where a run keeps the models that it trained, the one that is meant first."""
 GENERATION = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model",
@@ -193,12 +193,20 @@ def _config(folder: Path) -> dict[str, Any]:
     return {"model_type": elmo.model_type, "vocabulary": words, **bilm.read_shape(published)}
 
 
-def model_folder(name: str | Path, *, revision: str | None = None) -> Path:
-    """The model's folder behind a path, a run's folder or a hub id."""
+def model_folder(name: str | Path, *, revision: str | None = None, head: str | None = None) -> Path:
+    """The model's folder behind a path, a run's folder or a hub id. Of several models in a run's folder, the first one that has
+    the `head`, if one does: an ELECTRA's vocabulary is the generator's."""
     folder = resolve(str(name), revision=revision)
-    places = (folder, *(folder / member for member in MEMBERS))
     files = ("config.json", ADAPTER_CONFIG)
-    return next((place for place in places if any((place / file).is_file() for file in files)), folder)
+    places = [
+        place
+        for place in (folder, *(folder / member for member in MEMBERS))
+        if any((place / file).is_file() for file in files)
+    ]
+    first = (*places, folder)[0]
+    if head is None or first == folder:
+        return first
+    return next((place for place in places if head in _note(place).get("heads", ())), first)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

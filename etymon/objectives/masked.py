@@ -74,6 +74,12 @@ class Masked(Objective):
         rows = np.column_stack((rows, np.full(len(rows), own, np.int64)))
         return plans.shuffled(rows, seed, "copies", epoch) if shuffle else rows
 
+    def readings(self, split: Split, plan: np.ndarray) -> float:
+        """Samples of two texts may take the second one from anywhere, and cut off what is too long."""
+        if plan.shape[1] < 4:
+            return 1.0
+        return float((plan[:, 1] - plan[:, 0] + plan[:, 3] - plan[:, 2]).sum() / len(split.tokens))
+
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
         if self.copies:
             *where, own = row.tolist()

@@ -116,6 +116,12 @@ class Mixture(Objective):
             return plans.shuffled(table, seed, "mixture", epoch)
         return table[np.argsort(np.concatenate(places), kind="stable")]
 
+    def readings(self, split: Split, plan: np.ndarray) -> float:
+        return sum(
+            self.weights[name] * part.readings(split, part.plan(split, 0, 0))
+            for name, part in self.parts.items()
+        )
+
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> tuple[str, Any]:
         name = list(self.parts)[row[0]]
         return name, self.parts[name].prepare(split, row[2 : 2 + row[1]], rng)

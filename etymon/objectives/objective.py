@@ -123,6 +123,10 @@ class Objective(Protocol):
     def loss(self, unit: Unit, prepared: Any) -> dict[str, Term]:
         """The terms of the slice."""
 
+    def readings(self, split: Split, plan: np.ndarray) -> float:
+        """How often the samples of an epoch's plan read a word of the text, on average."""
+        return 1.0
+
 
 OWN = -1
 """The length of a memory that the model's shape decides."""

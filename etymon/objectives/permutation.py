@@ -115,6 +115,13 @@ class Permutation(Streaming):
         table[:, A_START : B_STOP + 1] = self._pieces(table, ends, rng)
         return table
 
+    def readings(self, split: Split, plan: np.ndarray) -> float:
+        """The running text once in every direction, and the two pieces of each sample, which are text as well."""
+        spans = ((START, text_streams.STOP), (A_START, A_STOP), (B_START, B_STOP))
+        return float(
+            sum((plan[:, stop] - plan[:, start]).sum() for start, stop in spans) / split.stream_length
+        )
+
     def _pieces(self, table: np.ndarray, ends: int, rng: np.random.Generator) -> np.ndarray:
         """Where A and B lie. Behind the running text, for who reads from the end, is before it."""
         back = table[:, BACKWARD] == 1

@@ -44,6 +44,11 @@ class Pace:
 
 def parse_budget(text: str) -> Budget:
     """`90s`, `10m`, `2h`; `5000steps`, `20Mtokens`, `3epochs`, `100Mwords`, `20Tflops`."""
+    if number := re.fullmatch(r"\s*(\d[\d.]*)\s*M\s*", str(text)):
+        raise EtymonError(
+            f"the budget {text!r} may be minutes or millions: write {number[1]}m for minutes, or {number[1]}Mwords, "
+            f"{number[1]}Mtokens or {number[1]}Msteps"
+        )
     match = re.fullmatch(r"\s*(\S+?)\s*(steps?|tokens?|epochs?|words?|flops?)\s*", str(text))
     if match is None:
         try:

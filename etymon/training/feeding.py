@@ -57,6 +57,8 @@ class Feed:
             )
         if not self.samples:
             raise EtymonError("the training text is too short for a single sample: give more text")
+        self.readings = objective.readings(split, self.plan(0))
+        """How often an epoch reads a word of the text."""
 
     def plan(self, epoch: int) -> np.ndarray:
         """The epoch's plan; the newest two are kept."""
@@ -75,6 +77,11 @@ class Feed:
     def words_a_step(self) -> float:
         """Words as the text has them, a whole text's an epoch, as the rules of small-data challenges count."""
         return self.epochs_a_step * float(self.split.words.sum())
+
+    @property
+    def words_read_a_step(self) -> float:
+        """Words that its samples hold: more than `words_a_step` where an epoch reads a part of the text several times."""
+        return self.words_a_step * self.readings
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}  # a worker makes the plans that it needs
@@ -176,6 +183,21 @@ class Course(Dataset[Prepared]):
             max(0, min(end, steps) - phase.first) * phase.feed.slices * phase.feed.rows
             for phase, end in zip(self.phases, ends, strict=True)
         )
+
+    def words_read(self, steps: int) -> float:
+        """Words that the samples of the first `steps` steps hold."""
+        ends = [*(phase.first for phase in self.phases[1:]), steps]
+        return sum(
+            max(0, min(end, steps) - phase.first) * phase.feed.words_read_a_step
+            for phase, end in zip(self.phases, ends, strict=True)
+        )
+
+    def stretch(self, step: int, factor: float) -> None:
+        """Phases that begin after `step` steps begin so much later or earlier; steps are to be asked for anew."""
+        self.phases = [
+            phase if phase.first <= step else Phase(step + round((phase.first - step) * factor), phase.feed)
+            for phase in self.phases
+        ]
 
     def _place(self, step: int, position: Position) -> tuple[Phase, Position, bool]:
         """A phase with other samples begins a new epoch; one that only takes more of them a step goes on."""

@@ -44,6 +44,19 @@ def averages(totals: dict[str, float], counts: dict[str, float], likelihood: str
     return {**means, "bits_per_target": next(iter(means.values())) / math.log(2)}
 
 
+def shown(record: Mapping[str, float], validation: Mapping[str, float]) -> dict[str, float | str]:
+    """What a step's display says of its record and of the last validation."""
+    judged = "bits_per_byte" if "bits_per_byte" in record else "bits_per_target"
+    values: dict[str, float | str] = {
+        judged: record[judged],
+        **{name: record[name] for name in ("bits_per_character",) if name in record},
+        "tokens_per_second": record["tokens_per_second"],
+        "mfu": record["utilisation"],
+        "memory": record["memory"],
+    }
+    return values | ({"validation": validation[judged]} if judged in validation else {})
+
+
 @torch.no_grad()
 def evaluate(unit: TrainingUnit, slices: Sequence[Prepared], world: World | None = None) -> dict[str, float]:
     """The objective's terms over prepared slices, in evaluation mode; several processes share the work. What streams

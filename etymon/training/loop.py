@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from etymon.training.adversarial import AdversarialSettings, Back, back_propagat
 from etymon.training.budgets import Budget
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Step
-from etymon.training.figures import TOKENS, add_counts, add_terms, averages
+from etymon.training.figures import TOKENS, add_counts, add_terms, averages, shown
 from etymon.training.memories import Memories
 from etymon.training.optimisers import (
     OptimiserChoice,
@@ -36,6 +37,7 @@ from etymon.training.optimisers import (
 )
 from etymon.training.optimisers.groups import gradient_norms, thawed
 from etymon.training.progress import Progress
+from etymon.training.replanning import Revision, StepPlan, TimeBudget
 from etymon.training.runs import JUDGED, Run, TrainingState
 from etymon.training.schedules import ScheduleChoice
 from etymon.training.speed import matmul_peak, memory, operations_a_token
@@ -63,6 +65,10 @@ class TrainingSettings:
     adversarial: AdversarialSettings | None = None
     unfreeze: float | None = None
     """Share of the steps after which everything trains: at first it is the top alone, then layer by layer from above."""
+    time: TimeBudget | None = None
+    """What the steps were measured for; they are revised as the run goes. None: they are fixed."""
+    revisions: tuple[Revision, ...] = ()
+    """Those that were made, the last of which says how many steps the run has."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "validate_every", "save_every", "log_layers_every", "keep", "patience"):
@@ -129,6 +135,8 @@ class Trainer:
         state: TrainingState | None = None,
         optimiser_state: dict[str, torch.Tensor] | None = None,
         world: World | None = None,
+        record_revisions: Callable[[Sequence[Revision]], None] = lambda revisions: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.unit, self.course, self.settings, self.run = unit, course, settings, run
         self.validate, self.save_members, self.progress = validate, save_members, progress
@@ -145,42 +153,57 @@ class Trainer:
             unit.memories = Memories(_taken(optimiser_state, MEMORY))
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
+        self.plan = StepPlan(
+            course, settings.steps, settings.paced, settings.time, settings.revisions, record_revisions
+        )
+        self.plan.start(self.state.step, self.state.seconds)
+        self.clock = clock
+        if self.state.step and not self.state.words_read:  # a checkpoint of a version that did not count them
+            self.state.words_read = course.words_read(self.state.step)
 
     def train(self, title: str) -> TrainingResult:
         """All remaining steps. Ctrl-C or SIGTERM finishes the step, saves, and returns."""
+        self._begin = self.clock() - self.state.seconds
         with stop_requested() as asked:
             if self.state.step == 0:
                 self._validate()
             else:
                 self.metrics = self.run.last_validation()
-            self.progress.start(self.settings.steps, title)
+            self.progress.start(self.plan.steps, title)
             try:
                 self._steps(asked)
             finally:
                 self.progress.close()
-        stopped = self.state.step < self.settings.steps and not self._over
+        stopped = self.state.step < self.plan.steps and not self._over
         # Without a signal here, another process of this run was asked, and this one ends as if terminated.
         by = (asked.signal or signal.SIGTERM) if stopped else None
         return TrainingResult(self.state, self.metrics, stopped, by)
 
     def _steps(self, asked: threading.Event) -> None:
         settings, state = self.settings, self.state
-        left = settings.steps - state.step
-        if left <= 0 or self._over:
+        if state.step >= self.plan.steps or self._over:
             return
         passes = 1.0 if settings.adversarial is None else settings.adversarial.cost
         operations = [passes * operations_a_token(self.unit, phase.feed) for phase in self.course.phases]
         peak = matmul_peak(self.device)
         self._wrap()
-        begin = started = time.perf_counter()
-        seconds = state.seconds
+        self.plan.start(state.step, self.clock() - self._begin)
+        while self._steps_until_revised(asked, operations, peak):
+            pass
+
+    def _steps_until_revised(self, asked: threading.Event, operations: Sequence[float], peak: float) -> bool:
+        """Steps up to the run's end, or until its phases have been moved; whether there are more."""
+        settings, state = self.settings, self.state
+        # A run whose number of steps may grow does not say how many samples to make ahead.
+        left = self.plan.steps - state.step if settings.time is None else sys.maxsize // 2
+        started = time.perf_counter()
         with closing(self.course.steps(state.step, state.position, left)) as steps:
             for step in steps:
                 record = self._step(step)
                 elapsed = time.perf_counter() - started  # with the time that it waited for its samples
                 passed = self._pass(step, int(record.pop("step_tokens")))
                 tokens, counted = passed["tokens"][1] - passed["tokens"][0], operations[self._phase]
-                state.seconds = seconds + time.perf_counter() - begin
+                state.seconds = self.clock() - self._begin
                 record |= {
                     "tokens_per_second": tokens / elapsed,
                     "utilisation": counted * tokens / self.world.size / elapsed / peak,
@@ -188,21 +211,28 @@ class Trainer:
                     "seconds": state.seconds,
                     "tokens": state.tokens,
                     "words": round(state.words),
+                    "words_read": round(state.words_read),
                 }
                 self._log({"step": state.step, **record})
-                self.progress.update(state.step, self._shown(record))
+                self.progress.update(state.step, shown(record, self.metrics))
                 stop = self.world.any(asked.is_set())
-                last = state.step == settings.steps
+                last = state.step == self.plan.steps
                 if last or state.step % settings.validate_every == 0:
                     self._validate()
                 # Before the checkpoint: what is done after it would be lost for good if the run died in between.
                 self._reach(passed)
                 over, better = self._over, self.keeps_best and state.best_step == state.step
                 if last or stop or over or better or state.step % settings.save_every == 0:
+                    state.seconds = self.clock() - self._begin
                     self.save()
-                if stop or over:
-                    break
+                if last or stop or over:
+                    return False
+                if self.plan.revise(state.step, self.clock() - self._begin, self.world):
+                    self.progress.expect(self.plan.steps)
+                    if len(self.course.phases) > 1:
+                        return True
                 started = time.perf_counter()
+        return False
 
     def _wrap(self) -> None:
         """From now on processes add up their gradients."""
@@ -229,6 +259,7 @@ class Trainer:
         before = replace(state)
         state.step, state.position, state.tokens = state.step + 1, step.after, state.tokens + tokens
         state.words, state.epochs = state.words + feed.words_a_step, state.epochs + feed.epochs_a_step
+        state.words_read += feed.words_read_a_step
         names = {"steps": "step", "tokens": "tokens", "words": "words", "epochs": "epochs"}
         return {unit: (getattr(before, name), getattr(state, name)) for unit, name in names.items()}
 
@@ -257,13 +288,13 @@ class Trainer:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients start anew."""
         times: list[float] = []
         self._wrap()
-        begin = time.perf_counter()
+        begin = self.clock()
         ahead = self.course.steps(self.state.step, self.state.position, 200)
         with closing(ahead) as steps, self.unit.apart():
             for step in steps:
                 self._step(step, learning_rate=0.0)
                 # From end to end: a step that waits for its samples takes that long as well.
-                times.append(time.perf_counter() - begin)
+                times.append(self.clock() - begin)
                 begin += times[-1]
                 # Four steps at least, or two where these took far longer than is to be spent on it.
                 if self.world.any(
@@ -287,7 +318,8 @@ class Trainer:
             self.unit.memories = Memories()
         # Where steps are only measured everything trains: later ones take as long.
         gradually = settings.unfreeze is not None and learning_rate is None
-        share = self.state.step / (settings.steps * (settings.unfreeze or 1.0))
+        position = self.plan.position(self.state.step)
+        share = position / (settings.steps * (settings.unfreeze or 1.0))
         with thawed(self.unit, share) if gradually else nullcontext():
             for number, prepared in step.slices.items():
                 ends = number == next(reversed(step.slices))
@@ -302,11 +334,7 @@ class Trainer:
         if not math.isfinite(float(norm)):
             raise self._diverged(f"the gradient at step {self.state.step + 1}")
         if learning_rate is None:
-            done: float = self.state.step
-            if settings.paced == "samples":
-                taken, whole = (self.course.samples(count) for count in (self.state.step, settings.steps))
-                done = settings.steps * taken / whole
-            learning_rate = settings.rate(done)
+            learning_rate = settings.rate(position)
         set_rate(self.optimiser, learning_rate)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -358,19 +386,6 @@ class Trainer:
             state.best, state.best_step = float(judged), state.step
         numbers = {JUDGED + name: value for name, value in self.metrics.items()}
         self._log({"step": self.state.step, "seconds": self.state.seconds, **numbers})
-
-    def _shown(self, record: dict[str, float]) -> dict[str, float | str]:
-        judged = "bits_per_byte" if "bits_per_byte" in record else "bits_per_target"
-        shown: dict[str, float | str] = {
-            judged: record[judged],
-            **{name: record[name] for name in ("bits_per_character",) if name in record},
-            "tokens_per_second": record["tokens_per_second"],
-            "mfu": record["utilisation"],
-            "memory": record["memory"],
-        }
-        if judged in self.metrics:
-            shown["validation"] = self.metrics[judged]
-        return shown
 
 
 def seed_device(seed: int, step: int, part: int) -> None:

@@ -51,6 +51,11 @@ class Progress:
             self.run.update(step, values)
             self._show(self.run)
 
+    def expect(self, total_steps: int) -> None:
+        """The run has another number of steps than it began with."""
+        if self.run:
+            self.run.total = total_steps
+
     def note(self, text: str) -> None:
         """Print a line that stays."""
 

@@ -40,7 +40,7 @@ def fill(
 
     asked = texts_of(texts, on_note=on_note)
     return fill_texts(
-        opened(model, device, quantize),
+        opened(model, device, quantize, head="vocabulary"),
         asked,
         top_k=top_k,
         max_new_tokens=max_new_tokens,

@@ -21,18 +21,22 @@ OnNote = Callable[[str], None]
 
 
 def opened(
-    model: str | Path | Model, device: str | None = None, quantize: Literal["int8"] | None = None
+    model: str | Path | Model,
+    device: str | None = None,
+    quantize: Literal["int8"] | None = None,
+    head: str | None = None,
 ) -> Model:
-    """A model with its tokenizer: loaded from a folder or hub id, or the one that was given."""
+    """A model with its tokenizer: loaded from a folder or hub id, or the one that was given. Of the models in a run's folder it is
+    the one with the `head`, if that is needed."""
     import torch
 
-    from etymon.families.loading import load
+    from etymon.families.loading import load, model_folder
 
     target = None if device is None else _device(device)
     if isinstance(model, str | Path):
         where = str(model)
         usual = "cuda" if torch.cuda.is_available() and quantize is None else "cpu"
-        chosen = load(model, device=target or usual, quantize=quantize)
+        chosen = load(model_folder(model, head=head), device=target or usual, quantize=quantize)
     else:
         where = f"this {model.family.title}"
         if quantize is not None and not model.int8:

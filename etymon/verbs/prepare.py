@@ -80,4 +80,6 @@ def present(result: Prepared) -> None:
         )
     if summary.held_out == "tail":
         print("           too few documents to hold some out: validation is the end of the text")
+    if summary.warning:
+        print(f"warning: {summary.warning}")
     print(f"store      {result.folder}")

@@ -59,7 +59,7 @@ def prompt(
     writable(out)
     asked = [] if shots is None else [f"shots={_listed(shots)}"]
     read = open_task(task, [*asked, *(set or ())], errors)
-    run = Run(Prompter(opened(model, device, quantize)), read, drop, limit, on_progress)
+    run = Run(Prompter(opened(model, device, quantize, head="vocabulary")), read, drop, limit, on_progress)
     outcomes = run.outcomes()
     notes = read.notes + run.notes
     for note in notes if on_note is not None else ():

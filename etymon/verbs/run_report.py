@@ -95,6 +95,11 @@ def write_run_report(
         figures |= {
             "steps": f"{trained[-1]['step']:,}",
             "tokens seen": f"{trained[-1]['tokens']:,}",
+            **{
+                name.replace("_", " "): f"{trained[-1][name]:,}"
+                for name in ("words", "words_read")
+                if name in trained[-1]
+            },
             "tokens a second": f"{speeds[len(speeds) // 2]:,.0f}",
             "share of the machine's peak": f"{shares[len(shares) // 2]:.0%}",
             "peak memory": format_bytes(max(record["memory"] for record in trained)),

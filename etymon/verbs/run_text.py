@@ -166,6 +166,8 @@ class RunText(RunTokenizer):
         self.progress.note(
             f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by"
         )
+        if summary.warning:
+            self.progress.note(f"warning: {summary.warning}")
         store = TokenStore.open(folder, tokenizer)
         number = tokenizer.id("unknown")
         if tokenizer.kind in ("character", "word") and number is not None:

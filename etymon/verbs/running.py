@@ -7,7 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -26,14 +27,16 @@ from etymon.training.feeding import Course, Phase
 from etymon.training.loop import Criterion, Milestone, Trainer, TrainingResult, TrainingSettings
 from etymon.training.progress import Kind, Progress
 from etymon.training.progress import progress as make_progress
+from etymon.training.replanning import Revision
 from etymon.training.runs import Run, TrainingState, read_state, require_curves
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_file import CommonFile, begun, differing, plain
 from etymon.verbs.run_folder import claimed, require_free
 from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.run_members import members, save_members
-from etymon.verbs.run_settings import VALIDATIONS, steps_within, training_settings
+from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_start import grown, start_tokenizer
+from etymon.verbs.run_timing import measure
 
 if TYPE_CHECKING:
     from etymon.verbs.pretrain import Pretrained
@@ -73,6 +76,8 @@ class TrainingRun(ABC, Generic[Result]):
     files: ClassVar[type[CommonFile]]
     member = "model"
     criterion: Criterion | None = None
+    revises = True  # the number of steps of a time budget, as it goes
+    clock = staticmethod(time.perf_counter)
 
     def __init__(
         self,
@@ -191,22 +196,31 @@ class TrainingRun(ABC, Generic[Result]):
             def history() -> list[dict[str, Any]]:
                 return self.history(settings, state, {})
 
+            def record(revisions: Sequence[Revision]) -> None:
+                revised = replace(settings, revisions=tuple(revisions))
+                replace(begun(self.folder, self.files), training=revised).write(self.folder / "run.yaml")
+
             def keeper(amount: str) -> Callable[[], None]:
                 return lambda: save(model, self.folder / "milestones" / amount, history=history())
 
-            return Trainer(
+            training = Trainer(
                 unit, course, settings, run,
-                validate=lambda step: judge.validate(step, course.number_after(step), last=step >= settings.steps),
+                validate=lambda step: judge.validate(
+                    step, course.number_after(step), last=step >= training.plan.steps
+                ),
                 # To go on exactly, nothing may be folded into the weights.
                 save_members=lambda folder: save_members(
                     unit, self.member, folder, history=history(), fold=False
                 ),
                 progress=self.progress, state=state, optimiser_state=optimiser_state, world=world,
                 milestones=[Milestone(parse_budget(amount), keeper(amount)) for amount in self.file.save_at],
-                criterion=self.criterion,
+                criterion=self.criterion, record_revisions=record, clock=self.clock,
             )  # fmt: skip
+            return training
 
         settings = self.file.training or self.settings(trainer, unit, phases, world)
+        if self.file.training is not None and not self.resuming:
+            settings = replace(settings, time=None)  # another run's: the steps that it came to, in any time
         course = self.course(phases, settings.steps, world)
         training = trainer(settings, course)  # which may refuse, before anything is written
         self._tell_of_milestones(phases, settings)
@@ -226,9 +240,9 @@ class TrainingRun(ABC, Generic[Result]):
         model.eval()
         number = course.number_after(state.step)
         trained = Trained(unit, phases, run, result, self.folder / "report.html", number)
-        if state.step < settings.steps and not result.stopped:
+        if state.step < training.plan.steps and not result.stopped:
             self.progress.note(
-                f"ended after {state.step:,} of {settings.steps:,} steps: no validation was better than that of step {state.best_step:,}"
+                f"ended after {state.step:,} of {training.plan.steps:,} steps: no validation was better than that of step {state.best_step:,}"
             )
         metrics = self.settle(trained, world)
         model.history = self.history(settings, state, metrics)
@@ -321,33 +335,17 @@ class TrainingRun(ABC, Generic[Result]):
         self, trainer: Train, unit: TrainingUnit, phases: list[PhasePlan], world: World
     ) -> TrainingSettings:
         """The family's recipe for as many steps as were asked for, or as fit into the budget by measurement."""
-        file, validations = self.file, VALIDATIONS
+        file, validations, time = self.file, VALIDATIONS, None
         budget = parse_budget(file.budget or USUAL_BUDGET)
         if budget.unit == "seconds":
             self.progress.note("measuring how long a step takes")
             probing = training_settings(self.recipe, file, steps=2**20, validations=1)
-            each, patience = 0.0, min(4.0, budget.amount / 10) / len(phases)
-            for phase in phases:
-                plans = [Phase(0, phase.feed)]
-                alone = Course(plans, rank=world.rank, ranks=world.size, workers=self.workers)
-                probe = trainer(probing, alone)
-                each += phase.share * probe.seconds_per_step(patience)
-            begin = time.perf_counter()
-            probe.validate(0)
-            validation = time.perf_counter() - begin
-            # The last validation reads all of the held-out text, which may be much.
-            spare = validation * phases[-1].rest_of_validation(file.seed)
-            seconds = max(budget.amount - spare, budget.amount / 2)
-            steps, validations = steps_within(seconds, each, validation, file.validate_every)
-            steps = round(world.add({"steps": steps})["steps"] / world.size)
-            validations = round(world.add({"validations": validations})["validations"] / world.size)
-            self.progress.note(
-                f"{each * 1000:.0f} ms a step, so {file.budget or USUAL_BUDGET} is enough for {steps:,}"
-            )
+            time, steps, validations = measure(self, budget.amount, partial(trainer, probing), phases, world)
         else:
             counted = unit if budget.unit == "flops" else None
             steps = pace_of([(phase.share, phase.feed) for phase in phases], counted).steps(budget)
-        return training_settings(self.recipe, file, steps=steps, validations=validations)
+        settings = training_settings(self.recipe, file, steps=steps, validations=validations)
+        return replace(settings, time=time if self.revises else None)
 
     # --- small questions
 
@@ -388,7 +386,7 @@ class TrainingRun(ABC, Generic[Result]):
                 **self.about(),
                 **({"started_from": self.file.start} if self.file.start else {}),
                 **({"grown": self.grown} if self.grown else {}),
-                "seen": {"steps": state.step, "tokens": state.tokens, "words": round(state.words)},
+                "seen": state.seen(),
                 "training": plain(asdict(settings)),
                 "metrics": metrics,
             },

@@ -61,7 +61,7 @@ def score(
         targets *= count
     if targets and len(targets) != count:
         raise EtymonError(f"there are {count} texts and {len(targets)} targets: give a target for each")
-    chosen = opened(model, device, quantize)
+    chosen = opened(model, device, quantize, head="vocabulary")
     own = targets[: len(asked)] or None
     reading: dict[str, Any] = {"window": window, "overlap": overlap, "memory": memory, "segment": segment}
     scores = score_texts(chosen, asked, own, **reading) if asked else []

@@ -266,7 +266,9 @@ class Sweep:
         shared = next((store for store in stores if (store / "tokenizer").is_dir()), None)
         if shared is not None and not isinstance(source, PreparedText) and shared.parent != member.folder:
             source = PreparedText(shared, source.description)
-        return Pretraining(member.folder, self._measured(member), source, self.kind, **self.options).go()
+        run = Pretraining(member.folder, self._measured(member), source, self.kind, **self.options)
+        run.revises = False  # runs of the same cost are compared, and so take the same steps
+        return run.go()
 
     def _measured(self, member: Member) -> RunFile:
         """A time as the steps that a run of the same cost had in it: a busy moment would favour one of them."""

@@ -46,6 +46,17 @@ def test_what_cannot_be_read_is_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(error.value) and len(str(error.value)) < 160
 
 
+@pytest.mark.parametrize("text", ["10M", "1.5M", " 10 M "])
+def test_minutes_and_millions_are_not_guessed_but_named(text: str) -> None:
+    number = text.strip(" M")
+    with pytest.raises(EtymonError) as error:
+        parse_budget(text)
+    for spelling in (f"{number}m", f"{number}Mwords", f"{number}Mtokens"):
+        assert spelling in str(error.value)
+        assert number != "10" or parse_budget(spelling)
+    assert "\n" not in str(error.value)
+
+
 def test_steps_that_use_up_a_budget() -> None:
     pace = Pace(tokens=100.0, epochs=0.01, words=80.0)
     expected = {"7steps": 7, "1000tokens": 10, "1049tokens": 10, "1051tokens": 11, "2epochs": 200, "0.5epochs": 50,

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 import etymon
+from tests import tiny
 
 
 def test_fill_prints_every_blank_and_the_whole(folder, run):
@@ -82,3 +83,18 @@ def test_a_file_that_is_no_text(folder, run, tmp_path):
     code, _, err = run("score", folder("gpt2"), "--file", tmp_path / "bytes")
     assert code == 2
     assert "not UTF-8 text (byte 2)" in err
+
+
+def test_fill_and_score_of_an_electra_run_find_its_generator(tmp_path):
+    for name, head in (("discriminator", "replaced"), ("generator", "vocabulary")):
+        etymon.save(tiny.model("electra", frozenset({head})), tmp_path / "run" / name)
+    assert etymon.fill(tmp_path / "run", "The ___ sat.") == etymon.fill(
+        tmp_path / "run" / "generator", "The ___ sat."
+    )
+    assert (
+        etymon.score(tmp_path / "run", "The cat")[0].log_probs
+        == etymon.score(tmp_path / "run" / "generator", "The cat")[0].log_probs
+    )
+    assert "replaced" in etymon.load(tmp_path / "run").heads, "the model that is meant is the discriminator"
+    with pytest.raises(etymon.EtymonError, match="vocabulary"):
+        etymon.fill(tmp_path / "run" / "discriminator", "The ___ sat.")

@@ -149,7 +149,9 @@ def test_words_and_tokens_are_in_every_checkpoint(straight: Callable[[str], Pret
             curve[step]["words"],
         )
         told = seen(Run(run.folder).checkpoint(step) / "model")
-        assert told == {"steps": step, "tokens": state.tokens, "words": round(state.words)}
+        assert told == {
+            "steps": step, "tokens": state.tokens, "words": round(state.words), "words_read": round(state.words_read),
+        }  # fmt: skip
     # An epoch is the whole text.
     store = json.loads((run.folder / "store" / "store.json").read_text(encoding="utf-8"))["splits"]["train"]
     assert state.words == pytest.approx(state.epochs * store["words"])

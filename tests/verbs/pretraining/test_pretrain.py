@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from etymon.verbs import pretrain as verb
 from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.run_file import RunFile
 from etymon.verbs.run_settings import steps_within, training_settings
+from etymon.verbs.running import TrainingRun
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain
 
@@ -220,7 +220,7 @@ def test_a_budget_becomes_steps_and_measuring_changes_nothing(
         return 0.5
 
     monkeypatch.setattr(Trainer, "seconds_per_step", half_a_second)
-    monkeypatch.setattr("etymon.verbs.running.time", SimpleNamespace(perf_counter=lambda: 1.0))
+    monkeypatch.setattr(TrainingRun, "clock", staticmethod(lambda: 1.0))
     measured = pretrain("gpt2", tmp_path / "budget", steps=None, budget="3.2s")
     settings = yaml.safe_load((measured.folder / "run.yaml").read_text(encoding="utf-8"))
     assert settings["budget"] == "3.2s"
@@ -235,6 +235,14 @@ def test_a_budget_becomes_steps_and_measuring_changes_nothing(
 def test_a_tiny_text_still_trains(family: str, text: str, tmp_path: Path) -> None:
     result = pretrain(family, tmp_path / "run", data=Texts([text]), steps=2, batch=2, slices=1)
     assert result.steps == 2 and etymon.load(result.folder).parameter_count() > 0
+
+
+def test_a_text_of_a_few_bytes_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short, long = Texts(["Hello there, world."]), Texts(["Hello there, world."] * 600)
+    for number, text in enumerate((short, long)):
+        pretrain("gpt2", tmp_path / str(number), data=text, steps=1, batch=2, slices=1, validation=0.0, progress="plain")
+        warned = "warning: the text has only 19 bytes" in capsys.readouterr().err
+        assert warned == (text is short)
 
 
 def test_without_held_out_text_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
