@@ -31,17 +31,20 @@ from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunText
 from etymon.verbs.running import TrainingRun
 
-MOST = 2 << 20
-"""Bytes of text that are looked at."""
+WHOLE, MOST = 16 << 20, 2 << 20
+"""Bytes of files up to which all of a text is read, so that its tokens are those of the run; of larger ones, bytes of text that
+are looked at."""
 
 
 @dataclass
 class Beginning:
-    """The first documents of a text."""
+    """A text, or the first documents of one in large files."""
 
     source: TextSource
     read: int = 0
     whole: bool = False
+    used: tuple[int, int] = (0, 0)
+    """Bytes of the files when all text in them had been given, and bytes of that text: files are read in blocks, ahead of it."""
 
     @property
     def description(self) -> str:
@@ -51,11 +54,15 @@ class Beginning:
         return "the beginning of a text"  # the real one would read all of it
 
     def documents(self) -> Iterator[Document]:
-        self.read, self.whole = 0, False
+        self.read, self.whole, self.used, block = 0, False, (0, 0), 0
+        large = isinstance(self.source, TextFiles) and (self.source.size() or 0) > WHOLE
         for document in self.source.documents():
-            yield document
+            if (here := getattr(self.source, "bytes_read", 0)) != block:
+                self.used, block = (block, self.read), here
             self.read += len(document.text.encode())
-            if self.read >= MOST:
+            last = large and self.read >= MOST
+            yield replace(document, more=document.more and not last)
+            if last:
                 return
         self.whole = True
 
@@ -63,7 +70,8 @@ class Beginning:
         """How much of the text was read, as far as that can be told."""
         if self.whole or not isinstance(self.source, TextFiles) or not (size := self.source.size()):
             return 1.0
-        return min(1.0, max(self.source.bytes_read, 1) / size)
+        packed, text = self.used if self.used[1] else (self.source.bytes_read, max(self.read, 1))
+        return min(1.0, self.read / text * packed / size)
 
 
 class RehearsedText(RunText):
@@ -111,12 +119,17 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
     settings = training_settings(run.recipe, run.file, steps=steps, validations=VALIDATIONS)
     summary = phases[0].store.summary
     about = "about " if share < 1 else ""
+    train, held = summary.train.tokens, summary.validation.tokens
+    counts = f"{train:,} tokens to train on, {held:,} to judge by"
+    if share < 1:  # of the beginning, too little may be held out to tell
+        tokens = (train + held) / share
+        held = round(run.file.validation * tokens)
+        counts = f"{format_count(tokens - held)} tokens to train on, {format_count(held)} to judge by"
     timed = parse_budget(asked).unit == "seconds"
     optimiser, schedule = settings.optimiser, settings.schedule
     lines = {
         "model": f"{run.title}, {model.parameter_count():,} parameters",
-        "text": f"{run.text.description}: {about}{format_count(summary.train.tokens / share)} tokens to train on, "
-        f"{format_count(summary.validation.tokens / share)} to judge by",
+        "text": f"{run.text.description}: {about}{counts}",
     }
     for number, phase in enumerate(phases, 1):
         name = "samples" if len(phases) == 1 else f"phase {number}"

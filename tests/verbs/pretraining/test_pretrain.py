@@ -240,7 +240,16 @@ def test_a_tiny_text_still_trains(family: str, text: str, tmp_path: Path) -> Non
 def test_a_text_of_a_few_bytes_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short, long = Texts(["Hello there, world."]), Texts(["Hello there, world."] * 600)
     for number, text in enumerate((short, long)):
-        pretrain("gpt2", tmp_path / str(number), data=text, steps=1, batch=2, slices=1, validation=0.0, progress="plain")
+        pretrain(
+            "gpt2",
+            tmp_path / str(number),
+            data=text,
+            steps=1,
+            batch=2,
+            slices=1,
+            validation=0.0,
+            progress="plain",
+        )
         warned = "warning: the text has only 19 bytes" in capsys.readouterr().err
         assert warned == (text is short)
 

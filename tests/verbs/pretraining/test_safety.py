@@ -246,6 +246,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etymon.verbs.dry_run.MOST", 2000)
+    monkeypatch.setattr("etymon.verbs.dry_run.WHOLE", 2000)
     text = tmp_path / "text"
     text.mkdir()
     for number, content in enumerate(tiny.texts(80)):
