@@ -33,7 +33,7 @@ bench-recurrent: $(VENV)/.installed-test .venv-peer/.installed  ## memory, permu
 	$(BIN)/python -m benchmarks recurrent
 
 bench-seq2seq: $(VENV)/.installed-test  ## encoder-decoders beside Transformers
-	$(BIN)/python -m benchmarks seq2seq
+	$(BIN)/python -m benchmarks seq2seq translation
 
 bench-finetuning: $(VENV)/.installed-test  ## fine-tuning and answering beside the Trainer of Transformers
 	$(BIN)/python -m benchmarks finetuning

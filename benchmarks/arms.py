@@ -14,12 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import etymon
-from benchmarks.harness import RESULTS, machine
+from benchmarks.harness import TOY, machine, sized, write_result
+from etymon.families import get_family
 
-OPERATIONS = os.environ.get("ETYMON_BENCH_FLOPS", "27Tflops")
-"""About five minutes of two quiet cores."""
-SEEDS = range(int(os.environ.get("ETYMON_BENCH_SEEDS", "3")))
+OPERATIONS = sized(os.environ.get("ETYMON_BENCH_FLOPS", "27Tflops"), "1step")
+"""About five minutes of two quiet cores; at toy size one step."""
+SEEDS = range(sized(int(os.environ.get("ETYMON_BENCH_SEEDS", "3")), 1))
 RARELY = ["validate_every=1000000", "save_every=200"]
+TOY_SHAPE = {
+    "dim": 32, "layers": 1, "heads": 2, "head_dim": 16, "inner_dim": 64, "embedding_dim": 16, "rotary_dim": 8,
+    "cells": 32, "letter_dim": 4, "filters": "1x8 2x8", "highways": 1, "word_dim": 16, "readout_dim": 16,
+    "decoder_layers": 1, "band": 8,
+}  # fmt: skip
+
+
+def small(family: str) -> list[str]:
+    """Settings that make a family's pocket size a toy; none at real size."""
+    fields = get_family(family).shape.__dataclass_fields__ if TOY else {}
+    return [f"shape.{name}={value}" for name, value in TOY_SHAPE.items() if name in fields]
 
 
 def folder(experiment: str) -> Path:
@@ -61,6 +73,5 @@ def probed(run: Path, **asked: Any) -> dict[str, dict[str, float]]:
 
 
 def keep(name: str, record: Mapping[str, Any]) -> None:
-    """The figures of an experiment, with the machine, in `benchmarks/results/`."""
-    whole = {"operations": OPERATIONS, **record, "machine": machine()}
-    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    """The figures of an experiment, with the machine, in the folder of results."""
+    write_result(name, {"operations": OPERATIONS, **record, "machine": machine()})

@@ -9,21 +9,19 @@ probing tasks. Runs are kept in ETYMON_BENCH_RUNS and go on where they were stop
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import etymon
-from benchmarks.arms import RARELY, SEEDS, folder, keep, probed, run_of
-from benchmarks.harness import shared_data
+from benchmarks.arms import RARELY, SEEDS, folder, keep, probed, run_of, small
+from benchmarks.harness import corpora, needed_corpora, sized
 
 RUNS = folder("encoders")
+LENGTH, BATCH, VOCABULARY, STUDENT_LAYERS = sized((64, 16, 8192, 2), (32, 2, 200, 1))
 ARMS: dict[str, dict[str, Any]] = {
     "bert": {"family": "bert", "objective": "masked"},
     "electra": {"family": "electra"},
@@ -40,7 +38,7 @@ PAIRS = [
 
 
 def text() -> tuple[list[str], str]:
-    data = shared_data()
+    data = corpora()
     if data is not None:
         return [str(data / "eltec-novels")], "file"
     from etymon.data.prose import stdlib_documents
@@ -56,20 +54,23 @@ def prepare() -> Path:
     store = RUNS / "store"
     paths, documents = text()
     if not (RUNS / "tokenizer" / "tokenizer.json").is_file():
-        etymon.tokenizer(data=paths, family="bert", size=8192, out=RUNS / "tokenizer", documents=documents)
+        etymon.tokenizer(
+            data=paths, family="bert", size=VOCABULARY, out=RUNS / "tokenizer", documents=documents
+        )
     etymon.prepare(data=paths, tokenizer=RUNS / "tokenizer", out=store, documents=documents, validation=0.01)
     return store
 
 
 def train(arm: str, seed: int, store: Path) -> Path:
     choice = dict(ARMS[arm])
-    settings = [*RARELY, *choice.pop("set", [])]
-    asked: dict[str, Any] = {"data": [str(store)], "length": 64, "batch": 16, "set": settings}
+    shape = [] if "teacher" in choice else small(choice["family"])  # a student's is its teacher's
+    settings = [*RARELY, *shape, *choice.pop("set", [])]
+    asked: dict[str, Any] = {"data": [str(store)], "length": LENGTH, "batch": BATCH, "set": settings}
 
     def start(common: dict[str, Any]) -> Any:
         if "teacher" in choice:
             teacher = train(choice["teacher"], seed, store)
-            return etymon.distill(teacher, family=choice["family"], layers=2, **asked, **common)
+            return etymon.distill(teacher, family=choice["family"], layers=STUDENT_LAYERS, **asked, **common)
         return etymon.pretrain(choice.pop("family"), size="pocket", **choice, **asked, **common)
 
     return run_of(RUNS / f"{arm}-{seed}", seed, start)
@@ -77,9 +78,7 @@ def train(arm: str, seed: int, store: Path) -> Path:
 
 def score(arm: str, seed: int) -> dict[str, float]:
     """Test accuracies of the best layers, by validation."""
-    data = shared_data()
-    if data is None:
-        raise SystemExit("probes need SST-2 and SentEval's tasks: set ETYMON_SHARED to the folder of corpora")
+    data = needed_corpora("SST-2 and SentEval's probing tasks")
     tasks = [data / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
     found = probed(RUNS / f"{arm}-{seed}", data=[*tasks, data / "senteval-probing"], text="sentence")
     return {task: each["best"] for task, each in found.items()}
@@ -87,8 +86,7 @@ def score(arm: str, seed: int) -> dict[str, float]:
 
 def sentences_a_second(arm: str) -> float:
     """How fast an arm's model embeds SST-2's development sentences."""
-    data = shared_data()
-    assert data is not None
+    data = needed_corpora("SST-2")
     lines = (data / "glue" / "SST-2" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
     texts, model = [line.split("\t")[0] for line in lines], etymon.load(RUNS / f"{arm}-0")
     times = []
@@ -127,15 +125,15 @@ def judge() -> None:
     )  # fmt: skip
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     store = prepare()
-    chosen = [name for name in sys.argv[1:] if name in ARMS] or list(ARMS)
+    chosen = [name for name in arguments if name in ARMS] or list(ARMS)
     for seed in SEEDS:
         for arm in chosen:
             train(arm, seed, store)
-    if "--train-only" not in sys.argv:
+    if "--train-only" not in arguments:
         judge()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,25 +19,27 @@ from typing import Any
 import torch
 
 import etymon
-from benchmarks.harness import THREADS, Comparison, Peer, in_turn, shared_data
+from benchmarks.harness import THREADS, Comparison, Seconds, answer, in_turn, needed_corpora, peers, sized
 from benchmarks.sentence_encoding import model_folder
 from etymon.data.tokenizer import Tokenizer
 
-ROWS, STEPS, ANSWERED, SEED = 32, 8, 320, 0
-TRAINED = 20_000
-SHAPE = {"dim": 768, "layers": 6, "heads": 12, "inner_dim": 3072, "vocabulary": 30522}
+ROWS, STEPS, ANSWERED, SEED = sized((32, 8, 320, 0), (4, 1, 8, 0))
+TRAINED, ROUNDS, WARMUP = sized((20_000, 5, 0), (40, 1, 0))
+SHAPE = {
+    **sized({"dim": 768, "layers": 6, "heads": 12, "inner_dim": 3072}, {"dim": 32, "layers": 1, "heads": 2, "inner_dim": 64}),
+    "vocabulary": 30522,
+}  # fmt: skip
 
 
 def table(split: str) -> list[dict[str, Any]]:
-    data = shared_data()
-    if data is None:
-        raise SystemExit("this needs SST-2: set ETYMON_SHARED to the folder of corpora")
-    with open(data / "glue" / "SST-2" / f"{split}.tsv", encoding="utf-8", newline="") as file:
+    with open(
+        needed_corpora("SST-2") / "glue" / "SST-2" / f"{split}.tsv", encoding="utf-8", newline=""
+    ) as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     return [{"text": row["sentence"].strip(), "label": row["label"]} for row in rows]
 
 
-def ours(folder: Path, what: str) -> Callable[[], float]:
+def ours(folder: Path, what: str) -> Callable[[], Seconds]:
     from etymon.data.tables import read_table
     from etymon.families.loading import load
     from etymon.tasks import get_task, headed
@@ -55,12 +58,12 @@ def ours(folder: Path, what: str) -> Callable[[], float]:
         # As many rows together as the peer has.
         headed.PREDICTED_TOKENS = int(ROWS * task.read(rows).sizes.mean())
 
-        def answer() -> float:
+        def predict() -> Seconds:
             begin = time.perf_counter()
             task.predict(model, rows)
-            return time.perf_counter() - begin
+            return Seconds(time.perf_counter() - begin)
 
-        return answer
+        return predict
     task.batch_rows = ROWS
     examples = task.encode(read_table(table("train")[:TRAINED]), learn=True)
     unit = TrainingUnit(model, task)
@@ -72,17 +75,17 @@ def ours(folder: Path, what: str) -> Callable[[], float]:
     )  # fmt: skip
     steps = course.steps(0, Position(), 1_000_000)
 
-    def train() -> float:
+    def train() -> Seconds:
         begin = time.perf_counter()
         for _ in range(STEPS):
             trainer._step(next(steps))
             trainer.state.step += 1
-        return time.perf_counter() - begin
+        return Seconds(time.perf_counter() - begin)
 
     return train
 
 
-def theirs(folder: Path, what: str) -> Callable[[], float]:
+def theirs(folder: Path, what: str) -> Callable[[], Seconds]:
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
@@ -133,56 +136,47 @@ def theirs(folder: Path, what: str) -> Callable[[], float]:
     trainer.remove_callback(PrinterCallback)
     rows = table("dev")[:ANSWERED]
 
-    def train() -> float:
+    def train() -> Seconds:
         trainer.train()
-        return clock.seconds
+        return Seconds(clock.seconds)
 
-    def answer() -> float:
+    def predict() -> Seconds:
         begin = time.perf_counter()
         trainer.predict(Rows(rows))
-        return time.perf_counter() - begin
+        return Seconds(time.perf_counter() - begin)
 
-    return train if what == "train" else answer
+    return train if what == "train" else predict
 
 
-def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
-    found = []
+def side(name: str, what: str, folder: str) -> Callable[[], Seconds]:
+    return {"ours": ours, "theirs": theirs}[name](Path(folder), what)
+
+
+def finetuning(what: str) -> Iterable[Comparison]:
+    rows = len(table("dev")[:ANSWERED])
+    target, about = {
+        "train": (1.7, f"{STEPS} steps of {ROWS} rows of SST-2"),
+        "predict": (2.0, f"answers to {rows} rows of SST-2"),
+    }[what]
     with TemporaryDirectory(prefix="etymon-") as place:
-        folder = Path(place)
         model = etymon.build("bert", "base", heads=["classification"], labels=["0", "1"], shape=SHAPE)
         model.tokenizer = Tokenizer.load(model_folder())
-        etymon.save(model, folder)
-        rows = len(table("dev")[:ANSWERED])
-        for what, target, about in (
-            ("train", 1.7, f"{STEPS} steps of {ROWS} rows of SST-2"),
-            ("predict", 2.0, f"answers to {rows} rows of SST-2"),
-        ):
-            module = [sys.executable, "-m", "benchmarks.finetuning"]
-            peers = {side: Peer([*module, side, what, str(folder)]) for side in ("ours", "theirs")}
-            for peer in peers.values():
-                peer.hear()
-            times = in_turn({side: peer.ask for side, peer in peers.items()}, rounds, warmup)
-            for peer in peers.values():
-                peer.end()
-            count = STEPS * ROWS if what == "train" else rows
-            speed = {side: round(count / sorted(each)[len(each) // 2], 1) for side, each in times.items()}
-            found.append(
-                Comparison(
-                    f"finetuning-{what}", times["ours"], times["theirs"], peer="Transformers' Trainer", target=target,
-                    what=f"{about}, six layers x 768", details={"examples_per_second": speed},
-                )
-            )  # fmt: skip
-    return found
+        etymon.save(model, place)
+        # Their first rounds are the warm-up.
+        with peers(
+            "benchmarks.finetuning", {name: (name, what, place) for name in ("ours", "theirs")}
+        ) as sides:
+            times = in_turn({name: side.ask for name, side in sides.items()}, ROUNDS, WARMUP)
+    count = STEPS * ROWS if what == "train" else rows
+    speed = {name: round(count / sorted(each)[len(each) // 2], 1) for name, each in times.items()}
+    yield Comparison(
+        f"finetuning-{what}", times["ours"], times["theirs"], peer="Transformers' Trainer", target=target,
+        what=f"{about}, six layers x 768", details={"examples_per_second": speed},
+    )  # fmt: skip
 
 
-def main() -> None:
-    side, what, folder = sys.argv[1:]
-    torch.set_num_threads(THREADS)
-    go = {"ours": ours, "theirs": theirs}[side](Path(folder), what)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(go(), flush=True)
-
+RUNS = [partial(finetuning, what) for what in ("train", "predict")]
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(THREADS)
+    answer(side(*sys.argv[1:]))

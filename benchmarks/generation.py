@@ -6,21 +6,24 @@ memory bus is the limit at batch 1: every token reads every weight once.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import etymon
-from benchmarks.harness import THREADS, Comparison, Peer, answer, in_turn
+from benchmarks.harness import THREADS, Comparison, answer, in_turn, peers, sized
 from etymon.generation.decoding import decode
 from etymon.generation.settings import DecodingSettings
 
-PROMPT, NEW, VOCABULARY = 32, 64, 50257
+PROMPT, NEW, VOCABULARY = sized((32, 64, 50257), (4, 6, 400))
+BATCHES = sized((1, 8), (2,))
+SHAPE = sized({}, {"dim": 32, "layers": 1, "heads": 2, "vocabulary": VOCABULARY, "positions": 64})
+ROUNDS, WARMUP = sized((5, 1), (1, 0))
 TARGETS: dict[tuple[str, str], dict[int, float]] = {
     ("float32", "ctranslate2-float32"): {1: 0.8, 8: 0.75},
     ("float32", "transformers"): {1: 1.0, 8: 1.0},
@@ -40,15 +43,17 @@ def translator(reference: Any, folder: Path, compute: str) -> Any:
     spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = "0"
     spec.validate()
     spec.optimize(quantization=compute)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     spec.save(str(folder))
     return ctranslate2.Generator(
         str(folder), device="cpu", compute_type=compute, inter_threads=1, intra_threads=THREADS
     )
 
 
-def side(name: str, folder: Path, batch: int) -> Callable[[], list[list[int]]]:
-    """What one side does in a round: the new tokens of every row."""
+def side(name: str, place: str, rows: str) -> Callable[[], list[list[int]]]:
+    """What one side does in a round: the new tokens of every row. The engines' threads wait for work by spinning, so each side has
+    a process of its own."""
+    folder, batch = Path(place), int(rows)
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(1, VOCABULARY, (batch, PROMPT), generator=generator)
     if name in ("float32", "int8"):
@@ -77,44 +82,27 @@ def side(name: str, folder: Path, batch: int) -> Callable[[], list[list[int]]]:
     return generate
 
 
-def serve(name: str, folder: Path, batch: int) -> None:
-    """One side in a process of its own: the engines' threads wait for work by spinning, and would take each other's cores."""
-    torch.set_num_threads(THREADS)
-    with torch.inference_mode():
-        answer(side(name, folder, batch))
-
-
-def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
-    results = []
+def generation(batch: int) -> Iterable[Comparison]:
     names = list(dict.fromkeys(name for pair in TARGETS for name in pair))
     with tempfile.TemporaryDirectory() as place:
-        model = etymon.build("gpt2", "small", heads=("vocabulary",))
-        etymon.save(model, Path(place) / "gpt2")
-        for batch in (1, 8):
-            peers = {
-                name: Peer([sys.executable, "-m", "benchmarks.generation", name, place, str(batch)])
-                for name in names
-            }
-            texts = {name: json.loads(peer.hear()) for name, peer in peers.items()}
-            same = [texts[name] for name in names if "int8" not in name]
+        etymon.save(etymon.build("gpt2", "small", heads=("vocabulary",), shape=SHAPE), Path(place) / "gpt2")
+        with peers("benchmarks.generation", {name: (name, place, batch) for name in names}) as sides:
+            same = [side.first for name, side in sides.items() if "int8" not in name]
             assert all(text == same[0] for text in same), "the same weights wrote other tokens"
-            times = in_turn({name: peer.ask for name, peer in peers.items()}, rounds, warmup)
-            for peer in peers.values():
-                peer.end()
-            speeds = {
-                name: [round(batch * NEW / seconds, 1) for seconds in each] for name, each in times.items()
-            }
-            for (ours, theirs), wanted in TARGETS.items():
-                results.append(
-                    Comparison(
-                        f"generation-{ours}-{theirs}-batch-{batch}", times[ours], times[theirs],
-                        peer=f"{theirs} at batch {batch}",
-                        what=f"GPT-2 124M, random weights, prompt {PROMPT}, {NEW} new tokens, batch {batch}, greedy",
-                        target=wanted.get(batch), details={"tokens_a_second": speeds},
-                    )
-                )  # fmt: skip
-    return results
+            times = in_turn({name: side.ask for name, side in sides.items()}, ROUNDS, WARMUP)
+    speeds = {name: [round(batch * NEW / seconds, 1) for seconds in each] for name, each in times.items()}
+    for (ours, theirs), wanted in TARGETS.items():
+        yield Comparison(
+            f"generation-{ours}-{theirs}-batch-{batch}", times[ours], times[theirs],
+            peer=f"{theirs} at batch {batch}",
+            what=f"GPT-2 124M, random weights, prompt {PROMPT}, {NEW} new tokens, batch {batch}, greedy",
+            target=wanted.get(batch), details={"tokens_a_second": speeds},
+        )  # fmt: skip
 
+
+RUNS = [partial(generation, batch) for batch in BATCHES]
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    torch.set_num_threads(THREADS)
+    with torch.inference_mode():
+        answer(side(*sys.argv[1:]))

@@ -9,16 +9,39 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from tempfile import gettempdir, mkdtemp
+from typing import Any, TypeVar
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
-THREADS = 2
+from benchmarks.toy_data import make_corpora
+
+TOY = bool(os.environ.get("ETYMON_BENCH_TOY"))
+"""Whether everything runs at toy size, to see that it runs: the same code with smaller numbers, on made-up text, in one process. Its
+figures mean nothing and are kept apart."""
+THREADS = 1 if TOY else 2
+
+Value = TypeVar("Value")
+
+
+def sized(real: Value, toy: Value) -> Value:
+    """A number of a benchmark, and what it is at toy size."""
+    return toy if TOY else real
+
+
+def results_folder() -> Path:
+    """Where figures are kept; those at toy size never beside the real ones."""
+    if named := os.environ.get("ETYMON_BENCH_RESULTS"):
+        return Path(named)
+    return Path(gettempdir()) / "etymon-toy-results" if TOY else Path(__file__).parent / "results"
 
 
 @dataclass
@@ -79,14 +102,12 @@ def in_turn(
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in sides if number % 2 == 0 else reversed(list(sides)):
-            begin = time.perf_counter()
-            said = sides[name]()
-            times[name].append(said if isinstance(said, Seconds) else time.perf_counter() - begin)
+            times[name].append(timed(sides[name]))
     return times
 
 
-class Peer:
-    """A side in a process of its own, which says something when it is ready and then answers each line with its seconds."""
+class Process:
+    """A process that answers each line with one of its own."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
@@ -105,6 +126,7 @@ class Peer:
         return line
 
     def ask(self) -> Seconds:
+        """The seconds of one more round."""
         self.say("go")
         return Seconds(self.hear())
 
@@ -114,22 +136,61 @@ class Peer:
         self.process.wait()
 
 
+class Peer:
+    """A side in a process of its own: `python -m MODULE ARGUMENTS`, which ends in `answer(side(ARGUMENTS))`. At toy size it is the
+    module's `side` in this process."""
+
+    def __init__(self, module: str, *arguments: object) -> None:
+        words = [str(word) for word in arguments]
+        if TOY:
+            run = import_module(module).side(*words)
+            self.first: Any = json.loads(json.dumps(run()))
+            """What its first round gave."""
+            self.ask: Callable[[], Seconds] = partial(timed, run)
+            self.end: Callable[[], None] = lambda: None
+        else:
+            process = Process([sys.executable, "-m", module, *words])
+            self.first = json.loads(process.hear())
+            self.ask, self.end = process.ask, process.end
+
+
+@contextmanager
+def peers(module: str, sides: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Peer]]:
+    """A `Peer` for every side, by name, all ended afterwards."""
+    started: dict[str, Peer] = {}
+    try:
+        for name, arguments in sides.items():
+            started[name] = Peer(module, *arguments)
+        yield started
+    finally:
+        for peer in started.values():
+            peer.end()
+
+
+def timed(run: Callable[[], object]) -> Seconds:
+    """The seconds of a round, as the round tells them itself or from beginning to end."""
+    begin = time.perf_counter()
+    said = run()
+    return said if isinstance(said, Seconds) else Seconds(time.perf_counter() - begin)
+
+
 def answer(run: Callable[[], object]) -> None:
     """The other end of a `Peer`: what the first round gives, then the seconds of every further one that is asked for."""
     print(json.dumps(run()), flush=True)
     for _ in sys.stdin:
-        begin = time.perf_counter()
-        run()
-        print(time.perf_counter() - begin, flush=True)
+        print(timed(run), flush=True)
 
 
 def peak_memory(module: str, *arguments: str) -> float:
-    """Bytes that a fresh process needed at most beyond its imports, as it reports itself."""
+    """Bytes that a fresh process needed at most beyond its imports: what `beyond_imports` of the module says there."""
+    if TOY:
+        return float(import_module(module).beyond_imports(*arguments))
+    code = f"import sys, {module} as module; print(module.beyond_imports(*sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], check=True, capture_output=True, text=True,
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True,
         cwd=Path(__file__).parents[1],
     )  # fmt: skip
-    return float(json.loads(done.stdout.splitlines()[-1])["beyond_imports"])
+    return float(done.stdout.splitlines()[-1])
 
 
 def peak_resident() -> float:
@@ -160,19 +221,46 @@ def machine() -> dict[str, Any]:
     }
 
 
-def record(results: list[Comparison]) -> None:
-    """Prints a line a comparison and writes it, with all rounds, to `benchmarks/results/`."""
-    RESULTS.mkdir(exist_ok=True)
-    for result in results:
-        print(result.line(), flush=True)
-        kept = {
-            **asdict(result), "ratio": round(result.ratio, 3),
-            "spread": [round(part, 3) for part in result.spread], "machine": machine(),
-        }  # fmt: skip
-        (RESULTS / f"{result.name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+def record(result: Comparison) -> None:
+    """Prints a comparison's line and writes it, with all rounds, to the folder of results."""
+    print(result.line(), flush=True)
+    kept = {
+        **asdict(result), "ratio": round(result.ratio, 3),
+        "spread": [round(part, 3) for part in result.spread], "machine": machine(),
+    }  # fmt: skip
+    write_result(result.name, kept)
 
 
-def shared_data() -> Path | None:
-    """The folder of real corpora, where there is one."""
+def write_result(name: str, kept: Mapping[str, Any]) -> None:
+    results_folder().mkdir(parents=True, exist_ok=True)
+    path = results_folder() / f"{name}.json"
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(runs: Sequence[Callable[[], Iterable[Comparison]]]) -> list[str]:
+    """Records every figure as soon as it is there. What fails is told and the others go on; gives the reasons."""
+    failed = []
+    for run in runs:
+        try:
+            for result in run():
+                record(result)
+        except Exception as error:
+            traceback.print_exc()
+            failed.append(f"{type(error).__name__}: {error}")
+    return failed
+
+
+@cache
+def corpora() -> Path | None:
+    """The folder of real corpora, where there is one; at toy size, made-up ones."""
+    if TOY:
+        return make_corpora(Path(mkdtemp(prefix="etymon-toy-")))
     place = Path(os.environ.get("ETYMON_SHARED", Path(__file__).parents[2] / "shared")) / "data"
     return place if place.is_dir() else None
+
+
+def needed_corpora(what: str) -> Path:
+    """The same, for what cannot be measured without."""
+    if (place := corpora()) is None:
+        raise FileNotFoundError(f"this needs {what}: set ETYMON_SHARED to the folder of corpora")
+    return place

@@ -8,37 +8,32 @@ whose layers are judged by tags of UD-EWT: the learned mix against the last one.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import etymon
-from benchmarks.arms import RARELY, SEEDS, folder, keep, probed, run_of
-from benchmarks.harness import shared_data
+from benchmarks.arms import RARELY, SEEDS, folder, keep, probed, run_of, small
+from benchmarks.harness import needed_corpora, sized
 
 RUNS = folder("memory")
-LENGTH = 64
+LENGTH, PERMUTED_LENGTH, BATCH, MEMORY, LONGEST = sized((64, 128, 16, 128, 512), (16, 16, 2, 16, 32))
+VOCABULARIES = sized({"gpt2": 4096, "xlnet": 8192, "elmo": 40_000}, {"gpt2": 400, "xlnet": 120, "elmo": 40})
 ARMS: dict[str, dict[str, Any]] = {
     "xl": {"family": "transformer-xl"},
     "xl-forgetful": {"family": "transformer-xl", "set": ["options.memory=0"]},
     "gpt2": {"family": "gpt2"},
-    "xlnet": {"family": "xlnet", "length": 128},
-    "xlnet-masked": {"family": "xlnet", "length": 128, "objective": "masked"},
+    "xlnet": {"family": "xlnet", "length": PERMUTED_LENGTH},
+    "xlnet-masked": {"family": "xlnet", "length": PERMUTED_LENGTH, "objective": "masked"},
     "elmo": {"family": "elmo"},
 }
 LANGUAGE_MODELS = ("xl", "xl-forgetful", "gpt2")
 
 
 def data() -> Path:
-    found = shared_data()
-    if found is None:
-        raise SystemExit("this needs wikitext-2 and the tasks: set ETYMON_SHARED to the folder of corpora")
-    return found
+    return needed_corpora("wikitext-2 and the tasks")
 
 
 def prepared(family: str) -> Path:
@@ -47,10 +42,8 @@ def prepared(family: str) -> Path:
     text, store = [str(data() / "wikitext-2" / "train.txt")], RUNS / f"store-{name}"
     tokenizer = RUNS / f"tokenizer-{name}"
     if not (tokenizer / "tokenizer.json").is_file():
-        size = {"gpt2": 4096, "xlnet": 8192, "elmo": 40_000}[
-            name
-        ]  # ELMo reads the letters of every word it has
-        etymon.tokenizer(data=text, family=name, size=size, out=tokenizer)
+        # ELMo reads the letters of every word it has.
+        etymon.tokenizer(data=text, family=name, size=VOCABULARIES[name], out=tokenizer)
     etymon.prepare(data=text, tokenizer=tokenizer, out=store, validation=0.01)
     return store
 
@@ -58,13 +51,13 @@ def prepared(family: str) -> Path:
 def train(arm: str, seed: int) -> Path:
     choice = dict(ARMS[arm])
     family = choice.pop("family")
-    settings = [*RARELY, *choice.pop("set", [])]
+    settings = [*RARELY, *small(family), *choice.pop("set", [])]
     store = prepared(family)
     return run_of(
         RUNS / f"{arm}-{seed}",
         seed,
         lambda common: etymon.pretrain(
-            family, size="pocket", data=[str(store)], set=settings, batch=16, **{"length": LENGTH, **choice}, **common
+            family, size="pocket", data=[str(store)], set=settings, batch=BATCH, **{"length": LENGTH, **choice}, **common
         ),
     )  # fmt: skip
 
@@ -75,7 +68,7 @@ def bits(arm: str, run: Path) -> float:
     if (kept := run / "bits.json").is_file():
         return float(json.loads(kept.read_text(encoding="utf-8")))
     test = data() / "wikitext-2" / "test.txt"
-    asked: dict[str, Any] = {"memory": 128, "segment": LENGTH} if arm == "xl" else {"window": LENGTH}
+    asked: dict[str, Any] = {"memory": MEMORY, "segment": LENGTH} if arm == "xl" else {"window": LENGTH}
     (score,) = etymon.score(run, file=test, **asked)
     assert score.bits_per_byte is not None
     kept.write_text(json.dumps(score.bits_per_byte), encoding="utf-8")
@@ -94,7 +87,7 @@ def judge() -> None:
     if not contexts.is_file():
         test = data() / "wikitext-2" / "test.txt"
         etymon.context(
-            [RUNS / f"{arm}-0" for arm in LANGUAGE_MODELS], data=[test], longest=512, out=contexts.parent
+            [RUNS / f"{arm}-0" for arm in LANGUAGE_MODELS], data=[test], longest=LONGEST, out=contexts.parent
         )
     measured = json.loads(contexts.read_text(encoding="utf-8"))
     record["context"] = {Path(one["name"]).name: one["bits_per_byte"] for one in measured["models"]}
@@ -121,14 +114,14 @@ def judge() -> None:
     keep("memory", record)
 
 
-def main() -> None:
-    chosen = [name for name in sys.argv[1:] if name in ARMS] or list(ARMS)
+def main(arguments: Sequence[str]) -> None:
+    chosen = [name for name in arguments if name in ARMS] or list(ARMS)
     for seed in SEEDS:
         for arm in chosen:
             train(arm, seed)
-    if "--train-only" not in sys.argv:
+    if "--train-only" not in arguments:
         judge()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -12,29 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Comparison
+from benchmarks.harness import TOY, Comparison, sized
+from benchmarks.peers.command import run as run_command
+from benchmarks.peers.encode_batch import run as encode_batch
 
-BYTES = int(float(os.environ.get("ETYMON_BENCH_BYTES", "2e9")))
-FILE = 64_000_000
-WORDS = 60_000
+BYTES = sized(int(float(os.environ.get("ETYMON_BENCH_BYTES", "2e9"))), 40_000)
+FILE, WORDS, DRAWN, VOCABULARY = sized((64_000_000, 60_000, 200_000, 16_000), (30_000, 200, 2_000, 400))
 MEMORY = 1_000_000_000  # what each command may need
 PEER_BYTES = 40_000_000  # of the corpus, at each end of the run: its speed does not depend on more
-COMMAND = """
-import json, resource, sys, time
-from etymon import cli
-begin = time.perf_counter()
-try:
-    cli.main(json.loads(sys.argv[1]))
-except SystemExit as leaving:
-    assert not leaving.code, leaving.code
-own, child = (resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-print("\\n" + json.dumps({"seconds": time.perf_counter() - begin, "own": own, "child": child}))
-"""
+PEERS = Path(__file__).parent / "peers"
 
 
 def make_corpus(folder: Path, size: int, seed: int = 0) -> int:
@@ -49,8 +41,8 @@ def make_corpus(folder: Path, size: int, seed: int = 0) -> int:
         with open(folder / f"part-{number:04}.txt", "w", encoding="utf-8") as file:
             here = 0
             while here < min(FILE, size - written):
-                chosen = words[np.minimum(np.searchsorted(shares, draw.random(200_000)), WORDS - 1)].tolist()
-                lengths = draw.integers(4, 25, 20_000).tolist()
+                chosen = words[np.minimum(np.searchsorted(shares, draw.random(DRAWN)), WORDS - 1)].tolist()
+                lengths = draw.integers(4, 25, DRAWN // 10).tolist()
                 place, sentences = 0, []
                 for index, length in enumerate(lengths):
                     sentence = " ".join(chosen[place : place + length]).capitalize()
@@ -67,34 +59,35 @@ def make_corpus(folder: Path, size: int, seed: int = 0) -> int:
 
 
 def command(*words: object) -> dict[str, Any]:
-    """Runs the command line in a fresh process: its seconds and its peak memory, workers included."""
-    arguments = [sys.executable, "-c", COMMAND, json.dumps([str(word) for word in words])]
-    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    figures = json.loads(done.stdout.splitlines()[-1])
+    """A command's seconds and its peak memory, workers included, in a fresh process (at toy size, in this one)."""
+    asked = [str(word) for word in words]
+    if TOY:
+        figures = run_command(asked)
+    else:
+        environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+        figures = json.loads(_last_line([PEERS / "command.py", json.dumps(asked)], environment))
     workers = len(os.sched_getaffinity(0)) if figures["child"] else 0
     return {"seconds": figures["seconds"], "memory": figures["own"] + workers * figures["child"]}
 
 
 def peer_speed(tokenizer: Path, file: Path) -> float:
-    """Bytes a second of `encode_batch` alone, on text that is in memory already and cut into pieces."""
-    code = (
-        "import sys, time, tokenizers; from etymon.data.cutting import pieces\n"
-        "text = open(sys.argv[2], 'rb').read(int(sys.argv[3])).decode('utf-8', 'ignore')\n"
-        "cut = [text[start:stop] for start, stop in pieces(text)]\n"
-        "backend = tokenizers.Tokenizer.from_file(sys.argv[1])\n"
-        "begin = time.perf_counter()\n"
-        "for place in range(0, len(cut), 64):\n"
-        "    backend.encode_batch(cut[place : place + 64], add_special_tokens=False)\n"
-        "print(len(text.encode()) / (time.perf_counter() - begin))\n"
-    )
-    words = [sys.executable, "-c", code, str(tokenizer / "tokenizer.json"), str(file), str(PEER_BYTES)]
+    """Bytes a second of `encode_batch` alone."""
+    arguments = (str(tokenizer / "tokenizer.json"), str(file), PEER_BYTES)
+    if TOY:
+        return encode_batch(*arguments)
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
-    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    return float(done.stdout)
+    return float(_last_line([PEERS / "encode_batch.py", *arguments], environment))
 
 
-def run() -> list[Comparison]:
+def _last_line(words: Sequence[object], environment: Mapping[str, str]) -> str:
+    root = str(Path(__file__).parents[1])
+    environment = {**environment, "PYTHONPATH": f"{root}:{environment.get('PYTHONPATH', '')}"}
+    arguments = [sys.executable, *map(str, words)]
+    done = subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+def preparing() -> Iterable[Comparison]:
     with tempfile.TemporaryDirectory(prefix="etymon-bench-") as name:
         folder = Path(name)
         (folder / "corpus").mkdir()
@@ -103,7 +96,7 @@ def run() -> list[Comparison]:
         print(f"made {size / 1e6:,.0f} MB in {time.perf_counter() - begin:.0f} s", flush=True)
         data = ["--data", folder / "corpus", "--documents", "blank", "--progress", "silent"]
         tokenizer = command(
-            "tokenizer", "--family", "gpt2", "--size", 16000, "--out", folder / "tokenizer", *data
+            "tokenizer", "--family", "gpt2", "--size", VOCABULARY, "--out", folder / "tokenizer", *data
         )
         files = sorted((folder / "corpus").iterdir())
         before = peer_speed(folder / "tokenizer", files[0])
@@ -121,19 +114,20 @@ def run() -> list[Comparison]:
             f"{figures['seconds']:.0f} s, {speeds[verb]:.1f} MB/s",
             flush=True,
         )
-    return [
-        Comparison(
-            "preparing",
-            [prepare["seconds"]],
-            [size / ((before + after) / 2)],
-            peer="tokenizers' encode_batch alone",
-            what=f"{size / 1e6:,.0f} MB of made-up text into a store, byte-level BPE of 16,000 tokens",
-            target=1.0,
-            details={
-                "bytes": size,
-                "megabytes_per_second": {name: round(value, 2) for name, value in speeds.items()},
-                "peak_memory": {"tokenizer": tokenizer["memory"], "prepare": prepare["memory"]},
-                "tokenizer_seconds": round(tokenizer["seconds"], 1),
-            },
-        )
-    ]
+    yield Comparison(
+        "preparing",
+        [prepare["seconds"]],
+        [size / ((before + after) / 2)],
+        peer="tokenizers' encode_batch alone",
+        what=f"{size / 1e6:,.0f} MB of made-up text into a store, byte-level BPE of 16,000 tokens",
+        target=1.0,
+        details={
+            "bytes": size,
+            "megabytes_per_second": {name: round(value, 2) for name, value in speeds.items()},
+            "peak_memory": {"tokenizer": tokenizer["memory"], "prepare": prepare["memory"]},
+            "tokenizer_seconds": round(tokenizer["seconds"], 1),
+        },
+    )
+
+
+RUNS = [preparing]

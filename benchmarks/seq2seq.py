@@ -1,4 +1,4 @@
-"""Encoder-decoders: training steps on dialogues and their summaries beside Transformers with padded batches, then `translation`.
+"""Encoder-decoders: training steps on dialogues and their summaries beside Transformers with padded batches.
 
 Both sides of a step get the same rows in the same batches, drawn at random from samsum, so lengths are as they are in life: the peer pads every batch to its
 longest row, as its collators do. Forward, backward and AdamW, dropout 0.1 on both sides.
@@ -7,7 +7,8 @@ longest row, as its collators do. Forward, backward and AdamW, dropout 0.1 on bo
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -15,28 +16,31 @@ import numpy as np
 import torch
 
 import etymon
-from benchmarks import translation
-from benchmarks.harness import Comparison, alternate, shared_data
+from benchmarks.harness import Comparison, alternate, needed_corpora, sized
 from benchmarks.training_steps import RATE
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families.decoders import BYTE_BPE
 from etymon.nn.batch import Batch
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
 
-ROWS, BATCHES, LONGEST, VOCABULARY = 16, 8, 512, 8000
+ROWS, BATCHES, LONGEST, VOCABULARY = sized((16, 8, 512, 8000), (4, 2, 64, 800))
+WIDTH, LAYERS, HEADS, ROUNDS, WARMUP = sized((256, 3, 4, 5, 1), (32, 1, 2, 1, 0))
 PAD, START = 0, 1
 SHAPE: dict[str, dict[str, Any]] = {
-    "bart": {"dim": 256, "layers": 3, "heads": 4, "inner_dim": 1024, "positions": LONGEST},
-    "t5": {"dim": 256, "layers": 3, "heads": 4, "head_dim": 64, "inner_dim": 1024},
+    "bart": {"dim": WIDTH, "layers": LAYERS, "heads": HEADS, "inner_dim": 4 * WIDTH, "positions": LONGEST},
+    "t5": {
+        "dim": WIDTH,
+        "layers": LAYERS,
+        "heads": HEADS,
+        "head_dim": WIDTH // HEADS,
+        "inner_dim": 4 * WIDTH,
+    },
 }
 Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def batches() -> list[Pairs]:
-    data = shared_data()
-    if data is None:
-        raise SystemExit("this needs samsum: set ETYMON_SHARED to the folder of corpora")
-    with open(data / "samsum" / "train.csv", encoding="utf-8", newline="") as file:
+    with open(needed_corpora("samsum") / "samsum" / "train.csv", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["dialogue"].strip() and row["summary"].strip()]
     chosen = [
         rows[number] for number in np.random.default_rng(0).choice(len(rows), ROWS * BATCHES, replace=False)
@@ -84,19 +88,26 @@ def padded(rows: Iterator[np.ndarray], blank: int) -> torch.Tensor:
 def theirs(family: str, given: Sequence[Pairs]) -> Callable[[], object]:
     from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
-    known = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "decoder_start_token_id": START, "d_model": 256}
+    known = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "decoder_start_token_id": START, "d_model": WIDTH}
     model: Any
     if family == "bart":
         sides = {
             f"{side}_{name}": value
             for side in ("encoder", "decoder")
-            for name, value in (("layers", 3), ("attention_heads", 4), ("ffn_dim", 1024))
+            for name, value in (("layers", LAYERS), ("attention_heads", HEADS), ("ffn_dim", 4 * WIDTH))
         }
         config = BartConfig(**known, **sides, max_position_embeddings=LONGEST, attn_implementation="sdpa")
         model = BartForConditionalGeneration(config).train()
     else:
         model = T5ForConditionalGeneration(
-            T5Config(**known, num_layers=3, num_heads=4, d_kv=64, d_ff=1024, feed_forward_proj="relu")
+            T5Config(
+                **known,
+                num_layers=LAYERS,
+                num_heads=HEADS,
+                d_kv=WIDTH // HEADS,
+                d_ff=4 * WIDTH,
+                feed_forward_proj="relu",
+            )
         ).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
     made = []
@@ -119,17 +130,16 @@ def theirs(family: str, given: Sequence[Pairs]) -> Callable[[], object]:
     return epoch
 
 
-def run(rounds: int = 5, warmup: int = 1) -> list[Comparison]:
+def training_step(family: str) -> Iterable[Comparison]:
     given = batches()
     lengths = [len(source) for pairs in given for source, _ in pairs]
     fill = sum(lengths) / sum(max(len(source) for source, _ in pairs) * len(pairs) for pairs in given)
-    steps = [
-        Comparison(
-            f"training-step-{family}", *alternate(ours(family, given), theirs(family, given), rounds, warmup),
-            peer="Transformers, padded", target=1.6,
-            what=f"{BATCHES} batches of {ROWS} dialogues of samsum, 3 + 3 layers x 256, AdamW",
-            details={"filled": round(fill, 3), "target_tokens": sum(len(t) for pairs in given for _, t in pairs)},
-        )
-        for family in ("bart", "t5")
-    ]  # fmt: skip
-    return steps + translation.run(rounds)
+    yield Comparison(
+        f"training-step-{family}", *alternate(ours(family, given), theirs(family, given), ROUNDS, WARMUP),
+        peer="Transformers, padded", target=1.6,
+        what=f"{BATCHES} batches of {ROWS} dialogues of samsum, 3 + 3 layers x 256, AdamW",
+        details={"filled": round(fill, 3), "target_tokens": sum(len(t) for pairs in given for _, t in pairs)},
+    )  # fmt: skip
+
+
+RUNS = [partial(training_step, family) for family in ("bart", "t5")]

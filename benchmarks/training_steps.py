@@ -6,35 +6,54 @@ computes them in chunks. Both sides get full rows, so nothing here comes from pa
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
 import etymon
-from benchmarks.harness import Comparison, alternate, peak_memory, peak_resident, record_memory
+from benchmarks.harness import (
+    THREADS,
+    Comparison,
+    alternate,
+    peak_memory,
+    peak_resident,
+    record_memory,
+    sized,
+)
+from etymon.data.tokenizer import Tokenizer
+from etymon.data.tokenizer_training import train_tokenizer
+from etymon.families import get_family
 from etymon.families.companions import generator_for
 from etymon.nn.batch import Batch
 from etymon.objectives.causal import Causal, CausalPrepared
-from etymon.objectives.masked import Masked, MaskedPrepared
+from etymon.objectives.masked import Masked, MaskedExample
 from etymon.objectives.objective import weighted_loss
-from etymon.objectives.replaced import Replaced, ReplacedPrepared
+from etymon.objectives.replaced import Replaced, ReplacedExample
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
 from etymon.training.unit import TrainingUnit
 
 RATE = 1e-4
 MASK = 103
+ROWS, LENGTH, MASKED = sized((16, 128, 19), (2, 16, 3))
+GPT2_ROWS, GPT2_LENGTH = sized((8, 256), (2, 16))
+
+
+@cache
+def tokenizer_of(family: str) -> Tokenizer:
+    """One of bytes with the family's special tokens: what an objective is made for. Batches are drawn, and need none."""
+    known = get_family(family)
+    return train_tokenizer("byte", (), 300, specials=known.tokenizer.specials, framing=known.framing)
 
 
 def masked_batch(vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids `[16, 128]` with masks put in, the masked places, and the tokens there: 15%, 80/10/10."""
+    """Ids `[rows, length]` with masks put in, the masked places, and the tokens there: 15%, 80/10/10."""
     draw = np.random.default_rng(0)
-    ids = draw.integers(1000, vocabulary, (16, 128))
-    places = np.stack([np.sort(draw.choice(np.arange(1, 127), 19, replace=False)) for _ in ids])
+    ids = draw.integers(vocabulary // 10, vocabulary, (ROWS, LENGTH))
+    inner = np.arange(1, LENGTH - 1)
+    places = np.stack([np.sort(draw.choice(inner, MASKED, replace=False)) for _ in ids])
     targets = np.take_along_axis(ids, places, 1)
     shown, dice = ids.copy(), draw.random(places.shape)
     changed = np.where(
@@ -42,10 +61,6 @@ def masked_batch(vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
     np.put_along_axis(shown, places, changed, 1)
     return shown, places, targets
-
-
-def flat(places: np.ndarray, length: int) -> torch.Tensor:
-    return torch.from_numpy((np.arange(len(places))[:, None] * length + places).ravel())
 
 
 def their_batch(vocabulary: int) -> dict[str, torch.Tensor]:
@@ -87,31 +102,36 @@ def their_step(
     return step
 
 
-MINI = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-OURS = {"dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
-VOCABULARIES = {"bert": 30522, "roberta": 50265, "albert": 30000, "electra": 30522}
+WIDTH, LAYERS, HEADS = sized((256, 4, 4), (32, 1, 2))
+MINI = {
+    "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 4 * WIDTH,
+}  # fmt: skip
+OURS = {"dim": WIDTH, "layers": LAYERS, "heads": HEADS, "inner_dim": 4 * WIDTH}
+VOCABULARIES = sized(
+    {"bert": 30522, "roberta": 50265, "albert": 30000, "electra": 30522, "gpt2": 50257},
+    dict.fromkeys(("bert", "roberta", "albert", "electra", "gpt2"), 400),
+)
+EMBEDDED = sized(128, 16)
 
 
 def masked_ours(family: str) -> Callable[[], float]:
     shown, places, targets = masked_batch(VOCABULARIES[family])
     shape = {**OURS, "vocabulary": VOCABULARIES[family]}
     if family == "albert":
-        shape |= {"embedding_dim": 128, "dropout": 0.0, "attention_dropout": 0.0}
+        shape |= {"embedding_dim": EMBEDDED, "dropout": 0.0, "attention_dropout": 0.0}
     model = etymon.build(family, "base", heads=["vocabulary"], shape=shape)
-    at = flat(places, shown.shape[1])
-    prepared = MaskedPrepared(
-        counts={"masked": len(at)}, tokens=shown.size, bytes=0.0, batch=Batch.of(list(shown)), at=at,
-        targets=torch.from_numpy(targets.ravel()),
-    )  # fmt: skip
-    # Only its loss is wanted: the batch is made here.
-    return our_step(TrainingUnit(model, Masked.__new__(Masked)), prepared)
+    objective, segments = Masked(tokenizer_of(family), LENGTH), np.zeros(LENGTH, np.int64)
+    prepared = objective.collate(
+        [MaskedExample(ids, segments, at, words) for ids, at, words in zip(shown, places, targets)]
+    )
+    return our_step(TrainingUnit(model, objective), prepared)
 
 
 def masked_theirs(family: str) -> Callable[[], float]:
     import transformers
 
     title = {"bert": "Bert", "roberta": "Roberta", "albert": "Albert"}[family]
-    extra = {"embedding_size": 128} if family == "albert" else {}
+    extra = {"embedding_size": EMBEDDED} if family == "albert" else {}
     config = getattr(transformers, f"{title}Config")(
         vocab_size=VOCABULARIES[family], attn_implementation="sdpa", **MINI, **extra
     )
@@ -120,16 +140,17 @@ def masked_theirs(family: str) -> Callable[[], float]:
 
 
 def electra_ours() -> Callable[[], float]:
-    shown, places, targets = masked_batch(30522)
-    model = etymon.build("electra", "small", heads=["replaced"], shape={**OURS, "embedding_dim": 128})
-    objective = Replaced.__new__(Replaced)
-    objective.weight, objective.temperature = 50.0, 1.0
-    at = flat(places, shown.shape[1])
-    prepared = ReplacedPrepared(
-        counts={"generator": len(at), "discriminator": shown.size}, tokens=shown.size, bytes=0.0,
-        batch=Batch.of(list(shown)), at=at, targets=torch.from_numpy(targets.ravel()),
-uniforms=torch.rand(len(at)),
-    )  # fmt: skip
+    shown, places, targets = masked_batch(VOCABULARIES["electra"])
+    shape = {**OURS, "embedding_dim": EMBEDDED, "vocabulary": VOCABULARIES["electra"]}
+    model = etymon.build("electra", "small", heads=["replaced"], shape=shape)
+    objective, segments = Replaced(tokenizer_of("electra"), LENGTH), np.zeros(LENGTH, np.int64)
+    uniforms = np.random.default_rng(1).random(places.shape, np.float32)
+    prepared = objective.collate(
+        [
+            ReplacedExample(ids, segments, at, words, drawn)
+            for ids, at, words, drawn in zip(shown, places, targets, uniforms)
+        ]
+    )
     return our_step(TrainingUnit(model, objective, {"generator": generator_for(model, {}, 0)}), prepared)
 
 
@@ -137,8 +158,12 @@ def electra_theirs() -> Callable[[], float]:
     """The plain way to put Transformers' two classes together: full logits, a sample from Gumbel's noise."""
     from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-    common = {"vocab_size": 30522, "embedding_size": 128, "attn_implementation": "sdpa"}
-    small = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 1, "intermediate_size": 256}
+    common = {
+        "vocab_size": VOCABULARIES["electra"], "embedding_size": EMBEDDED, "attn_implementation": "sdpa",
+    }  # fmt: skip
+    small = {
+        "hidden_size": WIDTH // 4, "num_hidden_layers": LAYERS, "num_attention_heads": 1, "intermediate_size": WIDTH,
+    }  # fmt: skip
     model = torch.nn.ModuleDict(
         {
             "generator": ElectraForMaskedLM(ElectraConfig(**common, **small)),
@@ -160,29 +185,40 @@ def electra_theirs() -> Callable[[], float]:
         found = discriminator(input_ids=ids, labels=(ids != original).long())
         return guessed.loss + 50 * found.loss
 
-    return their_step(loss, model, their_batch(30522))
+    return their_step(loss, model, their_batch(VOCABULARIES["electra"]))
+
+
+GPT2 = {
+    "dim": sized(768, 32),
+    "layers": sized(4, 1),
+    "heads": sized(12, 2),
+    "vocabulary": VOCABULARIES["gpt2"],
+}
 
 
 def gpt2_ids() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 50257, (8, 257))
+    return np.random.default_rng(0).integers(0, VOCABULARIES["gpt2"], (GPT2_ROWS, GPT2_LENGTH + 1))
 
 
 def gpt2_ours() -> Callable[[], float]:
     ids = gpt2_ids()
-    model = etymon.build("gpt2", "small", heads=["vocabulary"], shape={"layers": 4})
+    model = etymon.build("gpt2", "small", heads=["vocabulary"], shape=GPT2)
     targets = ids[:, 1:].ravel()
     prepared = CausalPrepared(
         counts={"loss": targets.size}, tokens=targets.size, bytes=0.0,
         batch=Batch.of(list(ids[:, :-1])), targets=torch.from_numpy(targets), at=None,
     )  # fmt: skip
-    return our_step(TrainingUnit(model, Causal.__new__(Causal)), prepared)
+    return our_step(TrainingUnit(model, Causal(tokenizer_of("gpt2"), GPT2_LENGTH)), prepared)
 
 
 def gpt2_theirs() -> Callable[[], float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids = torch.from_numpy(gpt2_ids()[:, :-1])
-    config = GPT2Config(n_layer=4, attn_implementation="sdpa", use_cache=False)
+    config = GPT2Config(
+        vocab_size=GPT2["vocabulary"], n_embd=GPT2["dim"], n_layer=GPT2["layers"], n_head=GPT2["heads"],
+        attn_implementation="sdpa", use_cache=False,
+    )  # fmt: skip
     model = GPT2LMHeadModel(config)
     return their_step(lambda batch: model(**batch).loss, model, {"input_ids": ids, "labels": ids})
 
@@ -207,39 +243,28 @@ WANTED = {
 }
 
 
-def run() -> list[Comparison]:
-    results = []
-    for name, (what, target) in WANTED.items():
-        ours, theirs = (make() for make in SIDES[name])
-        times = alternate(ours, theirs, rounds=7, warmup=3)
-        memory = {side: peak_memory("benchmarks.training_steps", name, side) for side in ("ours", "theirs")}
-        results.append(
-            Comparison(
-                f"training-step-{name}",
-                *times,
-                peer="Transformers",
-                what=what,
-                target=target,
-                details=record_memory(memory, target=0.6 if name == "gpt2" else None),
-            )
-        )
-    return results
+def training_step(name: str, rounds: int = sized(7, 1), warmup: int = sized(3, 1)) -> Iterable[Comparison]:
+    what, target = WANTED[name]
+    ours, theirs = (make() for make in SIDES[name])
+    times = alternate(ours, theirs, rounds, warmup)
+    memory = {side: peak_memory("benchmarks.training_steps", name, side) for side in ("ours", "theirs")}
+    details = record_memory(memory, target=0.6 if name == "gpt2" else None)
+    yield Comparison(
+        f"training-step-{name}", *times, peer="Transformers", what=what, target=target, details=details
+    )
 
 
-def main() -> None:
-    """In a fresh process: prints the memory that three steps of one side need beyond the imports."""
+RUNS = [partial(training_step, name) for name in WANTED]
+
+
+def beyond_imports(name: str, side: str) -> float:
+    """Bytes that three steps of one side need at most."""
     import psutil
     import transformers  # noqa: F401 - both sides have imported the same
 
-    torch.set_num_threads(2)
-    name, side = sys.argv[1:3]
-    process = psutil.Process()
-    before = process.memory_info().rss
+    torch.set_num_threads(THREADS)
+    before = psutil.Process().memory_info().rss
     step = SIDES[name][0 if side == "ours" else 1]()
     for _ in range(3):
         step()
-    print(json.dumps({"beyond_imports": peak_resident() - before}))
-
-
-if __name__ == "__main__":
-    main()
+    return peak_resident() - before

@@ -10,10 +10,10 @@ Etymon and Transformers write the same texts. CTranslate2 does not always: it fo
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import etymon
-from benchmarks.harness import THREADS, Comparison, Peer, answer, in_turn, shared_data
+from benchmarks.harness import THREADS, Comparison, answer, in_turn, needed_corpora, peers, sized
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families import get_family
 from etymon.generation.settings import DecodingSettings
@@ -29,13 +29,14 @@ from etymon.nn.batch import Batch
 from etymon.tasks import get_task
 from etymon.tasks.text2text import BATCH, Text2Text
 
-SENTENCES, BEAMS, FIXED = 200, 4, 24
+SENTENCES, BEAMS, FIXED = sized((200, 4, 24), (6, 2, 5))
+ROUNDS = sized(5, 1)
 MOST = 36
 """Tokens of the longest reference. A text that missed its end and went on would hold up the whole batch of whoever pads, as none of the references does."""
 # With weights as large as these, what is written depends on the source and on what was written before.
 SHAPE: dict[str, Any] = {
     "vocabulary": 8192, "dim": 512, "layers": 6, "heads": 8, "inner_dim": 2048, "positions": 256, "dropout": 0.0,
-    "deviation": 0.035,
+    "deviation": 0.035, **sized({}, {"vocabulary": 300, "dim": 32, "layers": 1, "heads": 2, "inner_dim": 64}),
 }  # fmt: skip
 SIDES = ("etymon", "transformers", "ctranslate2")
 TARGETS: dict[tuple[str, str], float | None] = {
@@ -48,10 +49,7 @@ Written = tuple[list[str], list[int]]
 
 
 def lines(name: str) -> list[str]:
-    data = shared_data()
-    if data is None:
-        raise SystemExit("this needs multi30k: set ETYMON_SHARED to the folder of corpora")
-    return (data / "multi30k" / name).read_text(encoding="utf-8").splitlines()
+    return (needed_corpora("multi30k") / "multi30k" / name).read_text(encoding="utf-8").splitlines()
 
 
 def task_of(model: Any) -> Text2Text:
@@ -64,7 +62,7 @@ def task_of(model: Any) -> Text2Text:
 def prepare(folder: Path) -> None:
     """The model and its tokenizer, with an end that comes about where a reference ends."""
     family = get_family("bart")
-    texts = {side: lines(f"train.{side}") for side in ("en", "de")}
+    texts = {language: lines(f"train.{language}") for language in ("en", "de")}
     model = etymon.build("bart", "base", heads=("vocabulary",), shape=SHAPE).eval()
     choice = family.tokenizer
     model.tokenizer = train_tokenizer(
@@ -86,7 +84,10 @@ def fit_end(
     """Least squares: how much farther a text has come than its reference, by the decoder's states in texts of random words."""
     task, generator = task_of(model), np.random.default_rng(0)
     lengths = [len(ids) for ids in model.tokenizer.encode_batch(texts["de"][:pairs])]
-    words = [np.append(model.decoder_start, generator.integers(8, 8000, longest - 1)) for _ in lengths]
+    words = [
+        np.append(model.decoder_start, generator.integers(8, SHAPE["vocabulary"] - 100, longest - 1))
+        for _ in lengths
+    ]
     memory = model.encode(Batch.of(task.sources(texts["en"][:pairs])))
     hidden_ND, _ = model.decode(Batch.of(words), memory)
     beyond = np.concatenate([np.arange(longest) + 1 - length for length in lengths]).clip(-4, 4)
@@ -120,8 +121,9 @@ def converted(reference: Any, folder: Path, end: int) -> Any:
     )
 
 
-def side(name: str, folder: Path, mode: str) -> Callable[[], Written]:
+def side(name: str, place: str, mode: str) -> Callable[[], Written]:
     """What one side does in a round."""
+    folder = Path(place)
     model = etymon.load(folder).eval()
     task, end = task_of(model), int(model.token("mask"))
     least, most = (FIXED, FIXED) if mode == "fixed" else (1, MOST)
@@ -167,40 +169,31 @@ def side(name: str, folder: Path, mode: str) -> Callable[[], Written]:
     return translate
 
 
-def run(rounds: int = 5, modes: Sequence[str] = ("fixed", "ended")) -> list[Comparison]:
-    results = []
+def translation(mode: str) -> Iterable[Comparison]:
     with tempfile.TemporaryDirectory() as place:
         prepare(Path(place) / "model")
-        for mode in modes:
-            command = [sys.executable, "-m", "benchmarks.translation"]
-            peers = {name: Peer([*command, name, f"{place}/model", mode]) for name in SIDES}
-            said = {name: json.loads(peer.hear()) for name, peer in peers.items()}
+        asked = {name: (name, f"{place}/model", mode) for name in SIDES}
+        with peers("benchmarks.translation", asked) as sides:
+            said = {name: side.first for name, side in sides.items()}
             # What they said was their warm-up.
-            times = in_turn({name: peer.ask for name, peer in peers.items()}, rounds, warmup=0)
-            for peer in peers.values():
-                peer.end()
-            speeds = {
-                name: [round(SENTENCES / seconds, 1) for seconds in each] for name, each in times.items()
-            }
-            for name in SIDES[1:]:
-                texts, lengths = said[name]
-                same = np.mean(
-                    [ours == theirs for ours, theirs in zip(said["etymon"][0], texts, strict=True)]
-                )
-                results.append(
-                    Comparison(
-                        f"translation-{mode}-{name}", times["etymon"], times[name], peer=name, target=TARGETS[mode, name],
-                        what=f"BART 6 + 6 x 512, random weights, {SENTENCES} sentences of multi30k, {BEAMS} beams, {mode} lengths",
-                        details={
-                            "sentences_a_second": speeds, "same_texts": round(float(same), 3),
-                            "tokens": {"mean": float(np.mean(lengths)), "most": max(lengths)},
-                        },
-                    )
-                )  # fmt: skip
-    return results
+            times = in_turn({name: side.ask for name, side in sides.items()}, ROUNDS, warmup=0)
+    speeds = {name: [round(SENTENCES / seconds, 1) for seconds in each] for name, each in times.items()}
+    for name in SIDES[1:]:
+        texts, lengths = said[name]
+        same = np.mean([ours == theirs for ours, theirs in zip(said["etymon"][0], texts, strict=True)])
+        yield Comparison(
+            f"translation-{mode}-{name}", times["etymon"], times[name], peer=name, target=TARGETS[mode, name],
+            what=f"BART 6 + 6 x 512, random weights, {SENTENCES} sentences of multi30k, {BEAMS} beams, {mode} lengths",
+            details={
+                "sentences_a_second": speeds, "same_texts": round(float(same), 3),
+                "tokens": {"mean": float(np.mean(lengths)), "most": max(lengths)},
+            },
+        )  # fmt: skip
 
+
+RUNS = [partial(translation, mode) for mode in ("fixed", "ended")]
 
 if __name__ == "__main__":
     torch.set_num_threads(THREADS)
     with torch.inference_mode():
-        answer(side(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))
+        answer(side(*sys.argv[1:]))

@@ -42,9 +42,10 @@ def card(
             opens = f"from peft import PeftModel\n{opens}".replace('"path/to/this/folder"', json.dumps(base))
             opens += '\nmodel = PeftModel.from_pretrained(model, "path/to/this/folder")'
         load += ["With PEFT:" if base else "With Transformers:", _code(opens)]
-    family = model.family
+    family, stated = model.family, last.get("license")
+    licence = f"Licence: {stated}." if stated else "Licence: not stated; ask the author before using it."
     parts = [
-        f'---\nlibrary_name: "{"peft" if base else "etymon"}"\ntags:\n- "etymon"\n- "{family.name}"\n---',
+        _front_matter(model, history, bool(base)),
         f"# {family.title} by etymon",
         f"A {family.name} model with {model.parameter_count():,} parameters, trained "
         f"with etymon on the objective *{_line(objective)}*.",
@@ -61,9 +62,55 @@ def card(
         "## Tokenizer",
         _table(_tokenizer(model, history)) or "None.",
         "## Licence and limits",
-        "Licence: not stated; ask the author before using it. A language model repeats the errors and biases of its text, and what was not measured above was not checked.",
+        f"{licence} A language model repeats the errors and biases of its text, and what was not measured above was not checked.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+PIPELINES = {
+    "classification": "text-classification",
+    "tagging": "token-classification",
+    "span": "question-answering",
+    "choice": "multiple-choice",
+}
+"""The hub's names for what a task head does."""
+
+
+def pipeline(model: Model) -> str | None:
+    """What the hub calls the model's use; None where it has no word for it, as for a discriminator."""
+    if model.sentences.files:
+        return "sentence-similarity"
+    for head, name in PIPELINES.items():
+        if head in model.asked:
+            return name
+    if "vocabulary" not in model.asked:
+        return None if "replaced" in model.asked else "feature-extraction"
+    if model.encoder_decoder:
+        return "text2text-generation"
+    return "text-generation" if "causal" in model.capabilities else "fill-mask"
+
+
+def _front_matter(model: Model, history: Sequence[Mapping[str, Any]], adapters: bool) -> str:
+    """What the hub reads. Licence, languages and data sets are what the author stated; the licence is that of this model, and so
+    not what an earlier one in its history had."""
+    last: Mapping[str, Any] = history[-1] if history else {}
+    fields: dict[str, Any] = {
+        "library_name": "peft" if adapters else "etymon",
+        "tags": ["etymon", model.family.name],
+    }
+    fields["license"] = last.get("license") or "unknown"
+    for name in ("language", "datasets"):
+        if stated := list(dict.fromkeys(value for entry in history for value in entry.get(name) or ())):
+            fields[name] = stated
+    if (use := pipeline(model)) is not None:
+        fields["pipeline_tag"] = use
+    lines = []
+    for name, value in fields.items():
+        if isinstance(value, list):
+            lines += [f"{name}:", *(f"- {json.dumps(part)}" for part in value)]
+        else:
+            lines.append(f"{name}: {json.dumps(value)}")
+    return "\n".join(["---", *lines, "---"])
 
 
 def _seen(entry: Mapping[str, Any]) -> dict[str, Any]:

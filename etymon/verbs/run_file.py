@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, fields
 from pathlib import Path
@@ -36,6 +37,19 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hold_out": (lambda value: 0 <= value < 1, "hold_out is a share of the rows, from 0 to below 1"),
 }
 """What numbers may be, as far as a file has them, and what to say of others."""
+
+
+STATED = {
+    "license": (r"[a-z0-9][a-z0-9.+-]*", "a licence as the hub writes it, such as apache-2.0 or cc-by-4.0"),
+    "language": (r"[a-z]{2,3}(-[A-Za-z0-9]+)*", "the code of a language, such as de or zh"),
+    "datasets": (r"[\w.-]+(/[\w.-]+)?", "the name of a data set of the hub, such as wikitext or owner/name"),
+}
+"""What is stated for the model card, how it is written, and what to say of others."""
+
+
+def _several(value: Any) -> Any:
+    """One or several, as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -100,6 +114,12 @@ class CommonFile:
     keep: int = 2
     tensorboard: bool = False
     seed: int = 0
+    license: str | None = None
+    """Of the model, as the hub writes it (`apache-2.0`), for its card."""
+    language: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()
+    """Of the text, as codes (`de`, `zh`), for the card."""
+    datasets: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()
+    """The text as data sets of the hub, for the card."""
     training: TrainingSettings | None = None
     settled: str | None = None
     """A digest of the keys that `training` came of, by which an edited file is known."""
@@ -121,6 +141,10 @@ class CommonFile:
                 raise EtymonError(f"{what}, not {value:g}")
         if not -(2**63) <= self.seed < 2**63:
             raise EtymonError(f"the seed must fit into 64 bits, and {self.seed} does not")
+        for name, (pattern, what) in STATED.items():
+            for value in _several(getattr(self, name)) or ():
+                if not re.fullmatch(pattern, value):
+                    raise EtymonError(f"{name} {value!r} is not {what}")
         if self.budget is not None:
             parse_budget(self.budget)
         if self.start is not None and self.shape:
@@ -130,6 +154,10 @@ class CommonFile:
         if any(parse_budget(amount).unit in ("seconds", "flops") for amount in self.save_at):
             raise EtymonError("save-at takes amounts such as 1Mwords or 500steps, not times or operations")
         return self
+
+    def stated(self) -> dict[str, Any]:
+        """What the model card is to say, as far as it was given."""
+        return {name: plain(value) for name in STATED if (value := getattr(self, name))}
 
     def write(self, path: Path) -> None:
         tree = plain(asdict(self))

@@ -197,8 +197,8 @@ class TrainingRun(ABC, Generic[Result]):
                 return self.history(settings, state, {})
 
             def record(revisions: Sequence[Revision]) -> None:
-                revised = replace(settings, revisions=tuple(revisions))
-                replace(begun(self.folder, self.files), training=revised).write(self.folder / "run.yaml")
+                revised, path = replace(settings, revisions=tuple(revisions)), self.folder / "run.yaml"
+                replace(begun(self.folder, self.files), training=revised).write(path)
 
             def keeper(amount: str) -> Callable[[], None]:
                 return lambda: save(model, self.folder / "milestones" / amount, history=history())
@@ -219,8 +219,8 @@ class TrainingRun(ABC, Generic[Result]):
             return training
 
         settings = self.file.training or self.settings(trainer, unit, phases, world)
-        if self.file.training is not None and not self.resuming:
-            settings = replace(settings, time=None)  # another run's: the steps that it came to, in any time
+        if self.file.training and not self.resuming:  # another run's: the steps that it came to, in any time
+            settings = replace(settings, time=None)
         course = self.course(phases, settings.steps, world)
         training = trainer(settings, course)  # which may refuse, before anything is written
         self._tell_of_milestones(phases, settings)
@@ -238,8 +238,8 @@ class TrainingRun(ABC, Generic[Result]):
         finally:
             run.close()
         model.eval()
-        number = course.number_after(state.step)
-        trained = Trained(unit, phases, run, result, self.folder / "report.html", number)
+        report, ended = self.folder / "report.html", course.number_after(state.step)
+        trained = Trained(unit, phases, run, result, report, ended)
         if state.step < training.plan.steps and not result.stopped:
             self.progress.note(
                 f"ended after {state.step:,} of {training.plan.steps:,} steps: no validation was better than that of step {state.best_step:,}"
@@ -386,6 +386,7 @@ class TrainingRun(ABC, Generic[Result]):
                 **self.about(),
                 **({"started_from": self.file.start} if self.file.start else {}),
                 **({"grown": self.grown} if self.grown else {}),
+                **self.file.stated(),
                 "seen": state.seen(),
                 "training": plain(asdict(settings)),
                 "metrics": metrics,

@@ -1,0 +1,153 @@
+"""Every benchmark runs, at toy size: the same code with smaller numbers, on made-up text, and results that go elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etymon
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+PARTS = {"__init__", "__main__", "harness", "arms", "toy_data"}
+EXPERIMENTS = ("encoders", "memory", "tasks")
+COMPARISONS = {
+    "preparing": ["preparing"],
+    "sentence-encoding": ["sentence-encoding"],
+    "prompting": ["prompting"],
+    "generation": [
+        "generation-float32-ctranslate2-float32-batch-2", "generation-float32-transformers-batch-2",
+        "generation-int8-ctranslate2-int8-batch-2", "generation-int8-float32-batch-2",
+    ],
+    "recurrent": ["recurrent-evaluation", "training-step-transformer-xl", "adaptive-softmax", "training-step-xlnet"],
+    "seq2seq": ["training-step-bart", "training-step-t5"],
+    "translation": [f"translation-{mode}-{peer}" for mode in ("fixed", "ended") for peer in ("transformers", "ctranslate2")],
+    "finetuning": ["finetuning-train", "finetuning-predict"],
+    "training-steps": [f"training-step-{family}" for family in ("bert", "roberta", "albert", "electra", "gpt2")],
+    "shakespeare": ["shakespeare"],
+}  # fmt: skip
+"""What each benchmark leaves."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toy_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Benchmarks read their size when they are imported; what that changes in this process is put back."""
+    import torch
+
+    from etymon.tasks import headed
+
+    threads, runs = torch.get_num_threads(), tmp_path_factory.mktemp("benchmarks")
+    loaded = [name for name in sys.modules if name.split(".")[0] == "benchmarks"]
+    assert not loaded, "nothing else imports the benchmarks"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"):
+            patch.setenv(name, os.environ.get(name, "1"))
+        patch.setenv("ETYMON_BENCH_TOY", "1")
+        patch.setenv("ETYMON_BENCH_RUNS", str(runs))
+        patch.setattr(headed, "PREDICTED_TOKENS", headed.PREDICTED_TOKENS)
+        yield runs
+    torch.set_num_threads(threads)
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ETYMON_BENCH_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+def real_results() -> dict[str, float]:
+    return {path.name: path.stat().st_mtime for path in (FOLDER / "results").iterdir()}
+
+
+def test_every_module_is_tried_here() -> None:
+    modules = {path.stem for path in FOLDER.glob("*.py")} - PARTS
+    assert modules == {name.replace("-", "_") for name in COMPARISONS} | set(EXPERIMENTS)
+    assert list(COMPARISONS) == list(import_module("benchmarks.__main__").BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_benchmark_runs_and_keeps_its_figures(name: str, results: Path) -> None:
+    before = real_results()
+    assert import_module("benchmarks.__main__").main([name]) == 0
+    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*.json")}
+    assert sorted(kept) == sorted(COMPARISONS[name])
+    for figures in kept.values():
+        assert figures["ratio"] > 0 and figures["ours"] and figures["theirs"] and figures["machine"]
+    assert real_results() == before, "toy figures never touch the real ones"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> None:
+    module = import_module(f"benchmarks.{name}")
+    module.main([])
+    kept: dict[str, Any] = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+    if name == "encoders":
+        assert set(kept["scores"]) == set(module.ARMS)
+    elif name == "memory":
+        assert set(module.ARMS) <= set(kept) and kept["context"]
+    else:
+        assert set(kept["cells"]) == {cell.name for cell in module.cells()}, "no cell was refused"
+
+
+def test_one_that_fails_is_told_and_the_others_go_on(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = import_module("benchmarks.__main__")
+    harness, shakespeare = (import_module(f"benchmarks.{name}") for name in ("harness", "shakespeare"))
+
+    def breaks() -> Iterator[Any]:
+        yield harness.Comparison("first", [1.0], [2.0], peer="nobody", what="nothing")
+        raise RuntimeError("the lights went out")
+
+    def works() -> Iterator[Any]:
+        yield harness.Comparison("second", [1.0], [2.0], peer="nobody", what="nothing")
+
+    monkeypatch.setattr(shakespeare, "RUNS", [breaks, works])
+    monkeypatch.setitem(main.BENCHMARKS, "preparing", "benchmarks.nowhere")
+    assert main.main(["preparing", "shakespeare"]) == 1
+    assert {path.stem for path in results.iterdir()} == {"first", "second"}, (
+        "figures are kept as they are measured"
+    )
+    told = capsys.readouterr().err
+    assert re.search(r"FAILED preparing: .*nowhere", told)
+    assert "FAILED shakespeare: RuntimeError: the lights went out" in told
+    assert main.main(["nothing"]) == 2
+
+
+def test_sides_have_processes_of_their_own_where_it_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As at real size, but that the sides are toys."""
+    harness, generation = (import_module(f"benchmarks.{name}") for name in ("harness", "generation"))
+    model = etymon.build("gpt2", "small", heads=("vocabulary",), shape=generation.SHAPE)
+    etymon.save(model, tmp_path / "gpt2")
+    asked = ("float32", tmp_path, 2)
+    with harness.peers("benchmarks.generation", {"here": asked}) as here:
+        monkeypatch.setattr(harness, "TOY", False)
+        with harness.peers("benchmarks.generation", {"there": asked}) as there:
+            assert there["there"].first == here["here"].first and there["there"].ask() > 0
+    assert harness.peak_memory("benchmarks.recurrent", "ours") >= 1
+
+
+def test_benchmarks_build_nothing_by_hand() -> None:
+    for path in FOLDER.rglob("*.py"):
+        assert "__new__" not in path.read_text(encoding="utf-8"), f"{path.name}: use the public constructor"
+
+
+def test_the_command_runs(tmp_path: Path) -> None:
+    """As `make bench` does, in a process of its own."""
+    environment = {**os.environ, "ETYMON_BENCH_RESULTS": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks", "shakespeare"]
+    done = subprocess.run(command, cwd=FOLDER.parent, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["shakespeare.json"]
