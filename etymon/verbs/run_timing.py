@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from etymon.training.distributed import World
 from etymon.training.feeding import Course, Phase
-from etymon.training.loop import Trainer
+from etymon.training.loop import Trainer, TrainingSettings
 from etymon.training.replanning import TimeBudget
 from etymon.verbs.run_judge import PhasePlan
-from etymon.verbs.run_settings import steps_within
+from etymon.verbs.run_settings import steps_within, training_settings
 
 if TYPE_CHECKING:
     from etymon.verbs.running import TrainingRun
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
 
 def measure(
     run: TrainingRun[Any],
+    make_trainer: Callable[[TrainingSettings, Course], Trainer],
     budget: float,
-    make_trainer: Callable[[Course], Trainer],
     phases: Sequence[PhasePlan],
     world: World,
 ) -> tuple[TimeBudget, int, int]:
     """What is left of a budget of seconds after measuring, and the numbers of steps and validations that fit into it."""
     file, clock = run.file, run.clock
+    probing = training_settings(run.recipe, file, steps=2**20, validations=1)
     begin, patience = clock(), min(4.0, budget / 10) / len(phases)
     step_seconds = []
     for phase in phases:
         course = Course([Phase(0, phase.feed)], rank=world.rank, ranks=world.size, workers=run.workers)
-        trainer = make_trainer(course)
+        trainer = make_trainer(probing, course)
         step_seconds.append(trainer.seconds_per_step(patience))
     before = clock()
     trainer.validate(0)
     validation = clock() - before
     # The last validation reads all of the held-out text, which may be much.
     spare = validation * phases[-1].rest_of_validation(file.seed)
-    left = budget - (clock() - begin)
+    left = max(budget - (clock() - begin), budget / 2)
     mean = sum(phase.share * seconds for phase, seconds in zip(phases, step_seconds))
     steps, validations = steps_within(max(left - spare, budget / 2), mean, validation, file.validate_every)
     # Of several processes each one has measured: all take the mean.

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -335,17 +334,16 @@ class TrainingRun(ABC, Generic[Result]):
         self, trainer: Train, unit: TrainingUnit, phases: list[PhasePlan], world: World
     ) -> TrainingSettings:
         """The family's recipe for as many steps as were asked for, or as fit into the budget by measurement."""
-        file, validations, time = self.file, VALIDATIONS, None
+        file, validations, measured = self.file, VALIDATIONS, None
         budget = parse_budget(file.budget or USUAL_BUDGET)
         if budget.unit == "seconds":
             self.progress.note("measuring how long a step takes")
-            probing = training_settings(self.recipe, file, steps=2**20, validations=1)
-            time, steps, validations = measure(self, budget.amount, partial(trainer, probing), phases, world)
+            measured, steps, validations = measure(self, trainer, budget.amount, phases, world)
         else:
             counted = unit if budget.unit == "flops" else None
             steps = pace_of([(phase.share, phase.feed) for phase in phases], counted).steps(budget)
         settings = training_settings(self.recipe, file, steps=steps, validations=validations)
-        return replace(settings, time=time if self.revises else None)
+        return replace(settings, time=measured if self.revises else None)
 
     # --- small questions
 
