@@ -33,12 +33,12 @@ class TrainingState:
     tokens: int = 0
     words: float = 0.0
     """Of the text, counted once an epoch."""
-    words_read: float = 0.0
-    """Of all samples: a word that an epoch reads twice counts twice."""
     epochs: float = 0.0
     seconds: float = 0.0
     best: float | None = None
     best_step: int | None = None
+    words_read: float = 0.0
+    """Of all samples: a word that an epoch reads twice counts twice."""
 
     def seen(self) -> dict[str, int]:
         """What a model's history and its card say that it has seen."""

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Prepared
+from etymon.objectives.objective import Objective, Prepared
 from etymon.training.feeding import Course, Feed, Phase, Position, Step, validation_slices
 
 
-class Numbers:
+class Numbers(Objective):
     """An objective over nothing: sample n of an epoch is n itself and a number drawn for it."""
 
     name, likelihood, streaming = "numbers", None, False
