@@ -6,7 +6,7 @@ EXTRAS := test,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,9 @@ check: $(VENV)/.installed-test  ## lint, formatting, types and the direction of 
 
 bench: $(VENV)/.installed-test  ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-memory-estimate: $(VENV)/.installed-test  ## what runs were said to take in memory, and what they took
+	$(BIN)/python -m benchmarks memory-estimate
 
 bench-generation: $(VENV)/.installed-test  ## decoding beside Transformers and CTranslate2
 	$(BIN)/python -m benchmarks generation prompting

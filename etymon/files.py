@@ -168,3 +168,15 @@ def _sync_folder(path: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
+
+
+NEARLY = 0.9995
+"""From here on, three digits are rounded to a thousand."""
+
+
+def format_bytes(number: float) -> str:
+    """A short size: 640 MB, 1.23 GB (powers of a thousand)."""
+    for size, unit in ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(number) >= NEARLY * size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} B"

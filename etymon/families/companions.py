@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from etymon.errors import EtymonError
-from etymon.families.loading import build
+from etymon.families import get_family
+from etymon.families.loading import shape_of
 from etymon.families.model import Model
 
 SHARED = ("words", "positions", "segments", "norm")
@@ -21,12 +22,18 @@ LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..*)")
 
 def generator_for(model: Model, changed: Mapping[str, Any], seed: int) -> Model:
     """A generator for replaced-token detection, with first values; fields of its shape may be changed by name."""
-    assert model.family.generator is not None, f"{model.family.title} has no generator"
-    family, shape = model.family.generator(model.shape)
     # Another seed: parameters draw by their names, and the two have many names in common.
-    generator = build(family, shape={**shape, **changed}, heads=("vocabulary",), seed=seed + 1)
+    return share_embeddings(blank_generator(model, changed).initialise(seed + 1), model)
+
+
+def blank_generator(model: Model, changed: Mapping[str, Any]) -> Model:
+    """The same without values, and with embeddings of its own."""
+    assert model.family.generator is not None, f"{model.family.title} has no generator"
+    name, shape = model.family.generator(model.shape)
+    family = get_family(name)
+    generator = Model(family, shape_of(family, **{**shape, **changed}), ("vocabulary",))
     generator.tokenizer = model.tokenizer
-    return share_embeddings(generator, model)
+    return generator
 
 
 def share_embeddings(generator: Model, model: Model) -> Model:

@@ -22,6 +22,7 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Family
 from etymon.families.filling import extra_heads, fill, fill_int8, name_map
+from etymon.families.memory import require_stored, require_weights
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.reading import reading_settings
 from etymon.families.recognising import (
@@ -58,8 +59,10 @@ def build(
     """A new model with first values: a published or pocket size, with the given fields of its shape changed. With `features`,
     its task heads read those."""
     known = get_family(family) if isinstance(family, str) else family
-    heads = known.architectures[0].heads if heads is None else heads
-    return Model(known, shape_of(known, size, **(shape or {})), heads, labels, features).initialise(seed)
+    heads = frozenset(known.architectures[0].heads if heads is None else heads)
+    chosen = shape_of(known, size, **(shape or {}))
+    require_weights(known, chosen, heads, labels, features, f"to build {known.title} of this shape")
+    return Model(known, chosen, heads, labels, features).initialise(seed)
 
 
 def shape_of(family: Family, size: str | None = None, **changed: Any) -> Any:
@@ -107,6 +110,7 @@ def load(
     with pass_over(ignore_config_keys):
         fields, carried = family.settings.read(told, where, stored)
     shape: Any = strict(family.shape, fields, where)
+    require_stored(family, shape, weights, where)
     own_features = carried.pop(FEATURES_KEY, None)
     held = family if own_features is None else family.featured(strict(FeatureSettings, own_features, where))
     chosen = heads is not None or features is not None
@@ -115,7 +119,9 @@ def load(
         labels = learnt  # in the order of the outputs
     elif not _same_outputs(labels, learnt, carried):
         known, chosen = family.with_required(stored) - LABELLING, True  # these know other labels
-    model = Model(held, shape, stored if heads is None else heads, labels, features)
+    wanted = stored if heads is None else frozenset(heads)
+    require_weights(held, shape, wanted, labels, features, f"to open {folder}")
+    model = Model(held, shape, wanted, labels, features)
     known = known if model.features == held.features else known - model.family.reading_features
     model.shape = family.settled(shape)
     model.carried, model.generation = carried, _generation(folder)

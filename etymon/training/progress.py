@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
+from etymon.files import NEARLY
+from etymon.files import format_bytes as format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -285,24 +287,12 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
 
 
-NEARLY = 0.9995
-"""From here on, three digits are rounded to a thousand."""
-
-
 def format_count(number: float) -> str:
     """A short number: 512, 12.3k, 1.5M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= NEARLY * size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.3g}"
-
-
-def format_bytes(number: float) -> str:
-    """A short size: 640 MB, 1.23 GB (powers of a thousand)."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(number) >= NEARLY * size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f} B"
 
 
 # Name -> (what is printed before, how the number is printed), in the order of display.

@@ -143,7 +143,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         f"about {format_count(steps * pace.tokens)} tokens",
         "learning rate": f"{optimiser.learning_rate:g} at its peak, {schedule.name}, "
         f"{schedule.warmup:,} steps of warm-up, {optimiser.name}",
-        "memory": f"{format_bytes(held)} after a step",
+        "memory": f"{run.memory_plan(model.shape).footprint(world.device)}; {format_bytes(held)} after a step",
         "time": f"about {format_seconds(steps * each)}, {each * 1000:.0f} ms a step",
         "folder": str(target),
     }

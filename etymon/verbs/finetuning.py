@@ -29,6 +29,7 @@ from etymon.verbs.dry_run import tried
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import PhasePlan
+from etymon.verbs.run_memory import task_footprint
 from etymon.verbs.run_settings import VALIDATIONS, training_settings
 from etymon.verbs.run_text import RunTokenizer
 from etymon.verbs.running import USUAL_BUDGET, OnSample
@@ -77,6 +78,7 @@ class Finetuning(TaskRun):
             usual = {"way": "head"}  # what was published is for heads of the family's own
         self.task = get_task(file.task, usual | file.options, self.family)
         self.fit = self.task.fit(self.family)
+        self.heads = self.fit.heads
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         if file.separate and not hasattr(shape, "source_vocabulary"):
             raise EtymonError(f"{self.family.title} has one vocabulary: leave those of the source out")
@@ -133,6 +135,7 @@ class Finetuning(TaskRun):
         )
         feed = Feed(self.task, data.train, self.file.seed, slices=self.file.slices, rows=1)
         unit = TrainingUnit(model, self.task).to(world.device)
+        self.require_slices(unit, feed, world.device)
         length = self.task.limits["length"]
         return unit, [TaskPlan(1.0, length, 1, self.task, data, feed, beams=self.file.beams)]
 
@@ -241,6 +244,7 @@ class Finetuning(TaskRun):
             self.folder = Path(place)
             unit, phases = self.prepare(World(device=world.device), None)
             model: Model = unit.model  # type: ignore[assignment]
+            needed = task_footprint(unit, phases[0].feed, self.choice, world.device)
             asked, steps, pace, each = tried(self, unit, phases, World(device=world.device))
             few = self.train.at(range(min(2, len(self.train))))
             if scored := [name for name in self.metrics if name != "loss"]:
@@ -254,6 +258,7 @@ class Finetuning(TaskRun):
             "task": f"{self.learnt()} ({', '.join(self.metrics)})",
             "steps": f"about {steps:,} ({asked}) of about {format_count(pace.tokens)} tokens, {each * 1000:.0f} ms each",
             "learning rate": f"{optimiser.learning_rate:g} at its peak, {settings.schedule.name}, {optimiser.name}",
+            "memory": str(needed),
             "folder": str(target),
         }
         return Finetuned(

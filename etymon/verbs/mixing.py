@@ -195,6 +195,7 @@ class Mixing(TaskRun):
         split: Any = MixedSplit({name: member.data.train for name, member in self.members.items()})
         feed = Feed(objective, split, self.file.seed, slices=self.file.slices, rows=1)
         unit = TrainingUnit(model, objective).to(world.device)
+        self.require_slices(unit, feed, world.device)
         return unit, [TaskPlan(1.0, max(lengths.values()), 1, objective, TaskData(split, None, None), feed)]
 
     def _share_labels(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from etymon.checkpoints.settings import pass_over
 from etymon.data.sources import TextSource
 from etymon.data.tokenizer import Tokenizer
@@ -23,12 +25,18 @@ from etymon.verbs.run_file import PhaseFile, RunFile
 from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import Judge, PhasePlan
 from etymon.verbs.run_members import assembled, begun, member_of, opened_teacher, save_members
+from etymon.verbs.run_memory import (
+    TOKENS_A_STEP,
+    USUAL_LENGTH,
+    Plan,
+    Samples,
+    require_training,
+    with_vocabulary,
+)
 from etymon.verbs.run_report import write_run_report
-from etymon.verbs.run_settings import chosen, ramped
+from etymon.verbs.run_settings import chosen, ramped, training_settings
 from etymon.verbs.run_text import RunText
 from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
-
-TOKENS_A_STEP = 2048
 
 
 class Pretraining(TrainingRun[Pretrained]):
@@ -53,6 +61,8 @@ class Pretraining(TrainingRun[Pretrained]):
             self.recipe = self.like(shape)[1]
         if file.start is not None and not self.resuming:
             shape = self._start_shape(file.start)
+        self.shape = shape
+        """Of the model, but for its vocabulary, which the text decides where no tokenizer is given."""
         self.vocabulary = file.vocabulary or int(shape.vocabulary)
         self.positions: int | None = getattr(shape, "positions", None)
         self.phase_files = file.phases or (PhaseFile(1.0),)
@@ -70,6 +80,23 @@ class Pretraining(TrainingRun[Pretrained]):
                 )
         check_streams(list(zip(kinds, (self._rows(phase) * file.slices for phase in self.phase_files))))
         self.check()
+
+    def memory_plan(self, shape: Any = None) -> Plan:
+        """The run as its memory depends on it; of a model that is there, with its `shape`."""
+        file = self.file
+        teacher = None if file.teacher is None else read_shape(file.teacher)
+        if shape is None:
+            shape = with_vocabulary(self.shape, teacher[1].vocabulary if teacher else self.vocabulary)
+        samples = [
+            Samples(self._objective_name(phase), self._options(phase), self._length(phase), self._rows(phase))
+            for phase in self.phase_files
+        ]
+        choice = training_settings(self.recipe, file, steps=1, validations=1).optimiser
+        return Plan(self.family, shape, samples, choice, file.slices, file.generator, teacher)
+
+    def require_memory(self, device: torch.device) -> None:
+        if not self.resuming:
+            require_training(self.memory_plan(), f"to train {self.title}", device)
 
     def rehearse(self) -> Pretrained:
         """Tries everything once, on the beginning of the text, and writes nothing."""
@@ -178,7 +205,12 @@ class Pretraining(TrainingRun[Pretrained]):
         return usual | (self.file.options if name == (self.file.objective or self.family.objective) else {})
 
     def _length(self, phase: PhaseFile) -> int:
-        return phase.length or self.file.length or self.recipe.length or min(self.positions or 256, 256)
+        return (
+            phase.length
+            or self.file.length
+            or self.recipe.length
+            or min(self.positions or USUAL_LENGTH, USUAL_LENGTH)
+        )
 
     def _rows(self, phase: PhaseFile) -> int:
         """Samples a slice."""

@@ -304,3 +304,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
     return value
+
+
+def same_but_vocabulary(one: Any, two: Any) -> bool:
+    """Whether two shapes differ in their number of words alone, if at all."""
+    return {**asdict(one), "vocabulary": 0} == {**asdict(two), "vocabulary": 0}
+
+
+def shown(value: Any) -> str:
+    """A setting, for people."""
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

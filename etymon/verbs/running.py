@@ -29,7 +29,7 @@ from etymon.training.progress import progress as make_progress
 from etymon.training.replanning import Revision
 from etymon.training.runs import Run, TrainingState, read_state, require_curves
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.run_file import CommonFile, begun, differing, plain
+from etymon.verbs.run_file import CommonFile, begun, differing, plain, same_but_vocabulary, shown
 from etymon.verbs.run_folder import claimed, require_free
 from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.run_members import members, save_members
@@ -38,6 +38,8 @@ from etymon.verbs.run_start import grown, start_tokenizer
 from etymon.verbs.run_timing import measure
 
 if TYPE_CHECKING:
+    import torch
+
     from etymon.verbs.pretrain import Pretrained
 
 USUAL_BUDGET = "10m"
@@ -118,16 +120,20 @@ class TrainingRun(ABC, Generic[Result]):
             raise EtymonError(f"the run in {folder} trains {file.family}, not {asked.family}")
         if (other := differing(asked, file)) is not None:
             name, now, then = other
-            before = f"with {name} {_shown(then)}, not"
+            before = f"with {name} {shown(then)}, not"
             if then in (None, ()):
                 before = "from scratch, not with" if name == "start" else f"without {name}, not with"
             raise EtymonError(
-                f"the run in {folder} began {before} {_shown(now)}: it goes on as it "
+                f"the run in {folder} began {before} {shown(now)}: it goes on as it "
                 "began; leave that out, or give another --out for a new run"
             )
         return cls(folder, file, *arguments, resuming=True, **options)
 
     # --- what a kind of run has to say
+
+    @abstractmethod
+    def require_memory(self, device: torch.device) -> None:
+        """Refuses what does not fit into memory, before any work."""
 
     @abstractmethod
     def prepare(self, world: World, checkpoint: Path | None) -> tuple[TrainingUnit, list[PhasePlan]]:
@@ -171,6 +177,7 @@ class TrainingRun(ABC, Generic[Result]):
                 )
             if not world.first:
                 self.progress = make_progress("silent")
+            self.require_memory(world.device)
             yield world
 
     def _run(self, world: World) -> Result:
@@ -365,7 +372,7 @@ class TrainingRun(ABC, Generic[Result]):
     def like(self, shape: Any) -> tuple[str | None, Recipe]:
         """The size that a shape is of, if it has one, and how it is trained."""
         family = self.family
-        found = (size for size in family.sizes if _same_but_vocabulary(shape_of(family, size), shape))
+        found = (size for size in family.sizes if same_but_vocabulary(shape_of(family, size), shape))
         size = next(found, None)
         return size, family.recipe_for(size)
 
@@ -390,11 +397,3 @@ class TrainingRun(ABC, Generic[Result]):
                 "metrics": metrics,
             },
         ]
-
-
-def _same_but_vocabulary(one: Any, two: Any) -> bool:
-    return {**asdict(one), "vocabulary": 0} == {**asdict(two), "vocabulary": 0}
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

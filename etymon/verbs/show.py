@@ -1,4 +1,4 @@
-"""`etymon show`: what a model folder holds."""
+"""`etymon show`: what a model folder holds, or what a family's size would be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from etymon.verbs.terminal import print_json
 
 @dataclass
 class Shown:
-    folder: Path
+    folder: Path | None
+    """None of a family's size."""
     family: str
     architecture: str
     parameters: int
@@ -21,18 +22,28 @@ class Shown:
     tokenizer: dict[str, Any]
     weights: dict[str, Any]
     history: list[dict[str, Any]] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Bytes: what opening it takes (`opening`), and a run of `etymon pretrain` with usual settings (`training`), part by part."""
 
 
 @opens_models
 def show(
-    folder: Annotated[str | Path, "model folder, run folder or hub id"],
+    folder: Annotated[str | Path, "model folder, run folder or hub id; or a family, such as gpt2"],
+    *,
+    size: Annotated[str | None, "of a family: a published or pocket size (the first)"] = None,
 ) -> Shown:
-    """Say what a model folder holds: family, shape, parameters, tokenizer, training history."""
+    """Say what a model folder holds: family, shape, parameters, tokenizer, training history, and what memory it takes.
+
+    Of a family, the same of a size that nobody has trained yet.
+    """
     from etymon.checkpoints.folder import read_config
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
+    from etymon.families import REGISTRY
     from etymon.families.loading import load, model_folder, read_history
     from etymon.families.recognising import class_names
 
+    if size is not None or (str(folder) in REGISTRY and not Path(folder).exists()):
+        return _show_size(str(folder), size)
     place = model_folder(folder)
     model = load(place)
     tokenizer = model.tokenizer
@@ -52,19 +63,61 @@ def show(
         else {"kind": tokenizer.kind, "tokens": tokenizer.size, **tokenizer.roles},
         weights={"files": [file.name for file in files], "bytes": sum(file.stat().st_size for file in files)},
         history=read_history(place),
+        memory=_memory(model.family, model.shape, model.asked),
     )
+
+
+def _show_size(name: str, size: str | None) -> Shown:
+    from dataclasses import asdict
+
+    from etymon.families import get_family
+    from etymon.families.loading import shape_of
+    from etymon.families.memory import count_parameters
+
+    family = get_family(name)
+    shape, architecture = shape_of(family, size), family.architectures[0]
+    return Shown(
+        folder=None,
+        family=f"{family.title} {size or next(iter(family.sizes))}",
+        architecture=architecture.name,
+        parameters=count_parameters(family, shape, architecture.heads),
+        heads=tuple(sorted(architecture.heads)),
+        shape=asdict(shape),
+        tokenizer={"kind": family.tokenizer.kind, "tokens": shape.vocabulary},
+        weights={},
+        memory=_memory(family, shape, architecture.heads),
+    )
+
+
+def _memory(family: Any, shape: Any, heads: Any) -> dict[str, Any]:
+    """Bytes for opening a model and for training it as `etymon pretrain` does if it is told nothing else."""
+    from dataclasses import asdict
+
+    from etymon.families.memory import outline
+    from etymon.verbs.run_memory import usual_plan
+
+    opening = outline(family, shape, heads).weights
+    training = usual_plan(family, shape).footprint()
+    return {"opening": opening, "training": {**asdict(training), "total": training.total}}
 
 
 def present(result: Shown, json: Annotated[bool, "print JSON"] = False) -> None:
     if json:
         return print_json(result, indent=2, ascii=True)
+    from etymon.files import format_bytes
+    from etymon.nn.footprint import Footprint
+
     print(f"{result.family} ({result.architecture}), {result.parameters:,} parameters")
-    print(f"folder     {result.folder}")
+    if result.folder is not None:
+        print(f"folder     {result.folder}")
     print(f"heads      {', '.join(result.heads) or 'none'}")
     print(f"shape      {_row(result.shape)}")
     print(f"tokenizer  {_row(result.tokenizer) or 'none in the folder'}")
-    print(f"weights    {', '.join(result.weights['files'])}, {result.weights['bytes'] / 1e6:,.1f} MB")
-    if not result.history:
+    if result.folder is not None:
+        print(f"weights    {', '.join(result.weights['files'])}, {result.weights['bytes'] / 1e6:,.1f} MB")
+    training = {name: size for name, size in result.memory["training"].items() if name != "total"}
+    print(f"memory     {format_bytes(result.memory['opening'])} to open, {Footprint(**training)} to pretrain")
+    if not result.history and result.folder is not None:
         print("history    not known")
     for entry in result.history:
         print(f"trained    {entry.get('objective', '?')} on {entry.get('data', '?')}")

@@ -24,7 +24,7 @@ from etymon.files import read_json, write_json
 from etymon.objectives import objective_class
 from etymon.report.page import Code, Curve, Figures, Section, Table, write_report
 from etymon.training.budgets import parse_budget
-from etymon.training.distributed import World
+from etymon.training.distributed import World, joined_world
 from etymon.training.loop import Diverged
 from etymon.training.progress import Kind, format_seconds
 from etymon.training.progress import progress as make_progress
@@ -209,6 +209,9 @@ class Sweep:
             f", about {format_seconds(len(self.members) * amount.amount)}" if amount.unit == "seconds" else ""
         )
         each = f" ({len(self.cells)} cells x {self.seeds} seeds)" if self.seeds > 1 else ""
+        with joined_world(self.options.get("device")) as world:
+            for member in {repr(member.cost): member for member in self.members}.values():
+                member.run.require_memory(world.device)
         self.progress.note(f"{len(self.members)} runs of {budget} each{whole}{each}")
         command = f"etymon sweep {self.file.family} --out {shlex.quote(str(self.folder))} --resume"
         with claimed(self.folder, World()):

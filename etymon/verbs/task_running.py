@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from etymon.checkpoints.settings import pass_over
 from etymon.data.tables import Table
 from etymon.errors import EtymonError
@@ -18,9 +20,14 @@ from etymon.report.page import Curve, Section
 from etymon.tasks.scores import Score
 from etymon.tasks.task import Task
 from etymon.training.distributed import World
+from etymon.training.feeding import Feed
+from etymon.training.optimisers import OptimiserChoice
 from etymon.training.runs import JUDGED
+from etymon.training.unit import TrainingUnit
 from etymon.verbs.finetune import Finetuned
+from etymon.verbs.run_memory import require_states, require_task_training, with_vocabulary
 from etymon.verbs.run_report import write_run_report
+from etymon.verbs.run_settings import training_settings
 from etymon.verbs.running import Trained, TrainingRun
 from etymon.verbs.task_file import TaskFile
 from etymon.verbs.task_report import Judged
@@ -37,6 +44,10 @@ class TaskRun(TrainingRun[Finetuned]):
     verb = "finetune"
     files = TaskFile
     file: TaskFile
+    heads: frozenset[str]
+    vocabulary: int
+    shape: Any
+    """Of the model, but for its vocabulary."""
     judged: Judged
     bits: dict[str, float]
     """The loss of the model that is kept."""
@@ -50,6 +61,7 @@ class TaskRun(TrainingRun[Finetuned]):
                     shape = read_shape(self.file.start)[1]
                 self.file = replace(self.file, size=self.like(shape)[0])
             self.recipe = self.family.tuning_for(self.file.size)
+        self.shape = shape
         return shape
 
     def require_rows(self, fingerprint: str) -> None:
@@ -72,6 +84,21 @@ class TaskRun(TrainingRun[Finetuned]):
         return (
             table.divided(task.columns[0], share, MOST_HELD_OUT) if held is None and share else (table, held)
         )
+
+    def require_memory(self, device: torch.device) -> None:
+        """What samples take is asked as soon as the table is encoded, which decides how long they are."""
+        if self.resuming or self.file.lora is not None or self.family.features is not None:
+            return  # weights are asked for as they are opened, and little else trains
+        shape = with_vocabulary(self.shape, self.vocabulary)
+        require_states(self.family, shape, self.heads, self.choice, f"to train {self.title}", device)
+
+    def require_slices(self, unit: TrainingUnit, feed: Feed, device: torch.device) -> None:
+        """Refuses samples that do not fit into memory, before the first step."""
+        require_task_training(unit, feed, self.choice, f"to train {self.title} on these rows", device)
+
+    @property
+    def choice(self) -> OptimiserChoice:
+        return training_settings(self.recipe, self.file, steps=1, validations=1).optimiser
 
     # --- what a kind of run has to say
 

@@ -1,0 +1,116 @@
+"""What a run was said to take in memory, and what it then took: `python -m benchmarks memory-estimate`.
+
+Every run is a fresh process of a few steps, with everything that a run does: tokenizer, store, validation, training, checkpoints, report. Its peak is
+counted beyond what it held after its imports.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.harness import RESULTS, peak_resident
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "gpt2 pocket": {"family": "gpt2", "batch": 32},
+    "gpt2 small": {"family": "gpt2", "size": "small", "batch": 2},
+    "bert pocket": {"family": "bert", "batch": 64},
+    "t5 pocket": {"family": "t5", "batch": 32},
+    "electra pocket": {"family": "electra", "batch": 64},
+    "xlnet pocket": {"family": "xlnet", "batch": 32},
+    "transformer-xl pocket": {"family": "transformer-xl", "batch": 32, "slices": 2},
+    "bart pocket, adafactor": {
+        "family": "bart",
+        "batch": 16,
+        "optimiser": "adafactor",
+        "learning_rate": 0.01,
+    },
+}
+STEPS = 3
+
+
+def made_up_text(words: int = 60_000, vocabulary: int = 20_000, seed: int = 0) -> str:
+    """Words of made-up syllables, frequent ones more often, so that a tokenizer finds as many pieces as it is asked for."""
+    draw = random.Random(seed)
+    syllables = [a + b for a in "bcdfghklmnprstvwz" for b in "aeiou"]
+    known = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(vocabulary)]
+    lines = []
+    for _ in range(words // 12):
+        chosen = [known[int(vocabulary * draw.random() ** 3)] for _ in range(12)]
+        lines.append(" ".join(chosen).capitalize() + "." + ("\n\n" if draw.random() < 0.05 else ""))
+    return "\n".join(lines)
+
+
+def measure(settings: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
+    """In a process of its own: the peak of a run beyond its imports, and the estimate with the vocabulary that it then had."""
+    import etymon.report.plots
+    import etymon.verbs.dry_run  # noqa: F401
+    from etymon.data.sources import text_source
+    from etymon.verbs.pretraining import Pretraining
+    from etymon.verbs.run_file import RunFile, assemble
+
+    file = assemble(RunFile, {**settings, "data": [str(text)], "budget": f"{STEPS}steps"}, None, ())
+    source = text_source(file.data, file.documents, file.column, file.errors)
+    run = Pretraining(out, file, source, "silent")
+    run.memory_plan().footprint()  # what that imports, too
+    before = peak_resident()
+    result = run.go()
+    peak = peak_resident() - before
+    estimate = run.memory_plan(result.model.shape).footprint()
+    return {
+        "measured": peak,
+        "estimate": estimate.total,
+        "parts": str(estimate),
+        "vocabulary": result.model.shape.vocabulary,
+    }
+
+
+def processor() -> str:
+    found = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
+    return f"{found[0] if found else platform.processor()}, {len(found)} cores"
+
+
+def compare(name: str, settings: dict[str, Any], text: Path) -> dict[str, Any]:
+    with TemporaryDirectory(prefix="etymon-") as place:
+        asked = json.dumps([settings, str(text), f"{place}/run"])
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.memory_estimate", asked], capture_output=True, text=True,
+            cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    ratio = found["estimate"] / found["measured"]
+    print(
+        f"{name}: said {found['estimate'] / 1e6:,.0f} MB, took {found['measured'] / 1e6:,.0f} MB ({ratio - 1:+.0%}); "
+        f"{found['parts']}",
+        flush=True,
+    )
+    return {"name": name, **found, "ratio": round(ratio, 3)}
+
+
+def run() -> list[Any]:
+    with TemporaryDirectory(prefix="etymon-") as place:
+        text = Path(place) / "text.txt"
+        text.write_text(made_up_text(), encoding="utf-8")
+        records = [compare(name, settings, text) for name, settings in CONFIGURATIONS.items()]
+    RESULTS.mkdir(exist_ok=True)
+    kept = {"date": date.today().isoformat(), "processor": processor(), "runs": records}
+    (RESULTS / "memory_estimate.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return []
+
+
+if __name__ == "__main__":
+    settings, text, out = json.loads(sys.argv[1])
+    print(json.dumps(measure(settings, Path(text), Path(out))))

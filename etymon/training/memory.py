@@ -1,0 +1,168 @@
+"""What a step of training takes, found out by taking it with tensors that have shapes and no values.
+
+Model, slice and optimiser are the real ones, so nothing here knows a family, an objective or an optimiser; PyTorch's fake
+tensors allocate nothing, and what is alive at any time is counted as it comes and goes.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from etymon.nn.footprint import Footprint
+from etymon.objectives.objective import Prepared, weighted_loss
+from etymon.training.memories import Memories
+from etymon.training.optimisers import OptimiserChoice, build_optimiser
+from etymon.training.unit import TrainingUnit
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Inside, every new tensor has a shape and takes no memory: for building a unit that is only measured."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def valueless(unit: TrainingUnit) -> TrainingUnit:
+    """A copy of a unit whose tensors have shapes alone; what is no module, such as its objective, is the unit's own."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        memo: dict[int, Any] = {id(unit.objective): unit.objective, id(unit.memories): Memories()}
+        for module in [unit.model, unit.teacher, *unit.companions.values()]:
+            for name in ("tokenizer", "source_tokenizer", "family"):
+                if (own := getattr(module, name, None)) is not None:
+                    memo[id(own)] = own
+        members = [unit, *([] if unit.teacher is None else [unit.teacher])]
+        for parameter in (value for member in members for value in member.parameters()):
+            blank = mode.from_tensor(parameter.detach())
+            memo[id(parameter)] = torch.nn.Parameter(blank, requires_grad=parameter.requires_grad)
+        for buffer in (value for member in members for value in member.buffers()):
+            memo[id(buffer)] = mode.from_tensor(buffer)
+        return copy.deepcopy(unit, memo)
+
+
+def step_footprint(
+    unit: TrainingUnit,
+    prepared: Prepared | None,
+    choice: OptimiserChoice,
+    slices: int = 1,
+    before: Sequence[Prepared] = (),
+) -> Footprint:
+    """What steps of such slices take; of `prepared` None, without what depends on the slice. `before` are the slices that its
+    streams have read and remember.
+
+    The unit is one that was built inside `without_values`: its parameters lose their gradients here, and those that the
+    choice freezes are frozen.
+    """
+    parameters = [value for value in unit.parameters() if isinstance(value, FakeTensor)]
+    assert parameters, "a unit with values would be trained, not measured"
+    with parameters[0].fake_mode, _Alive() as alive, _Recurrences():
+        held = [*unit.parameters(), *unit.buffers()]
+        held += [] if unit.teacher is None else [*unit.teacher.parameters(), *unit.teacher.buffers()]
+        for tensor in held:
+            alive.add(tensor)
+        weights = alive.bytes
+        optimiser = build_optimiser(unit, choice)
+        activations = logits = 0.0
+        if prepared is not None:
+            unit.train()
+            unit.memories = Memories()
+            with torch.no_grad():
+                for each in before:
+                    unit(each)
+            alive.peak = alive.bytes
+            loss = weighted_loss(unit(prepared), prepared.counts)
+            activations = alive.bytes - weights
+            loss.backward()
+            del loss
+            logits = alive.peak - weights - max(activations, alive.bytes - weights)
+        for value in unit.parameters():
+            if value.requires_grad and value.grad is None:
+                value.grad = torch.empty_like(value)
+        gradients = float(sum(_size(value.grad) for value in unit.parameters() if value.grad is not None))
+        alive.peak = before = alive.bytes
+        optimiser.step()
+        state = alive.bytes - before
+        update = alive.peak - alive.bytes
+        unit.memories = Memories()
+        optimiser.zero_grad(set_to_none=True)
+    return Footprint(weights, gradients, state, activations, max(0.0, logits), update, slices)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _Alive(TorchDispatchMode):
+    """The bytes of all tensors that are alive, and the most that were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0.0
+        self._seen: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 1  # there are no values: a counter of steps, or how many rows a packed sequence has
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        number, size = storage._cdata, storage.nbytes()
+        if number not in self._seen:
+            self.bytes += size
+            self.peak = max(self.peak, self.bytes)
+            self._seen[number] = weakref.ref(storage, lambda _: self._drop(number, size))
+
+    def _drop(self, number: int, size: int) -> None:
+        if self._seen.pop(number, None) is not None:
+            self.bytes -= size
+
+
+class _Recurrences(TorchFunctionMode):
+    """Recurrent layers as a processor's kernel runs them: with fake tensors they would be taken apart, step by step."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gates = {"lstm": 4, "gru": 3}.get(getattr(func, "__name__", ""))
+        if gates is None or isinstance(func, type) or not any(isinstance(arg, (list, tuple)) for arg in args):
+            return func(*args, **(kwargs or {}))
+        x, packed = args[0], isinstance(args[1], Tensor) and isinstance(args[3], (list, tuple))
+        begin, weights = (args[2], args[3]) if packed else (args[1], args[2])
+        states = begin if isinstance(begin, (list, tuple)) else (begin,)
+        out, *last = _Recurrence.apply(gates, len(states[0]), x, *states, *weights)
+        return (out, *last)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: int, directions: int, x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        states, width = (parts[:2] if gates == 4 else parts[:1]), parts[0].shape[-1]
+        tokens = x.shape[:-1]
+        ctx.save_for_backward(x, *parts)
+        out = x.new_empty(*tokens, directions * width)
+        # The gates, cells and states of every token are kept in a workspace.
+        ctx.workspace = x.new_empty(*tokens, directions, (gates + 2) * states[-1].shape[-1])
+        ctx.kept = out
+        return (out, *(torch.empty_like(state) for state in states))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        given = [
+            torch.empty_like(part) if need else None
+            for part, need in zip(ctx.saved_tensors, ctx.needs_input_grad[2:])
+        ]
+        ctx.workspace = ctx.kept = None
+        return (None, None, *given)

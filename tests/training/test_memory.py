@@ -1,0 +1,87 @@
+"""What a step takes without values is what it takes with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from etymon.families.companions import generator_for
+from etymon.objectives.objective import weighted_loss
+from etymon.training.feeding import Feed, Position
+from etymon.training.memory import _Alive, step_footprint, valueless
+from etymon.training.optimisers import OPTIMISERS, OptimiserChoice, build_optimiser
+from etymon.training.unit import TrainingUnit
+from tests import tiny
+
+CASES = [
+    ("gpt2", "causal"), ("gpt3", "causal"), ("bert", "masked-next-sentence"), ("t5", "span-corruption"),
+    ("electra", "replaced"), ("xlnet", "permutation"), ("transformer-xl", "recurrent"), ("bart", "denoising"),
+]  # fmt: skip
+
+
+def unit_and_slice(family: str, name: str, folder, rows: int = 4, length: int = 24):
+    objective = tiny.objective(family, name, length)
+    model = tiny.model(family, objective, dropout=0.1)
+    companions = {}
+    if objective.companions:
+        companions["generator"] = generator_for(model, tiny.generator_shape(family), 0)
+    feed = Feed(objective, tiny.store(family, folder).train, 0, slices=1, rows=rows)
+    return TrainingUnit(model, objective, companions), feed.slice(feed.addresses(Position())[0][0])
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_activations_are_counted_as_a_step_with_values_holds_them(family, name, tmp_path):
+    unit, prepared = unit_and_slice(family, name, tmp_path / "store")
+    found = step_footprint(valueless(unit), prepared, OptimiserChoice())
+    unit.train()
+    with _Alive() as alive:
+        for tensor in [*unit.parameters(), *unit.buffers()]:
+            alive.add(tensor)
+        weights = alive.bytes
+        loss = weighted_loss(unit(prepared), prepared.counts)
+        held = alive.bytes - weights
+        loss.backward()
+    assert found.weights == weights
+    assert found.activations == pytest.approx(held, rel=0.02)
+    assert found.gradients == sum(4 * each.numel() for each in unit.parameters() if each.requires_grad)
+
+
+@pytest.mark.parametrize(("family", "name"), [("rnn", "denoising"), ("elmo", "bidirectional")])
+def test_recurrent_layers_are_counted_about_as_their_kernels_hold_them(family, name, tmp_path):
+    unit, prepared = unit_and_slice(family, name, tmp_path / "store", length=8)
+    found = step_footprint(valueless(unit), prepared, OptimiserChoice())
+    unit.train()
+    with _Alive() as alive:
+        for tensor in [*unit.parameters(), *unit.buffers()]:
+            alive.add(tensor)
+        weights = alive.bytes
+        loss = weighted_loss(unit(prepared), prepared.counts)
+        held = alive.bytes - weights
+    assert loss.requires_grad
+    assert found.activations == pytest.approx(held, rel=0.25)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_what_an_optimiser_keeps_is_what_it_then_keeps(name, tmp_path):
+    unit, prepared = unit_and_slice("gpt2", "causal", tmp_path / "store")
+    choice = OptimiserChoice(name=name, frozen=("body.embeddings.positions*",))
+    found = step_footprint(valueless(unit), prepared, choice)
+    optimiser = build_optimiser(unit, choice)
+    weighted_loss(unit(prepared), prepared.counts).backward()
+    optimiser.step()
+    kept = [
+        value
+        for state in optimiser.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    assert found.optimiser == pytest.approx(sum(4 * value.numel() for value in kept), rel=0.01)
+    assert found.gradients < found.weights  # what is frozen has none
+
+
+def test_measuring_takes_no_values_and_changes_nothing(tmp_path):
+    unit, prepared = unit_and_slice("gpt2", "causal", tmp_path / "store")
+    before = {name: value.clone() for name, value in unit.state_dict().items()}
+    step_footprint(valueless(unit), prepared, OptimiserChoice())
+    assert all(torch.equal(value, before[name]) for name, value in unit.state_dict().items())
+    assert all(value.grad is None for value in unit.parameters())
