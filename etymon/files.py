@@ -5,11 +5,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, is_dataclass
+from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +25,19 @@ from etymon.errors import EtymonError
 # What a full, broken or read-only disk says in the middle of a write. Other OSErrors raised by the
 # caller's own code inside the `with` block are bugs of that code and keep their traceback.
 DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+ASIDE = re.compile(
+    r"\.(?P<name>.*)\.(?P<pid>\d+)-(?:(?P<host>[0-9a-f]{8})-)?[0-9a-f]+\.(?P<kind>partial|replaced)",
+    re.DOTALL,
+)
+"""The name of something half written, or of an old folder that is being replaced: whose it is, by process and host (older
+releases did not say which), and a random part."""
+ABANDONED = 24 * 3600
+"""Seconds without a change after which something half written is taken for left over, if its process is on another host."""
+CLOCKS_APART = 600
+"""Seconds that the clocks of this host and of a disk may differ."""
+_swept: set[Path] = set()
+"""Folders that this process has swept."""
 
 
 @contextmanager
@@ -33,6 +53,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     try:
         with _disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            sweep_left_over(path.parent)
             text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
             file = open(aside, mode.replace("w", "x"), **text)  # type: ignore[call-overload]  # noqa: SIM115
         with _disk_errors(path, only=DISK_ERRORS), file:
@@ -54,7 +75,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     On any error the new folder is removed and an old one stays as it was.
     """
     path = Path(path)
-    aside, old = _aside(path), _aside(path)
+    aside, old = _aside(path), _aside(path, "replaced")
     try:
         with _disk_errors(path):
             if path.exists() and not path.is_dir():
@@ -62,6 +83,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                     f"cannot write the folder {path}: a file of that name is in the way; remove it"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
+            sweep_left_over(path.parent)
             aside.mkdir()
         with _disk_errors(path, only=DISK_ERRORS):
             yield aside
@@ -83,6 +105,28 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep_left_over(folder: Path) -> None:
+    """Removes what killed processes left half written in `folder`; once a folder in the life of this process.
+
+    A process of this host is asked for by its number. Of those on other hosts, and in other containers, which share
+    folders over a network, only the age of what they wrote can be known.
+    """
+    folder = folder.absolute()
+    if folder in _swept:
+        return
+    _swept.add(folder)
+    with suppress(OSError), os.scandir(folder) as entries:
+        for path in [Path(entry.path) for entry in entries if ASIDE.fullmatch(entry.name)]:
+            if _is_left_over(path):
+                remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, as far as that is possible."""
+    with suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -124,6 +168,23 @@ def write_json(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
         file.write(text + "\n")
 
 
+def json_text(value: Any, *, indent: int | None = None, ascii: bool = False) -> str:
+    """The value as JSON that every reader takes: null for NaN and infinity, dataclasses as objects, the rest as text."""
+    return json.dumps(finite(value), indent=indent, ensure_ascii=ascii, default=str, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for what JSON has no number for, at any depth, and with dataclasses as dictionaries."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return finite(asdict(value))
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    number = isinstance(value, Real) and not isinstance(value, int)  # of which some are too large for a float
+    return None if number and not math.isfinite(value) else value
+
+
 def some(names: Sequence[str], limit: int = 8) -> str:
     """Names for an error message: "a, b, c and 4 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
@@ -136,9 +197,53 @@ def holds(folder: Path) -> str:
     return f"it holds: {some(names)}" if names else "it is empty"
 
 
-def _aside(path: Path) -> Path:
-    # Same folder, hence same file system, hence a rename and not a copy.
-    return path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+def _aside(path: Path, kind: str = "partial") -> Path:
+    # Same folder, hence same file system, hence a rename and not a copy. A long name would not have room for the rest.
+    name = path.name.encode()[:100].decode(errors="ignore")
+    return path.parent / f".{name}.{os.getpid()}-{_host()}-{secrets.token_hex(4)}.{kind}"
+
+
+@cache
+def _host() -> str:
+    """Eight digits for where the numbers of processes mean the same: the host, and in it the container."""
+    try:
+        container = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        container = ""
+    return hashlib.sha256(f"{socket.gethostname()}/{container}".encode()).hexdigest()[:8]
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether nobody writes there any more, as far as its name and its age tell, and nobody misses it."""
+    named = ASIDE.fullmatch(path.name)
+    changed = _last_change(path)
+    if named is None or changed is None:
+        return False
+    if named["kind"] == "replaced" and not (path.parent / named["name"]).exists():
+        return False  # the process died between two renames: this is the only whole one
+    if named["host"] != _host():
+        return time.time() - changed > ABANDONED
+    import psutil  # hardly ever needed, and this module is imported by every command
+
+    try:
+        # A process that began after the last change has only inherited the number of the one that wrote. A disk on the
+        # network may have another clock.
+        return psutil.Process(int(named["pid"])).create_time() > changed + CLOCKS_APART
+    except psutil.NoSuchProcess:
+        return True
+    except (psutil.Error, OverflowError):
+        return False
+
+
+def _last_change(path: Path) -> float | None:
+    """When a file, or anything in a folder, was written last; None if it is gone or cannot be asked."""
+    try:
+        times = [path.lstat().st_mtime]
+        for folder, folders, files in os.walk(path):
+            times += [Path(folder, name).lstat().st_mtime for name in (*folders, *files)]
+    except OSError:
+        return None
+    return max(times)
 
 
 @contextmanager

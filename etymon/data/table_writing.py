@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
-from etymon.files import atomic_write
+from etymon.files import atomic_write, json_text
 
 WRITTEN = (".jsonl", ".csv", ".tsv", ".parquet")
 BREAKS = re.compile(r"[\t\r\n]+")
@@ -46,7 +45,7 @@ def write_table(
         return
     with atomic_write(path) as file:
         if kind == ".jsonl":
-            file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+            file.writelines(json_text(row) + "\n" for row in rows)
             return
         lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
         if kind == ".csv":
@@ -71,5 +70,5 @@ def _clean(value: Any) -> Any:
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return json_text(value)
     return "" if value is None else str(value)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from etymon.evaluation.context import SHARES, Contexts, ModelContext
-from etymon.files import atomic_write
+from etymon.files import atomic_write, json_text
 from etymon.report.page import Cell, Curve, Paragraph, Section, Table, write_report
 
 HOW_TO_READ = """Every target is predicted from exactly so many tokens before each of its tokens, and the targets are the same for every \
@@ -57,7 +55,7 @@ def lines(found: Contexts) -> Iterator[str]:
 def write(found: Contexts, folder: Path) -> None:
     """results.json and report.html."""
     with atomic_write(folder / "results.json") as file:
-        json.dump(asdict(found), file, indent=2, ensure_ascii=False)
+        file.write(json_text(found, indent=2))
     write_report(folder / "report.html", "Loss by context length", list(_sections(found)))
 
 

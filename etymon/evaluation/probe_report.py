@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from etymon.evaluation.probing import Probes, TaskScore
-from etymon.files import atomic_write
+from etymon.files import atomic_write, json_text
 from etymon.report.page import Cell, Curve, Paragraph, Section, Table, write_report
 
 HOW_TO_READ = """Every layer is frozen and read by a linear classifier; layer 0 is what goes into the first one. Accuracies are those \
@@ -73,7 +72,7 @@ def record(probes: Probes) -> dict[str, Any]:
 def write(probes: Probes, folder: Path) -> None:
     """results.json, results.csv (a row a task and layer, and one for the mix) and report.html."""
     with atomic_write(folder / "results.json") as file:
-        json.dump(record(probes), file, indent=2, ensure_ascii=False)
+        file.write(json_text(record(probes), indent=2))
     with atomic_write(folder / "results.csv") as file:
         names = "task level reading layer accuracy control selectivity validation strength random mix".split()
         rows = csv.DictWriter(file, names, lineterminator="\n")

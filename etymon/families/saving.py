@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +20,7 @@ from etymon.families.loading import HISTORY
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.reading import reading_settings
 from etymon.families.special_tokens import config_ids, generation_settings
-from etymon.files import write_json
+from etymon.files import finite, write_json
 from etymon.nn.int8 import stored as stored_int8
 
 LABEL_KEYS = ("id2label", "label2id")
@@ -72,7 +71,7 @@ def save(
         config["label2id"] = {label: number for number, label in enumerate(model.labels)}
     if model.features is not None and model.asked & family.reading_features:
         config[FEATURES_KEY] = asdict(model.features)
-    past = [_finite(entry) for entry in (model.history if history is None else history)]
+    past = [finite(entry) for entry in (model.history if history is None else history)]
     reading, tokenizer = reading_settings(model, model.asked, past), model.tokenizer
     if tokenizer is not None and reading.pad_token is not None and config.get("pad_token_id") is None:
         # Transformers finds the last token of a row by it.
@@ -115,12 +114,3 @@ def write_published(model: Model, folder: str | Path) -> None:
 
 def _write(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    """The same value with None for what JSON has no number for: a run may well have seen an infinite loss."""
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from etymon.checkpoints.folder import checksums, verify_checksums
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, atomic_write, read_json, write_json
+from etymon.files import atomic_folder, atomic_write, finite, read_json, remove, write_json
 from etymon.training.feeding import Position
 
 JUDGED = "validation_"
@@ -60,8 +60,10 @@ class Run:
             for name, value in record.items():
                 if isinstance(value, int | float) and name != "step":
                     self._curves.add_scalar(name, value, record["step"])
+        # JSON has no NaN: a figure that is none is left out.
+        numbers = {name: value for name, value in record.items() if finite(value) is not None}
         with _room(self.metrics_file), open(self.metrics_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(numbers) + "\n")
 
     def show_curves(self, after: int) -> None:
         """TensorBoard events from now on; those of steps that are going to be taken again are passed over there."""
@@ -147,11 +149,8 @@ class Run:
     def tidy(self) -> None:
         """Removes what a killed process left half written."""
         for place in (self.folder, self.folder / "checkpoints", self.folder / "milestones"):
-            for path in place.glob(".*.partial"):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+            for path in (*place.glob(".*.partial"), *place.glob(".*.replaced")):
+                remove(path)
 
 
 @contextmanager

@@ -225,10 +225,12 @@ def _npy(file: IO[bytes]) -> Iterator[Write]:
 @contextmanager
 def _jsonl(file: IO[bytes]) -> Iterator[Write]:
     from json import dumps
+    from math import isfinite
 
     def write(texts: Sequence[str], vectors: np.ndarray) -> None:
         for text, vector in zip(texts, vectors, strict=True):
-            numbers = ", ".join(map("%.9g".__mod__, vector.tolist()))  # nine digits: float32 and back
+            # Nine digits: float32 and back. JSON has no NaN.
+            numbers = ", ".join(f"{value:.9g}" if isfinite(value) else "null" for value in vector.tolist())
             file.write(f'{{"text": {dumps(text, ensure_ascii=False)}, "vector": [{numbers}]}}\n'.encode())
 
     yield write
@@ -260,10 +262,10 @@ WRITERS = {".npy": _npy, ".parquet": _parquet, ".jsonl": _jsonl}
 
 
 def present(result: np.ndarray | Written) -> None:
-    import json
+    from etymon.files import json_text
 
     if isinstance(result, Written):
         print(f"{result.texts:,} vectors of {result.width} numbers in {result.path}", file=sys.stderr)
         return
     for vector in result:
-        print(json.dumps([round(float(value), 6) for value in vector]))
+        print(json_text([round(float(value), 6) for value in vector]))

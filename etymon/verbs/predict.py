@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.errors import EtymonError
+from etymon.files import json_text
 from etymon.verbs import options
 from etymon.verbs.terminal import print_json
 
@@ -96,8 +97,6 @@ def present(
     out: Path | None,
     json: Annotated[bool, "a JSON record a row"] = False,
 ) -> None:
-    from json import dumps
-
     if out is not None:
         print(f"{len(result):,} answers in {out}")
         return
@@ -107,4 +106,4 @@ def present(
         shares = one.answer.get("probabilities")
         sure = f"\t{max(shares.values() if isinstance(shares, dict) else shares):.3f}" if shares else ""
         given = one.prediction
-        print(f"{dumps(given, ensure_ascii=False) if isinstance(given, list | dict) else given}{sure}")
+        print(f"{json_text(given) if isinstance(given, list | dict) else given}{sure}")

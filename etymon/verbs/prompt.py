@@ -78,15 +78,12 @@ def _listed(shots: str | int | Sequence[int]) -> list[int]:
 
 
 def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
-    from dataclasses import asdict
-    from json import dumps
-
-    from etymon.files import atomic_write
+    from etymon.files import atomic_write, json_text
 
     with atomic_write(path) as file:
         for outcome in outcomes:
             for answer in outcome.answers:
-                file.write(dumps(asdict(answer), ensure_ascii=False) + "\n")
+                file.write(json_text(answer) + "\n")
 
 
 def on_progress(shots: int, done: int, total: int) -> None:

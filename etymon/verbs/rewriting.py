@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.errors import EtymonError
+from etymon.files import atomic_write, json_text
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -33,7 +34,6 @@ class Rewritten:
 def rewrite(asked: Mapping[str, Any], *, usual: str, lines: bool) -> list[Rewritten]:
     """The texts of a verb's options rewritten, in their order; blank ones stay blank. `usual` names the published task whose
     prefix is taken if none is known; `lines` says whether a line of a file is a text."""
-    from etymon.files import atomic_write
     from etymon.verbs.opening import opened, texts_of, writable
     from etymon.verbs.options import decoding
 
@@ -59,10 +59,7 @@ def rewrite(asked: Mapping[str, Any], *, usual: str, lines: bool) -> list[Rewrit
 
 
 def _line(one: Rewritten, json: bool) -> str:
-    from dataclasses import asdict
-    from json import dumps
-
-    return dumps(asdict(one), ensure_ascii=False) if json else " ".join(one.text.split())
+    return json_text(one) if json else " ".join(one.text.split())
 
 
 def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:

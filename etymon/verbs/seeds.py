@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from etymon.errors import EtymonError
-from etymon.files import write_json
+from etymon.files import finite, write_json
 from etymon.tasks.task import falling
 from etymon.verbs.finetune import Finetuned
 from etymon.verbs.finetuning import Finetuning
@@ -47,7 +47,7 @@ def finetune_seeds(
     best = min(runs, key=lambda seed: judged(runs[seed].metrics) or 0.0)
     if not runs[best].quiet:  # of several processes, the first alone knows the scores
         summary = {"seeds": {str(seed): known[seed] for seed in known}, **spread(known), "best": best}
-        write_json(folder / SUMMARY, summary)
+        write_json(folder / SUMMARY, finite(summary))
     return replace(runs[best], seeds=known)
 
 

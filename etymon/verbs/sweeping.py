@@ -20,7 +20,7 @@ from etymon.data.sources import PreparedText, TextSource, text_source
 from etymon.data.store import TokenStore
 from etymon.errors import EtymonError
 from etymon.families.loading import model_folder, read_history
-from etymon.files import read_json, write_json
+from etymon.files import finite, read_json, write_json
 from etymon.objectives import objective_class
 from etymon.report.page import Code, Curve, Figures, Section, Table, write_report
 from etymon.training.budgets import parse_budget
@@ -326,7 +326,7 @@ class Sweep:
             "etymon": etymon.__version__, "settings": plain(asdict(self.file)), "grid": list(self.grid.items()), "seeds": self.seeds,
             "cells": [asdict(cell) for cell in self.cells], "rankings": ranked,
         }  # fmt: skip
-        write_json(self.folder / NOTE, note)
+        write_json(self.folder / NOTE, finite(note))
 
     def _report(self, rankings: list[Ranking]) -> Path:
         """One page with all curves and the table."""

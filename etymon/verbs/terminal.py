@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-from dataclasses import asdict, is_dataclass
 from typing import Any
+
+from etymon.files import json_text
 
 
 def clear() -> str:
@@ -36,10 +36,6 @@ NOTES = NoteHandler(logging.WARNING)
 
 
 def print_json(*records: Any, indent: int | None = None, ascii: bool = False) -> None:
-    """What `--json` asks for, a line a record; dataclasses as they are, at any depth."""
+    """What `--json` asks for, a line a record; dataclasses as they are, at any depth, and null for NaN and infinity."""
     for record in records:
-        print(json.dumps(record, indent=indent, ensure_ascii=ascii, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+        print(json_text(record, indent=indent, ascii=ascii))

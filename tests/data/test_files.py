@@ -2,12 +2,20 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from etymon import files
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, atomic_write, sha256
+from etymon.files import atomic_folder, atomic_write, json_text, sha256
 
 
 def names(folder: Path) -> list[str]:
@@ -59,3 +67,112 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     with pytest.raises(EtymonError, match="cannot write"), atomic_write(tmp_path / "run" / "note.txt"):
         pass
     assert (tmp_path / "run").read_text() == "a file"
+
+
+# ---------------------------------------------------------------- what killed processes leave
+
+
+@pytest.fixture
+def unswept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_swept", set())
+
+
+@pytest.fixture(scope="module")
+def dead() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+@pytest.mark.usefixtures("unswept")
+def test_what_dead_processes_left_half_written_is_swept(tmp_path: Path, dead: int) -> None:
+    here, elsewhere, old = files._host(), "0123abcd", time.time() - 2 * files.ABANDONED
+    gone = [f".a.txt.{dead}-{here}-12ab34cd.partial", f".model.{dead}-{here}-12ab34cd.partial"]
+    gone += [f".old.txt.7-{elsewhere}-12ab34cd.partial", f".older.txt.{os.getpid()}-12ab34cd.partial"]
+    kept = [f".b.txt.{os.getpid()}-{here}-12ab34cd.partial", f".c.txt.{dead}-{elsewhere}-12ab34cd.partial"]
+    kept += [f".d.txt.{dead}-12ab34cd.partial", ".notes.partial", "mine.1-12ab34cd.partial"]
+    for name in (*gone, *kept):
+        if "model" in name:
+            (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "weights" if "model" in name else tmp_path / name).write_text("half")
+    for name in gone[2:]:
+        os.utime(tmp_path / name, (old, old))
+    with atomic_write(tmp_path / "note.txt") as file:
+        file.write("whole")
+    assert names(tmp_path) == sorted([*kept, "note.txt"])
+
+
+@pytest.mark.usefixtures("unswept")
+def test_a_number_that_another_process_has_by_now_protects_nothing(tmp_path: Path) -> None:
+    left = tmp_path / f".a.txt.{os.getppid()}-{files._host()}-12ab34cd.partial"
+    left.write_text("half")
+    with atomic_folder(tmp_path / "one"):
+        pass
+    assert left.exists(), "that process lives and may be writing"
+    os.utime(left, (1, 1))  # long before it began
+    files._swept.clear()
+    with atomic_folder(tmp_path / "two"):
+        pass
+    assert names(tmp_path) == ["one", "two"]
+
+
+@pytest.mark.usefixtures("unswept")
+def test_an_old_folder_whose_new_one_never_came_is_not_swept(tmp_path: Path, dead: int) -> None:
+    left = [tmp_path / f".{name}.{dead}-{files._host()}-12ab34cd.replaced" for name in ("lost", "there")]
+    for folder in (*left, tmp_path / "there"):
+        folder.mkdir()
+    with atomic_folder(tmp_path / "other"):
+        pass
+    assert names(tmp_path) == [left[0].name, "other", "there"]
+
+
+def test_a_name_of_any_length_that_the_disk_takes_can_be_written(tmp_path: Path) -> None:
+    for name in ("a" * 255, "字" * 85):
+        with atomic_write(tmp_path / name) as file:
+            file.write("whole")
+        assert (tmp_path / name).read_text() == "whole"
+
+
+# ---------------------------------------------------------------- JSON
+
+
+@dataclass
+class Point:
+    x: float
+    more: object = None
+
+
+def test_json_has_null_where_a_number_is_none() -> None:
+    nan, infinite = float("nan"), float("inf")
+    value = {
+        "a": [nan, 1.5, (infinite, -infinite)],
+        "b": Point(nan, [Point(2.0)]),
+        "c": np.float64("nan"),
+        "d": 10**400,
+    }
+    assert json.loads(json_text(value), parse_constant=pytest.fail) == {
+        "a": [None, 1.5, [None, None]],
+        "b": {"x": None, "more": [{"x": 2.0, "more": None}]},
+        "c": None,
+        "d": 10**400,
+    }
+
+
+def test_nobody_prints_json_that_may_hold_nan() -> None:
+    """Of all that writes JSON, `json_text` and `write_json` alone know of NaN; the others write no figures."""
+    root = Path(files.__file__).parent
+    of_texts = {"config.py", "files.py", "report/heatmaps.py", "checkpoints/sentences.py", "training/runs.py"}
+    of_texts |= {
+        "verbs/sweeping.py",
+        "verbs/run_file.py",
+        "verbs/run_report.py",
+        "verbs/embed.py",
+        "families/cards.py",
+    }
+    found = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if "dumps(" in (text := path.read_text("utf-8")) or "json.dump(" in text
+    }
+    assert {name for name in found if not name.startswith("data/")} <= of_texts
