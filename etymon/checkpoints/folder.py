@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from etymon.checkpoints.verifying import MANIFEST, is_digested, saved_digests
 from etymon.checkpoints.weights import ADAPTERS, SHARD_SIZE, WHOLE, write_weights
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, holds, read_json, sha256, some, write_json
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-MANIFEST = "etymon.json"  # the names of the files that we wrote: what a later save may replace
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -65,7 +65,9 @@ def write_model_folder(
                     raise ValueError(f"{name} is already part of the model folder")
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 save(aside / name)
-            write_json(aside / MANIFEST, {"files": [*_files(aside), MANIFEST]})
+            names = _files(aside)
+            digests = {name: sha256(aside / name) for name in names if is_digested(name)}
+            write_json(aside / MANIFEST, {"files": [*names, MANIFEST], "sha256": digests})
         except EtymonError as error:  # speak of the folder that was asked for, not of the one beside it
             raise EtymonError(str(error).replace(str(aside), str(folder))) from error
 
@@ -91,8 +93,16 @@ def ensure_replaceable(folder: str | os.PathLike[str]) -> None:
 
 
 def checksums(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """The SHA-256 digest of every file below `folder`, by its path inside (with forward slashes), sorted."""
-    return {name: sha256(Path(folder, name)) for name in _files(Path(folder))}
+    """The SHA-256 digest of every file below `folder`, by its path inside (with forward slashes), sorted.
+
+    `folder` was written just now: digests that its model folders hold already are taken from there.
+    """
+    names = _files(Path(folder))
+    known: dict[str, str] = {}
+    for manifest in (Path(name) for name in names if Path(name).name == MANIFEST):
+        digests = saved_digests(Path(folder) / manifest.parent)
+        known |= {(manifest.parent / name).as_posix(): digest for name, digest in digests.items()}
+    return {name: known.get(name) or sha256(Path(folder, name)) for name in names}
 
 
 def verify_checksums(folder: str | os.PathLike[str], manifest: Mapping[str, str]) -> None:

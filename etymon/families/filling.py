@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,8 @@ def fill(
 def fill_int8(model: Model, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Weights of eight bits lie under our own names."""
     try:
-        shrink(model, model.shape.vocabulary, lambda name: weights[name])
+        # A copy: what is read is mapped, lies where the file has it, and would change if the file does.
+        shrink(model, model.shape.vocabulary, lambda name: weights[name].clone())
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
@@ -83,6 +85,23 @@ def fill_int8(model: Model, weights: Mapping[str, torch.Tensor], folder: Path) -
         raise EtymonError(
             f"the eight-bit weights in {folder} have no {error.args[0]}: ask for the heads that it was stored with"
         ) from error
+
+
+def require_finite(model: Model, folder: Path) -> None:
+    """Refuses weights that are no numbers: everything that such a model says is NaN."""
+    faults = {}
+    for name, tensor in model.kept().items():
+        # A sum is finite only if every value is, and takes half the time of looking at each.
+        if tensor.is_floating_point() and not math.isfinite(tensor.detach().sum(dtype=torch.float32)):
+            faults[name] = int(tensor.numel() - tensor.isfinite().sum())
+    faults = {name: count for name, count in faults.items() if count}
+    if faults:
+        name, count = next(iter(faults.items()))
+        more = f" (and {sum(faults.values()) - count:,} in {len(faults) - 1:,} other tensors)"
+        raise EtymonError(
+            f"the weights in {folder} are NaN or infinite: {count:,} values of {name}{more if len(faults) > 1 else ''}; take an "
+            "older checkpoint, or open it all the same with --no-verify (verify=False)"
+        )
 
 
 def head_of(names: NameMap, stored: str) -> str | None:

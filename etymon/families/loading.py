@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.sentences import read_sentences
 from etymon.checkpoints.settings import pass_over
+from etymon.checkpoints.verifying import is_verifying, verified, verifying
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.data.framing import ReadingSettings
@@ -21,7 +23,7 @@ from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Family
-from etymon.families.filling import extra_heads, fill, fill_int8, name_map
+from etymon.families.filling import extra_heads, fill, fill_int8, name_map, require_finite
 from etymon.families.memory import require_stored, require_weights
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.reading import reading_settings
@@ -34,6 +36,7 @@ from etymon.families.recognising import (
 )
 from etymon.families.special_tokens import leave_out_unusable_ids
 from etymon.files import read_json
+from etymon.nn.alignment import align
 from etymon.nn.features import FeatureSettings
 
 HISTORY = "history.json"
@@ -85,6 +88,7 @@ def load(
     ignore_config_keys: Sequence[str] = (),
     partial: bool = False,
     quantize: Literal["int8"] | None = None,
+    verify: bool = True,
     seed: int = 0,
 ) -> Model:
     """A model from a folder or a hub id, in evaluation mode, with its tokenizer where the folder has one.
@@ -93,22 +97,37 @@ def load(
     and listed in `model.new_heads`, and so are those for other `labels` than it was trained for. With other `features` than its own, task heads start anew and read those. With `partial`,
     missing and unexpected weights are tolerated as well. `family` is for a folder that does not say what it is.
     `ignore_config_keys` are passed over in its `config.json`, whatever they say. `quantize` rounds the weights to eight bits, for inference on a processor.
+    With `verify`, a file that is not what we saved is refused, and so are weights that are NaN or infinite.
     """
-    folder = model_folder(name, revision=revision)
+    folder, verify = model_folder(name, revision=revision), verify and is_verifying()
+    with pass_over(ignore_config_keys), verifying(verify), verified(folder) if verify else nullcontext():
+        model = _read(folder, heads, labels, features, family, partial, seed)
+    if verify:
+        require_finite(model, folder)
+    return _placed(model, quantize, device)
+
+
+def _read(
+    folder: Path,
+    heads: Iterable[str] | None,
+    labels: Sequence[str] | None,
+    features: FeatureSettings | None,
+    family: str | Family | None,
+    partial: bool,
+    seed: int,
+) -> Model:
+    """The model in a folder, or with adapters the one that they were made for."""
     if (folder / ADAPTER_CONFIG).is_file():
         from etymon.families.adapters import load_adapted  # which stands on this file
 
-        with pass_over(ignore_config_keys):
-            model = load_adapted(folder, heads=heads, labels=labels, features=features, seed=seed)
-        return _placed(model, quantize, device)
+        return load_adapted(folder, heads=heads, labels=labels, features=features, seed=seed)
     config, where = _config(folder), str(folder / "config.json")
     published = bilm.published(folder)
     weights = open_weights(folder) if published is None else bilm.read_weights(published)
     family = recognise_family(config, lambda: weights, where, family)
     stored = stored_heads(family, config, _note(folder), weights)
     told = {**config, "model_type": family.model_type}
-    with pass_over(ignore_config_keys):
-        fields, carried = family.settings.read(told, where, stored)
+    fields, carried = family.settings.read(told, where, stored)
     shape: Any = strict(family.shape, fields, where)
     require_stored(family, shape, weights, where)
     own_features = carried.pop(FEATURES_KEY, None)
@@ -143,7 +162,7 @@ def load(
         raise EtymonError(
             f"{folder} has no {SOURCE}/tokenizer.json, and the model reads sources with a tokenizer of its own: put it there"
         )
-    return _placed(model, quantize, device)
+    return model
 
 
 def _same_outputs(labels: Sequence[str], learnt: Sequence[str], carried: Mapping[str, Any]) -> bool:
@@ -157,6 +176,7 @@ def _placed(model: Model, quantize: str | None, device: str | torch.device) -> M
         model.quantized()
     if model.int8 and torch.device(device).type != "cpu":
         raise EtymonError(f"weights of eight bits are for a processor, not for {device}: say --device cpu")
+    align(model)
     return model.to(device).eval()
 
 

@@ -56,7 +56,7 @@ class Memories:
     def _load(self, prepared: Streamed, new: Callable[[int], Any], device: torch.device) -> None:
         name = _name(prepared.streams)
         if name in self._saved:
-            parts = {part: tensor.to(device) for part, tensor in self._saved.pop(name).items()}
+            parts = {part: tensor.to(device, copy=True) for part, tensor in self._saved.pop(name).items()}
             state = new(len(prepared.streams))
             state.load(parts, parts.pop(LENGTHS).tolist())
             self._states[prepared.streams] = state

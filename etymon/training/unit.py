@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from etymon.nn.alignment import align
 from etymon.objectives.objective import OWN, Objective, Streamed, Term
 from etymon.training.memories import Memories
 
@@ -34,6 +35,7 @@ class TrainingUnit(nn.Module):
         self.objective = objective
         # In a tuple, so that it is no part of the unit: neither trained nor wrapped.
         self._teacher = (teacher,)
+        align(self)
         self.memories = Memories()
         """What streams remember: kept outside the parameters, by the number of the stream."""
 

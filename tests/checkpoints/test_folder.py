@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from etymon.checkpoints import folder as module
 from etymon.checkpoints.folder import (
     checksums,
     ensure_replaceable,
@@ -18,6 +17,7 @@ from etymon.checkpoints.folder import (
     verify_checksums,
     write_model_folder,
 )
+from etymon.checkpoints.verifying import MANIFEST
 from etymon.checkpoints.weights import open_weights
 from etymon.errors import EtymonError
 from etymon.files import read_json, write_json
@@ -197,4 +197,4 @@ def test_checksums_name_the_broken_file(tmp_path: Path) -> None:
 
 def test_the_manifest_lists_itself(tmp_path: Path) -> None:
     save(tmp_path / "model")
-    assert set(read_json(tmp_path / "model" / module.MANIFEST)["files"]) == set(checksums(tmp_path / "model"))
+    assert set(read_json(tmp_path / "model" / MANIFEST)["files"]) == set(checksums(tmp_path / "model"))

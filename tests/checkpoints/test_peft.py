@@ -331,6 +331,7 @@ def test_a_base_must_be_named_and_be_the_model_s_own(base: Callable[..., Path], 
 def test_what_cannot_be_read_is_refused(base: Callable[..., Path], tmp_path: Path) -> None:
     folder, place = base("gpt2"), tmp_path / "adapters"
     etymon.save(adapted(folder), place)
+    (place / "etymon.json").unlink()  # these are to be adapters of somebody else
     told, weights = config_of(place), load_file(place / "adapter_model.safetensors")
 
     def line(changed: dict[str, Any] | None = None, tensors: dict[str, Tensor] | None = None) -> str:

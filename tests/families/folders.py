@@ -69,6 +69,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
     weights = load_file(folder / "model.safetensors")
     weights = change(weights) or weights
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "etymon.json").unlink(missing_ok=True)  # whose digests are those of the old weights
 
 
 def refusal(folder: Path, **options: Any) -> str:

@@ -142,7 +142,8 @@ def test_stored_heads_of_another_kind_start_anew(tmp_path: Path) -> None:
 def test_a_foreign_folder_may_come_without_our_note(tmp_path: Path) -> None:
     """As the hub has it: names alone tell that there is a pooler, which nobody needs here."""
     etymon.save(model("bert", None, {"pooler"}), tmp_path)
-    (tmp_path / "history.json").unlink()
+    for name in ("history.json", "etymon.json"):
+        (tmp_path / name).unlink()
     stored = load_file(tmp_path / "model.safetensors")
     save_file({f"bert.{name}": value for name, value in stored.items()}, tmp_path / "model.safetensors")
     assert etymon.load(tmp_path, heads={"span"}, features=BOTH).new_heads == ("span",)

@@ -65,6 +65,7 @@ def test_published_names_and_copies_are_read(tmp_path: Path) -> None:
         "transformer.r_w_bias", "transformer.r_r_bias", "crit.cluster_bias",
         *(f"crit.out_layers.{i}.bias" for i in range(3)),
     }  # fmt: skip
+    (tmp_path / "etymon.json").unlink()  # this is to be a folder of somebody else
     # As the original code stores it: no prefix, every copy, and a buffer.
     older = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
     for i in range(3):
@@ -85,6 +86,7 @@ def test_the_original_order_of_clusters_is_read_and_not_written(tmp_path: Path) 
     etymon.save(model, tmp_path)
     file, settings = tmp_path / "model.safetensors", tmp_path / "config.json"
     stored = load_file(file)
+    (tmp_path / "etymon.json").unlink()  # this is to be a folder of somebody else
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
         stored[name] = stored[name].flip(0).contiguous()
     save_file(stored, file, metadata={"format": "pt"})
