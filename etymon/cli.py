@@ -6,9 +6,9 @@ What its module has to keep to (the module must be light: torch and the like are
 - The docstring's first line is the summary in `etymon --help`; the rest appears in `etymon <verb> --help`.
 - A parameter is written `name: Annotated[type, "help text"]`. Without a default it is an argument
   (`list[str]`: one or more), with one it is the option `--name` (`bool`: `--name/--no-name`, `Literal`: choices,
-  `list`: may be repeated, or have several words). A list before the `*` that has a default is an argument that may be left out. Of a union
-  the first member that a command line can express is taken, so `str | Path | Model` is text; names imported only
-  under TYPE_CHECKING may be used.
+  `list`: may be repeated, or have several words). `bool | Literal["auto"]` is a flag that may have a value: `--name`, `--name auto`,
+  `--no-name`. A list before the `*` that has a default is an argument that may be left out. Of any other union the first member that
+  a command line can express is taken, so `str | Path | Model` is text; names imported only under TYPE_CHECKING may be used.
 - Parameters named `on_...` are callbacks and never options. If the module, or else `etymon.verbs.terminal`, has a
   function of the same name, the command line hands it over: a module-level `on_text(piece)` prints what
   `generate(..., on_text=None)` streams. Its keyword-only parameters get the values of the options of those names.
@@ -32,6 +32,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType, TracebackType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
@@ -46,6 +47,8 @@ from etymon.verbs import terminal
 
 # The registry: a verb's name, in the order of `etymon --help`, and the module that holds it.
 VERBS = {name: f"etymon.verbs.{name}" for name in etymon.VERBS}
+FLAG = {"yes": True, "no": False}
+"""What a flag that may have a value has without one."""
 
 
 def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERBS) -> NoReturn:
@@ -100,12 +103,13 @@ def build(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> typer.T
 def spread(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> list[str]:
     """The command line with `--train a b` as `--train a --train b`: once a verb has the arguments that it needs, words behind an
     option that may be repeated are its own. `--` ends that. A verb that takes any number of texts keeps them, unless they come
-    from `--data`."""
+    from `--data`. A flag that may have a value gets one where it has none: `--resume` is `--resume=yes`."""
     name = next((name for name in verbs if arguments and arguments[0] == name.replace("_", "-")), None)
     if name is None:
         return list(arguments)
     module = import_module(verbs[name])
     many, valued, needed, elsewhere = set(), set(), 0, True
+    switches: dict[str, tuple[str, ...]] = {}
     given = any(word.partition("=")[0] == "--data" for word in arguments)
     for each in inspect.signature(adapt(getattr(module, name), module)).parameters.values():
         kind, about = get_args(each.annotation)
@@ -116,16 +120,22 @@ def spread(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> list[s
         own = {*(about.param_decls or [f"--{each.name.replace('_', '-')}"])}
         many |= own if "list[" in str(kind) else set()
         valued |= own if "bool" not in str(kind) else set()
+        switches |= dict.fromkeys(own, words) if (words := _switch_words(kind)) else {}
     if not elsewhere:
-        return list(arguments)
+        many.clear()
     made, last, waiting = [arguments[0]], "", False
-    for word in arguments[1:]:
+    for word, after in zip_longest(arguments[1:], arguments[2:], fillvalue=""):
         option = word.startswith("-") and word != "-" and last != "--"
         if waiting:  # for the option's value, whatever it is
             waiting = False
         elif option:
             last, told, _ = word.partition("=")
-            waiting = last in valued and not told
+            if last in switches and not told and after not in switches[last]:
+                word = f"{last}=yes"
+            elif (switch := last.replace("--no-", "--", 1)) != last and switch in switches:
+                word = f"{switch}=no"
+            else:
+                waiting = last in valued and not told
         elif last in many and needed <= 0:
             made.append(last)
         elif last != "--":
@@ -162,8 +172,12 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
     parameters += [
         _option(present, parameter) for parameter in shown if present and parameter.name not in own
     ]
+    switches = {each.name for each in parameters if _switch_words(get_args(each.annotation)[0])}
 
-    def command(**values: Any) -> None:
+    def command(**given: Any) -> None:
+        values = {
+            name: FLAG.get(value, value) if name in switches else value for name, value in given.items()
+        }
         listeners = {name: _bound(function, values) for name, function in callbacks.items() if function}
         result = verb(**{name: value for name, value in values.items() if name in own}, **listeners)
         if present:
@@ -204,12 +218,24 @@ def _option(function: Callable[..., Any], parameter: inspect.Parameter) -> inspe
     else:
         # A name that is a word of Python's is written with an underscore behind it: `from_` is --from.
         names = [f"--{parameter.name[:-1].replace('_', '-')}"] if parameter.name.endswith("_") else []
-        described = typer.Option(*names, help=help_text, show_default=default not in (None, "", (), False))
+        shown, metavar = default not in (None, "", (), False), None
+        if plain is bool and (
+            words := [each for each in _plain_types(annotation) if get_origin(each) is Literal]
+        ):
+            plain, metavar = Literal[*FLAG, words[0]], f"[{'|'.join(get_args(words[0]))}]"
+            default = {meaning: word for word, meaning in FLAG.items()}.get(default, default)
+        described = typer.Option(*names, help=help_text, show_default=shown, metavar=metavar)
         plain = plain | None if default is None else plain
     default = list(default) if isinstance(default, tuple) else default
     return inspect.Parameter(
         parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[plain, described]
     )
+
+
+def _switch_words(kind: Any) -> tuple[str, ...]:
+    """What may stand behind a flag that may have a value; nothing of any other option."""
+    words = get_args(kind)
+    return words if words[: len(FLAG)] == tuple(FLAG) else ()
 
 
 def _plain_types(annotation: Any) -> Iterator[Any]:

@@ -145,6 +145,12 @@ def test_every_kind_of_option(run):
         ),
         ("--train a folder --seeds 3 5", "--train a folder --seeds 3 --seeds 5"),
         ("--train a --train b -- folder", "--train a --train b -- folder"),
+        ("folder --resume", "folder --resume=yes"),
+        ("--resume folder --train a b", "--resume=yes folder --train a --train b"),
+        ("folder --resume auto --seeds 3 5", "folder --resume auto --seeds 3 --seeds 5"),
+        ("--resume=auto folder", "--resume=auto folder"),
+        ("folder --no-resume", "folder --resume=no"),
+        ("--out --resume folder", "--out --resume folder"),
     ],
 )
 def test_words_behind_an_option_are_its_own_once_the_arguments_are_there(line, expected):
@@ -279,3 +285,29 @@ except SystemExit as leaving:
     assert err == ""
     assert "pretrain" in out
     assert out.endswith("heavy: []\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [([], False), (["--resume"], True), (["--resume", "auto"], "auto"), (["--no-resume"], False)],
+)
+def test_a_flag_may_have_a_value(words, expected, monkeypatch, capsys):
+    def train(
+        model: Annotated[str, "what"],
+        *,
+        resume: Annotated[bool | Literal["auto"], "go on"] = False,
+        steps: Annotated[int, "how many"] = 1,
+    ) -> None:
+        """Train."""
+        print((model, resume, steps))
+
+    training = ModuleType("stand_in_train")
+    training.train = train
+    monkeypatch.setitem(sys.modules, "stand_in_train", training)
+    for line in (["gpt2", *words, "--steps", "2"], [*words, "gpt2", "--steps", "2"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["train", *line], {"train": "stand_in_train"})
+        assert not end.value.code and capsys.readouterr().out == f"{('gpt2', expected, 2)}\n"
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"], {"train": "stand_in_train"})
+    assert "--resume [auto]" in capsys.readouterr().out

@@ -290,6 +290,7 @@ def ensure_store(
             source.files = {**store.description.get("inputs", {}), **source.files}
         same = all(store.description[key] == value for key, value in wanted.items())
         if same and store.description["source"] == source.fingerprint():
+            store.verify()
             return replace(TokenStore.open(folder, tokenizer).summary, reused=True)
     summary = build_store(
         source.documents(), tokenizer, folder, validation=validation, seed=seed, source=source,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Documents, IgnoreConfigKey, opens_models
+from etymon.verbs.options import Documents, IgnoreConfigKey, Resume, opens_models
 from etymon.verbs.pretrain import Pretrained, present, started, texts
 
 __all__ = ["distill", "present"]
@@ -57,7 +57,7 @@ def distill(
     workers: Annotated[int, "processes that prepare samples (0: a thread does)"] = 0,
     config: Annotated[Path | None, "a YAML file with any setting of a run; options beat it"] = None,
     set: Annotated[Sequence[str] | None, "override a setting by its dotted name: shape.dim=128"] = None,
-    resume: Annotated[bool, "go on with a stopped run in OUT, exactly"] = False,
+    resume: Resume = False,
     dry_run: Annotated[bool, "try everything once, train nothing, and say what would be done"] = False,
     progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
 ) -> Pretrained:

@@ -157,7 +157,7 @@ def finetune(
     set: Annotated[
         Sequence[str] | None, "override a setting by its dotted name: options.separator=' => '"
     ] = None,
-    resume: Annotated[bool, "go on with a stopped run in OUT, exactly"] = False,
+    resume: options.Resume = False,
     dry_run: Annotated[bool, "try everything once, train nothing, and say what would be done"] = False,
     progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
 ) -> Finetuned:
@@ -186,6 +186,8 @@ def finetune(
         budget = f"{epochs:g}epochs"
     if steps is not None:
         budget = f"{steps}steps"
+    if out is not None and seeds is None:
+        resume = options.resumes(resume, Path(out))
     if from_scratch:
         family = get_family(str(model)).name
     elif resume and out is not None and seeds is None:
@@ -207,7 +209,7 @@ def finetune(
     overrides += set or ()
     told = features is not None or (config is not None and "features" in read_yaml(config))
     told = told or any(each.startswith("features.") for each in set or ())
-    if place is not None and not told and not resume and get_family(family).features is None:
+    if place is not None and not told and resume is not True and get_family(family).features is None:
         raise EtymonError(
             f"{family} reads no features unless told, and --place is where they enter: say --features mix too, or leave --place out"
         )
@@ -232,9 +234,10 @@ def finetune(
                 f"--seeds {wanted[0]} asks for that many models, and a mean needs two or more: say --seeds 3, or --seed N for one model"
             )
         return finetune_seeds(
-            folder, file, [*range(wanted[0])] if len(wanted) == 1 else wanted, resume=resume,
+            folder, file, [*range(wanted[0])] if len(wanted) == 1 else wanted, resume=bool(resume),
             progress=progress, device=device, workers=workers, train=_rows(train), validation=_rows(validation),
         )  # fmt: skip
+    resume = options.resumes(resume, folder)
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
     mixed = (begun(folder, TaskFile) if resume else file).mixture is not None

@@ -30,7 +30,7 @@ from etymon.training.progress import Kind
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_folder import made_once
 from etymon.verbs.run_judge import PhasePlan
-from etymon.verbs.run_text import RunTokenizer
+from etymon.verbs.run_text import RunTokenizer, verify_stores
 from etymon.verbs.running import USUAL_BUDGET, OnSample
 from etymon.verbs.task_file import MemberFile, TaskFile
 from etymon.verbs.task_judge import TaskData, TaskJudge, TaskPlan
@@ -181,6 +181,8 @@ class Mixing(TaskRun):
                 options = family_options(self.family, kind) | member.file.options
                 member.objective = get_objective(kind.name, tokenizer, lengths[name], **options)
                 member.data = made_once(world, partial(self._store, member, tokenizer))
+                if self.resuming:
+                    verify_stores([member.data], self.folder, world)
                 sizes[name] = len(member.objective.plan(member.data.train, self.file.seed, 0))
                 if not sizes[name]:
                     raise EtymonError(f"the text of {name!r} is too short for a single sample: give more")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from etymon.checkpoints.settings import pass_over
+from etymon.checkpoints.verifying import verifying
+from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
     from etymon.generation.settings import DecodingSettings
@@ -31,35 +35,64 @@ Progress = Annotated[Literal["auto", "rich", "plain", "silent"], "how to show pr
 Quantize = Annotated[
     Literal["int8"] | None, "round the weights to eight bits: faster and smaller, on a processor"
 ]
-
+Resume = Annotated[
+    bool | Literal["auto"],
+    "go on with a stopped run in OUT, exactly; auto: begin one where there is none",
+]
 IgnoreConfigKey = Annotated[
     Sequence[str] | None, "a key of a model's config.json to pass over, whatever it says; may be repeated"
+]
+Verify = Annotated[
+    bool, "refuse a model whose files are not as they were saved, or whose weights are NaN or infinite"
 ]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+def _keys(given: str | Sequence[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+@dataclass(frozen=True)
+class OpeningOption:
+    """An option of every verb that opens models: `read` makes its value of what is given, and models are then opened `within`."""
+
+    annotation: Any
+    default: Any
+    read: Callable[[Any], Any]
+    within: Callable[[Any], AbstractContextManager[None]]
+
+
+OPENING = {
+    "ignore_config_key": OpeningOption(IgnoreConfigKey, None, _keys, pass_over),
+    "verify": OpeningOption(Verify, True, bool, verifying),
+}
+
+
 def opens_models(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The verb with the option `ignore_config_key`, which holds for every model that it opens. A verb that has the option
-    itself gets it, too: a run keeps it in its file."""
+    """The verb with the options of `OPENING`, which hold for every model that it opens. A verb that has one itself gets it, too:
+    a run keeps the keys in its file."""
     signature = inspect.signature(verb)
-    name, own = "ignore_config_key", [*signature.parameters.values()]
+    own = [*signature.parameters.values()]
 
     @wraps(verb)
     def opening(*arguments: Any, **options: Any) -> Result:
-        given = options.pop(name, None)
-        keys = [given] if isinstance(given, str) else list(given or ())
-        if name in signature.parameters:
-            options[name] = keys
-        with pass_over(keys):
+        with ExitStack() as stack:
+            for name, option in OPENING.items():
+                value = option.read(options.pop(name, option.default))
+                if name in signature.parameters:
+                    options[name] = value
+                stack.enter_context(option.within(value))
             return verb(*arguments, **options)
 
-    if name not in signature.parameters:
-        added = inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=IgnoreConfigKey
+    place = next((number for number, each in enumerate(own) if each.name.startswith("on_")), len(own))
+    own[place:place] = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation
         )
-        place = next((n for n, each in enumerate(own) if each.name.startswith("on_")), len(own))
-        own.insert(place, added)
+        for name, option in OPENING.items()
+        if name not in signature.parameters
+    ]
     opening.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
     return opening
 
@@ -119,6 +152,13 @@ def task_options(asked: Mapping[str, Any]) -> dict[str, Any]:
         for name in TASK_OPTIONS
         if (value := asked.get(name)) not in (None, ())
     }
+
+
+def resumes(resume: bool | str, folder: Path, note: str = "run.yaml") -> bool:
+    """Whether a run goes on; `auto` does so where its folder holds a run, which begins with `note`."""
+    if resume not in (True, False, "auto"):
+        raise EtymonError(f"resume is true, false or 'auto', not {resume!r}")
+    return (folder / note).is_file() if resume == "auto" else bool(resume)
 
 
 def decoding(asked: Mapping[str, Any], **others: Any) -> DecodingSettings:

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Column, Documents, Errors, IgnoreConfigKey, Optimiser, Slices, opens_models
+from etymon.verbs.options import (
+    Column,
+    Documents,
+    Errors,
+    IgnoreConfigKey,
+    Optimiser,
+    Resume,
+    Slices,
+    opens_models,
+    resumes,
+)
 
 if TYPE_CHECKING:
     from etymon.data.sources import TextSource
@@ -102,15 +112,15 @@ def pretrain(
     seed: Annotated[int | None, "of everything that is drawn (0)"] = None,
     config: Annotated[Path | None, "a YAML file with any of these settings; options beat it"] = None,
     set: Annotated[Sequence[str] | None, "override a setting by its dotted name: shape.layers=6"] = None,
-    resume: Annotated[bool, "go on with a stopped run in OUT, exactly"] = False,
+    resume: Resume = False,
     dry_run: Annotated[bool, "try everything once, train nothing, and say what would be done"] = False,
     progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
 ) -> Pretrained:
     """Train a model on your own text.
 
     Trains a tokenizer, prepares the text, then the model, and writes a Hugging Face folder OUT/model and OUT/report.html.
-    Ctrl-C finishes the step and saves; `--resume` goes on from there as if nothing had happened. Under `torchrun` the
-    same command trains on several processes.
+    Ctrl-C finishes the step and saves; `--resume` goes on from there as if nothing had happened, and a command with
+    `--resume auto` can be given again whatever happened. Under `torchrun` the same command trains on several processes.
     """
     asked = dict(locals())
     from etymon.verbs.run_file import RunFile, settings_of
@@ -149,7 +159,7 @@ def started(
     out: str | Path | None,
     config: Path | None,
     set: Sequence[str] | None,
-    resume: bool,
+    resume: bool | Literal["auto"],
     dry_run: bool,
     **options: Any,
 ) -> Pretrained:
@@ -160,6 +170,7 @@ def started(
 
     file = assemble(RunFile, given, config, tuple(set or ()))
     target = Path(out or Path("runs") / f"{file.family}-{file.size}")
+    resume = resumes(resume, target)
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
     if resume:

@@ -35,7 +35,7 @@ from etymon.verbs.run_memory import (
 )
 from etymon.verbs.run_report import write_run_report
 from etymon.verbs.run_settings import chosen, ramped, training_settings
-from etymon.verbs.run_text import RunText
+from etymon.verbs.run_text import RunText, verify_stores
 from etymon.verbs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
 
 
@@ -126,6 +126,8 @@ class Pretraining(TrainingRun[Pretrained]):
         if teacher is not None:
             given = teacher.tokenizer
         tokenizer, phases = made_once(world, lambda: self._text(given))
+        if self.resuming:
+            verify_stores([phase.store for phase in phases], self.folder, world)
         begins = model is None
         fields = {} if teacher is None else {"vocabulary": teacher.shape.vocabulary}
         model = self.completed(model, tokenizer, heads, **fields)

@@ -79,6 +79,14 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
             lock.release()
 
 
+def require_agreement(folder: Path, resuming: bool, world: World) -> None:
+    """Refuses to begin in one process what another one goes on with."""
+    if world.add({"resuming": float(resuming)})["resuming"] not in (0, world.size):
+        raise EtymonError(
+            f"some processes find a run in {folder} to go on with, and others find none: give an --out that all of them see"
+        )
+
+
 def made_once(world: World, make: Callable[[], Any]) -> Any:
     """What the first process makes, and the others then find in the run's folder."""
     made = None

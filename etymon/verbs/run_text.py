@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,27 @@ from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.files import read_json, write_json
+from etymon.training.distributed import World
 from etymon.training.progress import Progress, format_bytes
 from etymon.verbs.run_file import RunFile
 from etymon.verbs.tokenizer import training_choice
 
 EVERY = 30
 """Seconds after which it is said how much of a text is encoded."""
+
+
+def verify_stores(stores: Iterable[Any], folder: Path, world: World) -> None:
+    """Refuses to let the run in `folder` go on with a text that is not the one that was encoded. The first process reads it for
+    all."""
+    with world.first_alone() as mine:
+        for store in {store.folder: store for store in stores}.values() if mine else ():
+            try:
+                store.verify()
+            except EtymonError as error:
+                fault = str(error).partition(";")[0]
+                raise EtymonError(
+                    f"the run in {folder} cannot go on: {fault}; bring it back from a copy, or begin anew with another --out"
+                ) from error
 
 
 @dataclass

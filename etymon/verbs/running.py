@@ -30,7 +30,7 @@ from etymon.training.replanning import Revision
 from etymon.training.runs import Run, TrainingState, read_state, require_curves
 from etymon.training.unit import TrainingUnit
 from etymon.verbs.run_file import CommonFile, begun, differing, plain, same_but_vocabulary, shown
-from etymon.verbs.run_folder import claimed, require_free
+from etymon.verbs.run_folder import claimed, require_agreement, require_free
 from etymon.verbs.run_judge import PhasePlan
 from etymon.verbs.run_members import members, save_members
 from etymon.verbs.run_settings import VALIDATIONS, training_settings
@@ -175,6 +175,7 @@ class TrainingRun(ABC, Generic[Result]):
                     f"a step of {self.file.slices} slices cannot be shared by {world.size} processes: "
                     f"make --slices a multiple of {world.size}"
                 )
+            require_agreement(self.folder, self.resuming, world)
             if not world.first:
                 self.progress = make_progress("silent")
             self.require_memory(world.device)

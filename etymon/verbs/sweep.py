@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from etymon.verbs.options import Column, Documents, Errors, IgnoreConfigKey, opens_models
+from etymon.verbs.options import Column, Documents, Errors, IgnoreConfigKey, Resume, opens_models, resumes
 from etymon.verbs.pretrain import texts
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def sweep(
     ignore_config_key: IgnoreConfigKey = None,
     device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
     workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
-    resume: Annotated[bool, "go on with a stopped sweep in OUT"] = False,
+    resume: Resume = False,
     progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
 ) -> Swept:
     """Try every combination of some settings and rank them by validation.
@@ -137,14 +137,14 @@ def sweep(
     """
     asked = dict(locals())
     from etymon.verbs.run_file import RunFile, assemble, settings_of
-    from etymon.verbs.sweeping import Sweep, read_grid
+    from etymon.verbs.sweeping import NOTE, Sweep, read_grid
 
     paths, source = texts(data)
     given = settings_of(RunFile, asked, data=paths, start=from_)
     file = assemble(RunFile, given, config, tuple(set or ()))
     folder = Path(out or Path("sweeps") / f"{file.family}-{file.size}")
     options: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
-    if resume:
+    if resumes(resume, folder, NOTE):
         return Sweep.resumed(folder, file, read_grid(grid), seeds, source, **options).go()
     return Sweep(folder, file, read_grid(grid), seeds or 1, source, **options).go()
 

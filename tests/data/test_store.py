@@ -220,6 +220,11 @@ def test_reuse_only_when_nothing_changed(
     assert ensure("unigram", seed=1, validation=0.1) is True
     (folder / "train" / "tokens.bin").write_bytes(b"")
     assert ensure("unigram", seed=1, validation=0.1) is False
+    data = bytearray((folder / "train" / "tokens.bin").read_bytes())
+    data[100] ^= 1
+    (folder / "train" / "tokens.bin").write_bytes(data)
+    assert ensure("unigram", seed=1, validation=0.1) is False, "damage of the right size is found, too"
+    TokenStore.open(folder).verify()
     with pytest.raises(EtymonError, match="built with another tokenizer"):
         TokenStore.open(folder, trained["byte-bpe"])
 

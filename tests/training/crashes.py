@@ -27,7 +27,7 @@ from etymon.checkpoints import weights
 from etymon.training import runs
 from etymon.training.speed import matmul_peak
 from etymon.verbs import pretraining
-from tests.verbs.small_runs import pretrain, resume, with_test_sizes
+from tests.verbs.small_runs import pretrain, with_test_sizes
 
 SETTINGS: dict[str, Any] = {
     "steps": 40,
@@ -42,17 +42,14 @@ IMPORTED = (matplotlib.backends.backend_svg, matplotlib.figure, torch._dynamo, g
 
 
 def attempt(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """A process that begins the run, or goes on with it; it inherits nothing but imported modules."""
+    """A process that begins the run or goes on with it, by the same call; it inherits nothing but imported modules."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
         prepare()
-        if (folder / "run.yaml").exists():
-            resume("gpt2", folder)
-        else:
-            pretrain("gpt2", folder, **SETTINGS)
+        pretrain("gpt2", folder, resume="auto", **SETTINGS)
         code = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

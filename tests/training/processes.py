@@ -1,7 +1,7 @@
 """Runs one job after the other, as `torchrun` starts it on every process: python -m tests.training.processes JOBS.
 
 A job is a run: family, folder, changes to the small runs of the tests, and a step at which the last process is asked
-to stop. What every process has to say about it goes to FOLDER.RANK.json.
+to stop, or dies in the first of several attempts. What every process has to say about it goes to FOLDER.RANK.json.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tests.carrying import carrying
 from tests.verbs.small_runs import pretrain, resume, with_test_sizes
 
 
-def stop_at(step: int) -> None:
-    """SIGTERM, to the last process alone, when it has taken a step."""
+def stop_at(step: int, by: signal.Signals = signal.SIGTERM) -> None:
+    """A signal, to the last process alone, when it has taken a step."""
     plain = Trainer._pass
 
     def passing(trainer: Trainer, *arguments: Any) -> Any:
         found = plain(trainer, *arguments)
         if trainer.state.step == step and trainer.world.rank == trainer.world.size - 1:
             Trainer._pass = plain  # type: ignore[method-assign]
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), by)
         return found
 
     Trainer._pass = passing  # type: ignore[method-assign]
@@ -42,6 +42,8 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     try:
         if job.get("stop_at"):
             stop_at(job["stop_at"])
+        if job.get("die_at") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            stop_at(job["die_at"], signal.SIGKILL)
         run = resume if job.get("resume") else pretrain
         result = run(job["family"], folder, **job.get("changes", {}))
     except EtymonError as error:

@@ -29,6 +29,27 @@ STREAMS = {"objective": "recurrent", "length": 16}
 """A slice's streams stay where they are."""
 
 
+def torchrun(file: Path, jobs: list[dict[str, Any]], *options: str) -> tuple[str, str]:
+    """What two processes print, on standard output and on the other one, while they do the jobs."""
+    file.write_text(json.dumps(jobs), encoding="utf-8")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, "-m", "tests.training.processes", str(file),
+    ]  # fmt: skip
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    with subprocess.Popen(
+        command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=180)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its processes, who are in sessions of their own
+            out, errors = process.communicate()
+    assert process.returncode == 0, errors[-3000:]
+    return out, errors
+
+
 class Together:
     """What two processes made of a list of runs, and the same runs in this process."""
 
@@ -62,23 +83,7 @@ class Together:
         ]
         for job in jobs:
             job["folder"] = str(folder / job["folder"])
-        (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-            "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.training.processes",
-            str(folder / "jobs.json"),
-        ]  # fmt: skip
-        root = Path(__file__).parents[2]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-        with subprocess.Popen(
-            command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            try:
-                self.out, self.errors = process.communicate(timeout=180)
-            except subprocess.TimeoutExpired:
-                process.terminate()  # torchrun ends its processes, who are in sessions of their own
-                self.out, self.errors = process.communicate()
-        assert process.returncode == 0, self.errors[-3000:]
+        self.out, self.errors = torchrun(folder / "jobs.json", jobs)
 
     def said(self, name: str) -> list[dict[str, Any]]:
         return [
@@ -168,3 +173,15 @@ def test_refusals_reach_every_process_and_nobody_waits(together: Together) -> No
 def test_different_things_are_not_added_up(together: Together) -> None:
     for rank, said in enumerate(together.said("names")):
         assert said["error"] == f"process {rank} adds up only here {rank}, and another one something else"
+
+
+def test_the_same_command_begins_and_goes_on_where_torchrun_starts_it_again(
+    together: Together, tmp_path: Path
+) -> None:
+    run = {"family": "gpt2", "folder": str(tmp_path / "run"), "changes": {"resume": "auto"}, "die_at": 7}
+    _, errors = torchrun(tmp_path / "jobs.json", [run], "--max-restarts", "1")
+    assert "SIGKILL" in errors or "exitcode: -9" in errors, "or nothing was tried"
+    straight = together.folder / "gpt2"
+    assert metrics(tmp_path / "run") == metrics(straight)
+    for file in weight_files(straight):
+        assert (tmp_path / "run" / file).read_bytes() == (straight / file).read_bytes(), "bit for bit"

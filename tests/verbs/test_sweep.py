@@ -195,7 +195,7 @@ def test_ctrl_c_and_on(
         assert metrics(tmp_path / "sweep" / name) == metrics(tmp_path / "straight" / name), "exactly"
     # What is finished is read, not run; and a sweep may be told again what it began with, but nothing else.
     monkeypatch.setattr(sweeping.Sweep, "_trained", None)
-    again = sweep("gpt2", tmp_path / "sweep", text, resume=True)
+    again = sweep("gpt2", tmp_path / "sweep", text, resume="auto")
     assert names(again) == names(expected) and again.rankings[0].cells == expected.rankings[0].cells
     for changes in ({"grid": ["learning_rate=1"]}, {"seeds": 2}, {"budget": "5steps"}):
         with pytest.raises(

@@ -389,11 +389,11 @@ def test_a_stopped_run_goes_on_exactly(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Run, "log", log)
-    stopped = finetune(model, tmp_path / "stopped", **own)
+    stopped = finetune(model, tmp_path / "stopped", **own, resume="auto")
     assert (stopped.stopped, stopped.steps) == (True, 5) and not stopped.scores
     with pytest.raises(EtymonError, match="began with budget 8steps, not 9steps"):
         finetune(model, tmp_path / "stopped", **{**own, "steps": 9}, resume=True)
-    resumed = finetune(model, tmp_path / "stopped", **own, resume=True)  # the same command goes on
+    resumed = finetune(model, tmp_path / "stopped", **own, resume="auto")  # the same command goes on
     assert not resumed.stopped and metrics(tmp_path / "stopped") == metrics(tmp_path / "straight")
     assert same_weights(straight.model, resumed.model) and resumed.scores == straight.scores
     assert same_weights(etymon.load(straight.folder), etymon.load(resumed.folder))
@@ -629,7 +629,7 @@ def test_validations_on_the_way_answer_as_many_rows_as_are_cheap(
 def test_several_seeds_of_a_pretrained_model_go_on(start: Callable[[str], Path], tmp_path: Path) -> None:
     done = finetune(start("bert"), tmp_path / "run", steps=2, seeds=[3, 5])
     shutil.rmtree(tmp_path / "run" / "seed-5")
-    again = finetune(start("bert"), tmp_path / "run", steps=2, seeds=[3, 5], resume=True)
+    again = finetune(start("bert"), tmp_path / "run", steps=2, seeds=[3, 5], resume="auto")
     assert again.seeds == done.seeds and set(done.seeds) == {3, 5}
 
 

@@ -71,12 +71,16 @@ def test_a_mixture_that_was_killed_goes_on_exactly(
 
     monkeypatch.setattr(Run, "save", save)
     with pytest.raises(ConnectionAbortedError):
-        mix("t5", mixture, tmp_path / "broken")
+        mix("t5", mixture, tmp_path / "broken", resume="auto")
     monkeypatch.undo()
+    tokens = tmp_path / "broken" / "store-text" / "train" / "tokens.bin"
+    whole = tokens.read_bytes()
+    tokens.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with with_test_sizes():
-        again = etymon.finetune(
-            "t5", from_scratch=True, size="test", out=tmp_path / "broken", resume=True, progress="silent"
-        )
+        with pytest.raises(EtymonError, match=r"cannot go on: .*tokens\.bin is damaged"):
+            mix("t5", mixture, tmp_path / "broken", resume="auto")
+        tokens.write_bytes(whole)
+        again = mix("t5", mixture, tmp_path / "broken", resume="auto")  # the same command as before
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "straight")
     for name, tensor in straight.model.kept().items():
         assert torch.equal(tensor, again.model.kept()[name]), name

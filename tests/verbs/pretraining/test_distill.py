@@ -87,8 +87,8 @@ def test_a_narrower_student_is_bridged_and_goes_on_bit_for_bit(
     expected = distil(teachers["bert"], tmp_path / "straight", text, **changes)
     at_step(4, crash)
     with pytest.raises(ConnectionAbortedError):
-        distil(teachers["bert"], tmp_path / "run", text, **changes)
-    again = distil(teachers["bert"], tmp_path / "run", text, **changes, resume=True)
+        distil(teachers["bert"], tmp_path / "run", text, **changes, resume="auto")
+    again = distil(teachers["bert"], tmp_path / "run", text, **changes, resume="auto")
     assert metrics(again.folder) == metrics(expected.folder)
     weights = (result.model_folder / "model.safetensors" for result in (again, expected))
     assert len({path.read_bytes() for path in weights}) == 1

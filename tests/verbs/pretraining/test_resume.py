@@ -13,10 +13,13 @@ import pytest
 
 import etymon
 from etymon import cli
+from etymon.config import load_yaml
 from etymon.data.sources import Texts
 from etymon.errors import EtymonError
+from etymon.training.loop import Trainer
 from etymon.training.runs import Run
 from etymon.verbs.pretrain import Pretrained
+from etymon.verbs.run_file import RunFile
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume, weight_files
 
@@ -78,7 +81,7 @@ def test_a_stopped_command_says_so_by_its_exit_code(
     words = ["pretrain", "gpt2", "--size", "test", "--out", str(tmp_path / "run"), "--progress", "silent"]
     at_step(2, lambda: os.kill(os.getpid(), number))
     for more, expected in (
-        (["--data", str(tmp_path / "text.txt"), "--steps", "3", "--length", "32"], code),
+        (["--data", str(tmp_path / "text.txt"), "--steps", "3", "--length", "32", "--resume", "auto"], code),
         (["--resume"], 0),
     ):
         with pytest.raises(SystemExit) as left:
@@ -111,6 +114,35 @@ def test_a_run_without_a_checkpoint_starts_again(
         pretrain("gpt2", tmp_path / "run")
     result = resume("gpt2", tmp_path / "run")
     assert metrics(result.folder) == metrics(straight("gpt2").folder)
+
+
+def test_the_same_call_begins_goes_on_and_finds_that_all_is_done(
+    straight: Callable[[str], Pretrained], tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    with pytest.raises(EtymonError, match=r"there is no run in .* to resume"):
+        pretrain("electra", tmp_path / "run", resume=True)
+    at_step(8, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain("electra", tmp_path / "run", resume="auto")
+    for _ in range(2):
+        result = pretrain("electra", tmp_path / "run", resume="auto")
+        assert metrics(result.folder) == metrics(straight("electra").folder)
+        assert same_weights(result.folder, straight("electra").folder)
+    with pytest.raises(EtymonError, match="resume is true, false or 'auto', not 'perhaps'"):
+        pretrain("electra", tmp_path / "run", resume="perhaps")
+
+
+def test_what_was_measured_once_is_not_measured_again(
+    tmp_path: Path, at_step: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "seconds_per_step", lambda trainer, seconds: 0.1)
+    at_step(3, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain("gpt2", tmp_path / "run", steps=None, budget="2s", resume="auto")
+    monkeypatch.setattr(Trainer, "seconds_per_step", lambda trainer, seconds: pytest.fail("it is known"))
+    fixed = load_yaml(tmp_path / "run" / "run.yaml", RunFile).training
+    assert fixed is not None and fixed.steps > 3
+    assert pretrain("gpt2", tmp_path / "run", steps=None, budget="2s", resume="auto").steps == fixed.steps
 
 
 def test_resume_needs_no_text_but_refuses_another(

@@ -18,9 +18,11 @@ import etymon
 from etymon import cli
 from etymon.errors import EtymonError
 from etymon.training import runs
+from etymon.training.distributed import World
 from etymon.training.progress import Progress
 from etymon.training.runs import Run
 from etymon.verbs.pretrain import Pretrained
+from etymon.verbs.run_folder import require_agreement
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import crash, metrics, pretrain, resume
@@ -81,6 +83,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert "step-00000010 is broken: optimiser.safetensors is not what was saved" in told[0]
     assert metrics(result.folder) == metrics(straight("t5").folder)
     assert same_weights(result.folder, straight("t5").folder)
+
+
+def test_a_run_does_not_go_on_with_a_damaged_text(
+    straight: Callable[[str], Pretrained], tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    at_step(6, crash)
+    with pytest.raises(ConnectionAbortedError):
+        pretrain("gpt2", tmp_path / "run")
+    file = tmp_path / "run" / "store" / "train" / "tokens.bin"
+    whole = file.read_bytes()
+    file.write_bytes(
+        bytes([*whole[:40], whole[40] ^ 1, *whole[41:]])
+    )  # another token, which nobody would notice
+    with pytest.raises(
+        EtymonError, match=r"cannot go on: .*tokens\.bin is damaged \(wrong checksum\)"
+    ) as error:
+        resume("gpt2", tmp_path / "run")
+    assert "another --out" in str(error.value) and "\n" not in str(error.value)
+    file.write_bytes(whole)
+    assert same_weights(resume("gpt2", tmp_path / "run").folder, straight("gpt2").folder)
 
 
 def test_leftovers_of_a_killed_process_are_removed(
@@ -301,3 +323,15 @@ def test_a_dry_run_refuses_what_the_run_would(straight: Callable[[str], Pretrain
             "gpt2", tmp_path / "run", steps=3, dry_run=True, set=["phases=[{share: 0.95}, {share: 0.05}]"]
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_do_not_see_the_same_folder_are_refused(tmp_path: Path) -> None:
+    class Other(World):
+        """Two processes, of which one finds a run."""
+
+        def add(self, values: dict[str, float]) -> dict[str, float]:
+            return {"resuming": 1.0}
+
+    with pytest.raises(EtymonError, match="others find none: give an --out that all of them see"):
+        require_agreement(tmp_path, True, Other(size=2))
+    require_agreement(tmp_path, True, World())
