@@ -114,6 +114,12 @@ def joined_world(device: str | None = None) -> Iterator[World]:
     if cuda:
         torch.cuda.set_device(place)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
+        from torch.distributed.rendezvous import rendezvous  # which not every build of PyTorch has
+
+        store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+        # `torchrun --max-restarts` keeps its store: without a prefix, a process may find the address of one that has died.
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         atexit.register(dist.destroy_process_group)
     yield World(dist.get_rank(), dist.get_world_size(), place)

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
             stop_at(job["stop_at"])
         if job.get("die_at") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             stop_at(job["die_at"], signal.SIGKILL)
+        elif job.get("die_at") and os.environ["RANK"] == "0":
+            time.sleep(
+                2
+            )  # the others come first, and must not take the address of the one that died for its own
         run = resume if job.get("resume") else pretrain
         result = run(job["family"], folder, **job.get("changes", {}))
     except EtymonError as error:
