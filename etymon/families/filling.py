@@ -141,7 +141,7 @@ def best_architecture(model: Model) -> Architecture:
 
 def _tied_vocabulary(model: Model) -> set[str]:
     """The name of the vocabulary head, if its weights are all those of the body."""
-    if "vocabulary" not in model.family.heads:
+    if "vocabulary" not in model.family.heads or model.int8:  # a folder of eight bits names no class
         return set()
     with torch.device("meta"):
         head = model.family.heads["vocabulary"].build(model.shape, model.body, len(model.labels))
