@@ -142,7 +142,9 @@ def test_what_was_measured_once_is_not_measured_again(
     monkeypatch.setattr(Trainer, "seconds_per_step", lambda trainer, seconds: pytest.fail("it is known"))
     fixed = load_yaml(tmp_path / "run" / "run.yaml", RunFile).training
     assert fixed is not None and fixed.steps > 3
-    assert pretrain("gpt2", tmp_path / "run", steps=None, budget="2s", resume="auto").steps == fixed.steps
+    result = pretrain("gpt2", tmp_path / "run", steps=None, budget="2s", resume="auto")
+    after = load_yaml(result.folder / "run.yaml", RunFile).training
+    assert not result.stopped and after is not None and after.time == fixed.time
 
 
 def test_resume_needs_no_text_but_refuses_another(
