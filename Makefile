@@ -6,7 +6,7 @@ EXTRAS := test,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo test check fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ check: $(VENV)/.installed-test  ## lint, formatting, types and the direction of 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q --durations=0 tests/test_imports.py
+
+fuzz: $(VENV)/.installed-test  ## 10,000 damaged inputs through every verb (SEED=2 for others, CASE=7 for one of them again)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))
 
 bench: $(VENV)/.installed-test  ## run the benchmarks
 	$(BIN)/python -m benchmarks

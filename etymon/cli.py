@@ -17,8 +17,10 @@ What its module has to keep to (the module must be light: torch and the like are
   `json: Annotated[bool, "print JSON"] = False`.
 - A result may have an `exit_code`, for a run that was stopped before its end.
 
-Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1). What the
+Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1). So are
+files that cannot be used (`OSError`), and numbers that are infinite or beyond 64 bits, whatever the option. What the
 library warns of through its loggers is shown as a note.
+What a terminal shows has its control characters made visible; pipes and files get texts as they are (`terminal.safe_streams`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from typer.models import ArgumentInfo
 
 import etymon
 from etymon import __version__
-from etymon.errors import EtymonError
+from etymon.config import USABLE, is_usable
+from etymon.errors import EtymonError, visible
+from etymon.files import DISK_ERRORS
 from etymon.verbs import terminal
 
 # The registry: a verb's name, in the order of `etymon --help`, and the module that holds it.
@@ -50,12 +54,19 @@ VERBS = {name: f"etymon.verbs.{name}" for name in etymon.VERBS}
 FLAG = {"yes": True, "no": False}
 """What a flag that may have a value has without one."""
 
+LONGEST_MESSAGE = 1000
+
 
 def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERBS) -> NoReturn:
     """Run one command line and leave the process with its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = os.environ.get("ETYMON_DEBUG", "") not in ("", "0")
     logging.getLogger("etymon").addHandler(terminal.NOTES)  # once, however often it is asked
+    with terminal.safe_streams():
+        _run(arguments, verbs, debug)
+
+
+def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoReturn:
     try:
         command = typer.main.get_command(build(arguments, verbs))
         try:
@@ -65,8 +76,7 @@ def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERB
     except EtymonError as error:
         if debug:
             raise
-        print(f"etymon: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -76,10 +86,26 @@ def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERB
     except Exception as error:
         if debug:
             raise
+        if (
+            isinstance(error, OSError) and error.filename is not None
+        ):  # too long a name, no permission, a full disk
+            _refuse(
+                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}; mend that, or give another name"
+            )
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            _refuse(f"cannot write: {error.strerror}; make room, also in the temporary folder (TMPDIR)")
         traceback.print_exception(error.with_traceback(_without_dispatch(error.__traceback__)))
         print("etymon: this is a bug in etymon; please report it with the lines above", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)
+
+
+def _refuse(message: str) -> NoReturn:
+    """Says what is wrong in one line, and leaves with exit code 2."""
+    if len(message) > LONGEST_MESSAGE:  # that of a name of 3,000 characters
+        message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
+    print(f"etymon: error: {visible(message, breaks='')}", file=sys.stderr)
+    sys.exit(2)
 
 
 def build(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> typer.Typer:
@@ -178,6 +204,7 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
         values = {
             name: FLAG.get(value, value) if name in switches else value for name, value in given.items()
         }
+        _check_numbers(values)
         listeners = {name: _bound(function, values) for name, function in callbacks.items() if function}
         result = verb(**{name: value for name, value in values.items() if name in own}, **listeners)
         if present:
@@ -189,6 +216,14 @@ def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Refuses numbers that no option takes: infinite ones, and whole ones beyond 64 bits."""
+    for name, value in values.items():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int | float) and not is_usable(number):
+                raise EtymonError(f"--{name.replace('_', '-')} is {str(number)[:40]}: {USABLE}")
 
 
 def _bound(callback: Callable[..., Any], values: Mapping[str, Any]) -> Callable[..., Any]:

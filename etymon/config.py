@@ -7,8 +7,9 @@ doubled key or a value of another type is an `EtymonError` that says which key, 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from decimal import Decimal
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from etymon.errors import EtymonError
+from etymon.files import first_line
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -45,14 +47,40 @@ def strict(cls: type[Config], mapping: Mapping[str, Any], where: str) -> Config:
         raise EtymonError(f"{where} must hold keys and values, but it is {_kind(mapping)}")
     try:
         text = json.dumps(dict(mapping), default=str)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise EtymonError(f"{where} holds something that is not a plain value: {error}") from error
+    for key, number in _numbers(mapping):
+        if not is_usable(number):
+            raise EtymonError(f"bad value in {where}: {key} is {_shown(number)}, {USABLE}")
     try:
         return TypeAdapter(cls).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
         # A misspelt key is usually also a missing one: name the misspelling, which explains both.
         details = sorted(error.errors(), key=lambda detail: not _is_unknown(detail))
         raise EtymonError(_complaint(cls, details[0], where)) from None
+
+
+def check_keys(cls: type, mapping: Mapping[str, Any], where: str) -> None:
+    """Refuses values of another type than `cls` declares; keys that it does not have may be anything, or absent."""
+    strict(cls, {key: value for key, value in mapping.items() if key in _fields(cls)}, where)
+
+
+USABLE = "expected a finite number, and a whole one of at most 64 bits"
+
+
+def is_usable(number: int | float) -> bool:
+    """Whether a number is finite and, if it is whole, fits into 64 bits: no setting takes any other."""
+    return -(2**63) <= number < 2**63 if isinstance(number, int) else math.isfinite(number)
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int | float]]:
+    """Every number of a tree, with the dotted key that leads to it."""
+    if isinstance(value, int | float):
+        yield key, value
+    elif isinstance(value, Mapping | list | tuple):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, part in parts:
+            yield from _numbers(part, f"{key}.{name}" if key else str(name))
 
 
 def load_yaml(path: str | PathLike[str], cls: type[Config], overrides: Sequence[str] = ()) -> Config:
@@ -71,6 +99,10 @@ def read_yaml(path: str | PathLike[str]) -> dict[str, Any]:
     """The keys and values of a run file, not yet checked against any class."""
     path = Path(path)
     try:
+        if path.stat().st_size > LARGEST_YAML:
+            raise EtymonError(
+                f"{path} has {path.stat().st_size:,} bytes, too many for settings (at most {LARGEST_YAML:,})"
+            )
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise EtymonError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
@@ -84,6 +116,7 @@ def read_yaml(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 _DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST_DURATION = 100 * 365 * 86400
 
 
 def parse_duration(text: str) -> float:
@@ -95,6 +128,8 @@ def parse_duration(text: str) -> float:
     seconds = float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
     if seconds <= 0 or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[smhd])+", word):
         raise EtymonError(f"cannot read {text!r} as a duration: write e.g. 90s, 10m, 1h30m or 2d")
+    if seconds > LONGEST_DURATION:
+        raise EtymonError(f"the duration {text!r} is longer than a hundred years: write e.g. 90s, 10m or 2d")
     return seconds
 
 
@@ -110,7 +145,15 @@ def parse_count(text: str | int) -> int:
     count = Decimal(match[1]) * _COUNT_UNITS[match[2]]
     if count != int(count):
         raise EtymonError(f"the count {text!r} is not a whole number")
+    if not is_usable(int(count)):
+        raise EtymonError(f"the count {text!r} does not fit into 64 bits: write e.g. 512, 32k, 1.5M or 2B")
     return int(count)
+
+
+LARGEST_YAML = 1_000_000
+"""Bytes of a run file: reading takes a few microseconds a byte."""
+MOST_VALUES = 100_000
+"""Values of a run file, those behind anchors counted wherever they are used."""
 
 
 def _parse_yaml(text: str, where: str) -> Any:
@@ -130,7 +173,8 @@ def _parse_yaml(text: str, where: str) -> Any:
                         f"key {key.value!r} is written twice in {where} (again in line {again})"
                     )
                 seen.add(key.value)
-            return super().construct_mapping(node, deep)
+            made = super().construct_mapping(node, deep)
+            return {key if isinstance(key, str) else json.dumps(key, default=str): made[key] for key in made}
 
     Loader.yaml_implicit_resolvers = {}
     for kind, pattern, first in (
@@ -146,12 +190,37 @@ def _parse_yaml(text: str, where: str) -> Any:
     ):
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(f"^(?:{pattern})$"), first)
     try:
-        return yaml.load(text, Loader)
+        loader = Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count_values(node, {}) > MOST_VALUES:
+            raise EtymonError(
+                f"{where} has more than {MOST_VALUES:,} values, with what its anchors stand for"
+            )
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise EtymonError(f"cannot read {where}: nested too deeply") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
         raise EtymonError(f"cannot read {where}{place}: {problem}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        # What the constructors of `!!int abc`, `!!bool maybe` or a number of 6,000 digits raise.
+        raise EtymonError(
+            f"cannot read {where}: a value does not fit its type ({first_line(error)})"
+        ) from error
+
+
+def _count_values(node: Any, counts: dict[int, int]) -> int:
+    """The values below a YAML node, an anchor's again wherever it is used; one that contains itself has no end."""
+    if id(node) not in counts:
+        counts[id(node)] = MOST_VALUES + 1  # until it is known: found again inside itself, it is too many
+        parts = node.value if isinstance(node.value, list) else []
+        inner = (each for part in parts for each in (part if isinstance(part, tuple) else (part,)))
+        counts[id(node)] = 1 + sum(_count_values(each, counts) for each in inner)
+    return counts[id(node)]
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

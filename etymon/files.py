@@ -135,26 +135,74 @@ def sha256(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+DEEPEST = 100
+"""Lists and objects inside one another that a JSON text may have: Python's own reader and writer end at about a thousand."""
+LARGEST_JSON = 100_000_000
+"""Bytes of a file that is read as JSON in one go."""
+
+
+def parse_json(text: str, place: str, advice: str = "correct or replace it") -> Any:
+    """The value of a JSON text; `place` and `advice` are for the message about one that is broken or too deep."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EtymonError(f"{place} is not valid JSON ({json_fault(error, text)}); {advice}") from error
+    if is_deep(value):
+        raise EtymonError(f"{place} is not valid JSON ({json_fault(RecursionError(), text)}); {advice}")
+    return value
+
+
+def json_fault(error: ValueError | RecursionError, text: str = "") -> str:
+    """Why a text could not be read as JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        line = f"line {error.lineno}, " if "\n" in text else ""
+        return f"{error.msg} at {line}column {error.colno}"
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number of too many digits"
+
+
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects lie inside one another more than `DEEPEST` times."""
+    layer = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = (part for each in layer for part in (each.values() if isinstance(each, dict) else each))
+        layer = [part for part in inner if isinstance(part, dict | list)]
+    return bool(layer)
+
+
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in the file `path`."""
-    path = Path(path)
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EtymonError(f"no such file: {path}") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise EtymonError(
-            f"{path} is not valid JSON ({error.msg} at {where}); correct or replace it"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise EtymonError(f"{path} is not UTF-8 text; replace it") from error
-    except (OSError, ValueError) as error:  # a number of too many digits is no fault of JSON's own
-        raise EtymonError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    value = read_any_json(path)
     if not isinstance(value, dict):
         raise EtymonError(
             f"{path} holds a JSON {type(value).__name__} where an object was expected; replace it"
         )
+    return value
+
+
+def read_any_json(path: str | os.PathLike[str]) -> Any:
+    """The JSON value in the file `path`, whatever it is."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise EtymonError(
+                f"{path} has {path.stat().st_size:,} bytes, too many for a JSON file; replace it"
+            )
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EtymonError(f"no such file: {path}") from None
+    except UnicodeDecodeError as error:
+        raise EtymonError(f"{path} is not UTF-8 text; replace it") from error
+    except OSError as error:
+        raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
+    value = parse_json(text, str(path))
+    try:
+        json.dumps(value if "\\u" in text else None, ensure_ascii=False).encode()
+    except (
+        UnicodeEncodeError
+    ) as error:  # JSON can spell half of a pair, which is no character and cannot be saved
+        raise EtymonError(
+            f"{path} holds half of a character (a lone surrogate); correct or replace it"
+        ) from error
     return value
 
 
@@ -183,6 +231,11 @@ def finite(value: Any) -> Any:
         return [finite(part) for part in value]
     number = isinstance(value, Real) and not isinstance(value, int)  # of which some are too large for a float
     return None if number and not math.isfinite(value) else value
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, for a message of one line."""
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def some(names: Sequence[str], limit: int = 8) -> str:

@@ -311,3 +311,32 @@ def test_a_flag_may_have_a_value(words, expected, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"], {"train": "stand_in_train"})
     assert "--resume [auto]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e309"])
+def test_infinite_numbers_are_refused_for_any_option(run, value):
+    assert run("look", "here", "text", f"--rate={value}") == (
+        2, "", f"etymon: error: --rate is {float(value)}: expected a finite number, and a whole one of at most 64 bits\n",
+    )  # fmt: skip
+
+
+def test_whole_numbers_fit_into_64_bits_in_any_option(run):
+    code, _, err = run("look", "here", "text", "--layer", "1", "--layer", "99999999999999999999")
+    assert code == 2 and err.startswith("etymon: error: --layer is 99999999999999999999: expected")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["show", "{}"], ["score", "{}", "a"], ["prepare", "--data", "{}", "--tokenizer", "x", "--out", "y"]],
+)
+def test_a_name_of_3000_characters_is_a_mistake_like_any_other(line, capsys):
+    name = "a" * 3000
+    with pytest.raises(SystemExit) as leaving:
+        cli.main([word.replace("{}", name) for word in line])
+    err = capsys.readouterr().err
+    assert (
+        leaving.value.code == 2
+        and err.startswith("etymon: error: ")
+        and err.count("\n") == 1
+        and len(err) < 1200
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, field_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from etymon.config import did_you_mean, load_yaml, parse_count, parse_duration, strict
+from etymon.config import did_you_mean, load_yaml, parse_count, parse_duration, read_yaml, strict
 from etymon.errors import EtymonError
+from tests.fuzz.damage import YAML_HORRORS
 
 
 class Optimiser(BaseModel):
@@ -171,3 +173,28 @@ def test_did_you_mean():
     assert did_you_mean("Bert", ["bert", "gpt2"]) == "did you mean 'bert'?"
     assert did_you_mean("zzz", ["bert", "gpt2"]) == "choose from bert, gpt2"
     assert did_you_mean("x", []) == "none is allowed here"
+
+
+@pytest.mark.parametrize("text", YAML_HORRORS, ids=lambda text: repr(text[:20]))
+def test_yaml_horrors_are_read_in_bounded_time_or_refused_in_one_line(text, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    began = time.process_time()
+    try:
+        strict(PlainShape, read_yaml(path), str(path))
+    except EtymonError as error:
+        assert "\n" not in str(error) and len(str(error)) < 400
+    else:
+        raise AssertionError("nothing of it is a setting")
+    assert time.process_time() - began < 3
+
+
+def test_anchors_may_be_used_as_people_use_them(tmp_path):
+    (tmp_path / "run.yaml").write_text("a: &a {b: 1}\nc: *a\nd: [*a, *a]\n1: x\n")
+    assert read_yaml(tmp_path / "run.yaml") == {"a": {"b": 1}, "c": {"b": 1}, "d": [{"b": 1}] * 2, "1": "x"}
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 10**30, -(2**70)])
+def test_numbers_that_no_setting_takes_are_refused_wherever_they_are(number):
+    with pytest.raises(EtymonError, match=r"bad value in here: tree.0.x is .*expected a finite number"):
+        strict(PlainShape, {"tree": [{"x": number}]}, "here")

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from etymon.checkpoints.keys import ConfigKeys
 from etymon.checkpoints.verifying import MANIFEST, is_digested, saved_digests
 from etymon.checkpoints.weights import ADAPTERS, SHARD_SIZE, WHOLE, write_weights
+from etymon.config import check_keys
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, holds, read_json, sha256, some, write_json
 
@@ -25,7 +27,9 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise EtymonError(f"no such folder: {folder}")
     if not (folder / CONFIG).is_file():
         raise EtymonError(f"no {CONFIG} in {folder}, but {holds(folder)}; give the folder of a saved model")
-    return read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
+    check_keys(ConfigKeys, config, str(folder / CONFIG))
+    return config
 
 
 def write_model_folder(

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from etymon.checkpoints.folder import ADAPTER_CONFIG
+from etymon.checkpoints.keys import AdapterKeys
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.weights import ADAPTER_FILES, Weights, open_weights
+from etymon.config import check_keys
 from etymon.errors import EtymonError
 from etymon.files import read_json
 
@@ -183,6 +185,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
         )
     if not config.get("base_model_name_or_path"):
         raise EtymonError(f"{path} does not name its base: write it into base_model_name_or_path")
+    check_keys(AdapterKeys, config, str(path))
     return config
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etymon.errors import EtymonError
-from etymon.files import read_json
+from etymon.files import read_any_json, read_json
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -71,9 +71,8 @@ def read_sentences(folder: Path) -> Sentences:
 def _modules(path: Path) -> list[tuple[str, str]]:
     """The class and the folder of every module, in order."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return [(module["type"].rpartition(".")[2], module["path"]) for module in found]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return [(module["type"].rpartition(".")[2], module["path"]) for module in read_any_json(path)]
+    except (TypeError, KeyError, AttributeError) as error:
         raise EtymonError(
             f"{path} is no list of modules with a type and a path: correct or remove it"
         ) from error

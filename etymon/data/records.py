@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import IO, Any
 
 from etymon.data.text import BUFFER, SURROGATE, Document, Reading, Record, plain_text, record_lines
 from etymon.errors import EtymonError
+from etymon.files import parse_json
 
 BATCH = 1 << 23  # bytes of a parquet file that are unpacked at once, where its rows allow it
 
@@ -42,22 +42,10 @@ def _json_records(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Re
 
 
 def _object(line: str, place: str, reading: Reading) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise EtymonError(
-            f"{place}: not valid JSON ({json_fault(error)}); a .jsonl file holds one JSON object a line"
-        ) from error
+    record = parse_json(line, place, "a .jsonl file holds one JSON object a line")
     if not isinstance(record, dict):
         raise EtymonError(f'{place}: expected an object such as {{"{reading.column}": "..."}}')
     return record
-
-
-def json_fault(error: ValueError | RecursionError) -> str:
-    """Why a text could not be read as JSON."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
-    return "nested too deeply" if isinstance(error, RecursionError) else "a number of too many digits"
 
 
 def _column(record: dict[str, Any], place: str, reading: Reading) -> str:

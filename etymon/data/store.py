@@ -21,17 +21,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from etymon.config import check_keys
 from etymon.data.encoding import Encoder, batches
 from etymon.data.sources import TextFiles, TextSource
 from etymon.data.store_building import Staging
 from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, sha256
+from etymon.files import atomic_folder, first_line, read_json, sha256
 
 FORMAT = 1
 SPLITS = ("train", "validation")
@@ -71,6 +72,30 @@ class StoreSummary:
         return f"the text has only {size:,} bytes, from which a model learns next to nothing: is it the text that you meant?"
 
 
+@dataclass(frozen=True)
+class StoreFile:
+    """A file of a store, as store.json lists it."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoreDescription:
+    """What must be in a store.json, whatever else is."""
+
+    format: int
+    dtype: Literal["uint16", "uint32"]
+    vocabulary_size: int
+    tokenizer: str
+    source: str
+    validation: float
+    seed: int
+    held_out: str
+    splits: dict[Literal["train", "validation"], SplitCounts]
+    files: dict[str, StoreFile]
+
+
 class Split:
     """One split of a store; arrays are read from disk as they are needed."""
 
@@ -82,7 +107,7 @@ class Split:
             else np.zeros(0, dtype)  # an empty file cannot be mapped
         )
         self.documents, self.sentences, self.bytes, self.words = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS
+            _open_array(folder / f"{name}.npy") for name in ARRAYS
         )
 
     @staticmethod
@@ -316,9 +341,9 @@ def link_store(folder: Path, prepared: Path) -> None:
 def _followed(folder: Path) -> Path:
     """The store itself, if the folder only names it."""
     try:
-        link = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        link = read_json(folder / "store.json")
         prepared, digest = Path(link["prepared"]), link["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (EtymonError, KeyError, TypeError):
         return folder  # a store, or whatever `_describe` will say of it
     if not is_store(prepared) or sha256(prepared / "store.json") != digest:
         raise EtymonError(
@@ -331,17 +356,27 @@ def _describe(folder: Path) -> dict[str, Any]:
     """store.json, after the cheap checks: format, and every file there with its full size."""
     if not (folder / "store.json").is_file():
         raise EtymonError(f"no token store in {folder}: it has no store.json; prepare the data first")
-    try:
-        description: dict[str, Any] = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-        if description["format"] != FORMAT:
-            raise EtymonError(
-                f"{folder} has store format {description['format']}, not {FORMAT}; build it again"
-            )
-        sizes = {name: entry["bytes"] for name, entry in description["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EtymonError(f"{folder / 'store.json'} is damaged; build the store again") from error
-    for name, size in sizes.items():
+    description = read_json(folder / "store.json")
+    if description.get("format") != FORMAT:
+        raise EtymonError(
+            f"{folder} has store format {description.get('format')!r}, not {FORMAT}; build it again"
+        )
+    check_keys(StoreDescription, description, str(folder / "store.json"))
+    for name, entry in description["files"].items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != size:
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise EtymonError(f"{path} is missing or cut short; build the store again")
     return description
+
+
+def _open_array(path: Path) -> np.ndarray:
+    """The offsets or counts in an .npy file, mapped into memory: one row of int64, and nothing else is opened."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy evaluates the header as Python: a damaged one may raise anything
+        raise EtymonError(f"{path} is damaged ({first_line(error)}); build the store again") from error
+    if array.dtype != np.int64 or array.ndim != 1:
+        raise EtymonError(
+            f"{path} holds {array.ndim} axes of {array.dtype}, not a row of int64; build the store again"
+        )
+    return array

@@ -13,12 +13,12 @@ from typing import Any
 from etymon.config import did_you_mean
 from etymon.data.conll import column_rows, conllu_rows
 from etymon.data.held_rows import listed
-from etymon.data.records import json_fault
 from etymon.data.sources import PACKINGS, TextFiles, suffix_of
 from etymon.data.squad import is_squad, squad_rows
+from etymon.data.table_writing import WRITTEN_COLUMN, unguard_cell
 from etymon.data.text import SURROGATE, Record
 from etymon.errors import EtymonError
-from etymon.files import holds
+from etymon.files import holds, is_deep, json_fault, parse_json
 
 COLUMN_FILES = (".conll", ".iob", ".bio")
 """A token a line, its columns by white space."""
@@ -125,8 +125,8 @@ def json_cell(value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith(("[", "{")):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return parse_json(value, "the cell")
+    except EtymonError:
         return value
 
 
@@ -141,7 +141,8 @@ def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
     elif all(suffix_of(path) in SUFFIXES for path in paths):
         for path in paths:
             own = OWN.get(suffix_of(path))
-            yield from own(path) if own is not None else TextFiles([path]).records()
+            rows = own(path) if own is not None else TextFiles([path]).records()
+            yield from map(_unguarded, rows) if suffix_of(path) in (".csv", ".tsv") else rows
     elif any(suffix_of(path) in SUFFIXES for path in paths):
         raise EtymonError(
             f"{', '.join(map(str, paths))} are tables and others: give tables ({', '.join(SUFFIXES)}) or parallel text files"
@@ -153,6 +154,14 @@ def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
         )
     else:
         yield from _parallel(paths)
+
+
+def _unguarded(record: Record) -> Record:
+    """A row of a table of answers without the apostrophes that keep its cells from being formulas; others as they are."""
+    place, row = record
+    if WRITTEN_COLUMN not in row:
+        return record
+    return place, {unguard_cell(name): unguard_cell(cell) for name, cell in row.items()}
 
 
 def _parallel(paths: Sequence[Path]) -> Iterator[Record]:
@@ -181,7 +190,9 @@ def _json(path: Path) -> Iterator[Record]:
         yield from _objects(text, path)
         return
     except (ValueError, RecursionError) as error:
-        raise EtymonError(f"{path}: not valid JSON ({json_fault(error)})") from error
+        raise EtymonError(f"{path} is not valid JSON ({json_fault(error)})") from error
+    if is_deep(document):
+        raise EtymonError(f"{path} is not valid JSON ({json_fault(RecursionError())})")
     if is_squad(document):
         yield from squad_rows(document, str(path))
     elif isinstance(document, list) and all(isinstance(row, dict) for row in document):
@@ -202,7 +213,9 @@ def _objects(text: str, path: Path) -> Iterator[Record]:
             row, stop = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             line = getattr(error, "lineno", line)
-            raise EtymonError(f"{path}, line {line}: not valid JSON ({json_fault(error)})") from error
+            raise EtymonError(f"{path}, line {line} is not valid JSON ({json_fault(error)})") from error
+        if is_deep(row):
+            raise EtymonError(f"{path}, line {line} is not valid JSON ({json_fault(RecursionError())})")
         if not isinstance(row, dict):
             raise EtymonError(f"{path}, line {line}: expected an object, and not {type(row).__name__}")
         yield f"{path}, line {line}", row

@@ -18,6 +18,7 @@ import tokenizers
 
 from etymon.data.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing, ReadingSettings
 from etymon.data.token_bytes import BYTE_KINDS, BYTE_PIECE, incremental_decoder, token_bytes
+from etymon.data.tokenizer_kinds import whole_characters
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
 
@@ -241,7 +242,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, quiet: bool = False) -> list[np.ndarray]:
         """The ids of many texts, on all cores. Unless it is `quiet`, many unknown tokens among them are noted."""
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        with whole_characters():
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         found = [np.array(encoding.ids, np.int32) for encoding in encodings]
         if not quiet:
             self.note_unknown(found)
@@ -249,7 +251,8 @@ class Tokenizer:
 
     def offsets(self, text: str, *, quiet: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The ids of a text and the characters [start, stop) that each token stands for."""
-        encoding = self.backend.encode(text, add_special_tokens=False)
+        with whole_characters():
+            encoding = self.backend.encode(text, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         ids = np.array(encoding.ids, np.int32)
         if not quiet:

@@ -26,7 +26,7 @@ from etymon.data.tokenizer_kinds import (
     wordpiece_backend,
 )
 from etymon.errors import EtymonError
-from etymon.files import read_json
+from etymon.files import read_any_json, read_json
 
 # Read when a folder does not say which token has which role.
 USUAL_TOKENS = {
@@ -77,7 +77,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     tokenizer = Tokenizer(backend, roles, config=config)
     if (folder / COUNTS).is_file():
         try:
-            counts = np.array(json.loads((folder / COUNTS).read_text(encoding="utf-8")), np.int64)
+            counts = np.array(read_any_json(folder / COUNTS), np.int64)
         except (ValueError, TypeError, OverflowError) as error:
             raise EtymonError(f"{folder / COUNTS} is damaged: remove it, or bring it back") from error
         tokenizer.counts = counts if counts.shape == (tokenizer.size,) else None  # those of another tokenizer

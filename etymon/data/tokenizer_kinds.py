@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from etymon.errors import EtymonError
 
 FORMS = {"none": None, "nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
 WORD_END = "</w>"
@@ -132,3 +136,14 @@ def cutting_long_runs(backend: tokenizers.Tokenizer, longest: int) -> tokenizers
 def add_sentinels(backend: tokenizers.Tokenizer, count: int) -> None:
     """<extra_id_0> gets the highest id, <extra_id_1> the one below it, and so on down, as in T5."""
     backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(count))])
+
+
+@contextmanager
+def whole_characters() -> Iterator[None]:
+    """Says what the tokenizers library means by its TypeError: the rest of what it gets are texts for sure."""
+    try:
+        yield
+    except TypeError as error:
+        raise EtymonError(
+            "a text holds half of a character (a lone surrogate): convert it to UTF-8"
+        ) from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from etymon.data.table_writing import write_table
 from etymon.evaluation.probing import Probes, TaskScore
 from etymon.files import atomic_write, json_text
 from etymon.report.page import Cell, Curve, Paragraph, Section, Table, write_report
@@ -73,15 +73,13 @@ def write(probes: Probes, folder: Path) -> None:
     """results.json, results.csv (a row a task and layer, and one for the mix) and report.html."""
     with atomic_write(folder / "results.json") as file:
         file.write(json_text(record(probes), indent=2))
-    with atomic_write(folder / "results.csv") as file:
-        names = "task level reading layer accuracy control selectivity validation strength random mix".split()
-        rows = csv.DictWriter(file, names, lineterminator="\n")
-        rows.writeheader()
-        for score in probes.tasks:
-            same = {"task": score.task, "level": score.level, "reading": score.reading}
-            for layer in score.layers:
-                rows.writerow({**same, **asdict(layer), "selectivity": layer.selectivity})
-            rows.writerow({**same, "layer": "mix", "accuracy": score.mix_accuracy})
+    names = "task level reading layer accuracy control selectivity validation strength random mix".split()
+    rows: list[dict[str, Any]] = []
+    for score in probes.tasks:
+        same = {"task": score.task, "level": score.level, "reading": score.reading}
+        rows += [{**same, **asdict(layer), "selectivity": layer.selectivity} for layer in score.layers]
+        rows.append({**same, "layer": "mix", "accuracy": score.mix_accuracy})
+    write_table(folder / "results.csv", [{name: row.get(name) for name in names} for row in rows])
     write_report(folder / "report.html", f"Probes of {probes.model}", list(_sections(probes)))
 
 

@@ -12,6 +12,7 @@ import torch
 from etymon.checkpoints import bilm
 from etymon.checkpoints.folder import ADAPTER_CONFIG, read_config
 from etymon.checkpoints.hub import SOURCE, resolve
+from etymon.checkpoints.keys import check_history
 from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.sentences import read_sentences
 from etymon.checkpoints.settings import pass_over
@@ -201,9 +202,15 @@ def _tokenizer(
 def read_shape(name: str | Path, *, revision: str | None = None) -> tuple[Family, Any]:
     """Family and shape of the model behind a path, a run's folder or a hub id, without its weights."""
     folder = model_folder(name, revision=revision)
-    if (folder / ADAPTER_CONFIG).is_file():
+    bases: list[Path] = []
+    while (folder / ADAPTER_CONFIG).is_file():  # a base may have adapters itself
+        if folder.resolve() in bases:
+            raise EtymonError(
+                f"the adapters in {folder} are their own base: name another one in {ADAPTER_CONFIG}"
+            )
+        bases.append(folder.resolve())
         base = read_adapter_config(folder)
-        return read_shape(base["base_model_name_or_path"], revision=base.get("revision"))
+        folder = model_folder(base["base_model_name_or_path"], revision=base.get("revision"))
     config, where = _config(folder), str(folder / "config.json")
     family = recognise_family(config, lambda: open_weights(folder), where)
     told = {**config, "model_type": family.model_type}
@@ -246,4 +253,7 @@ def _generation(folder: Path) -> dict[str, Any] | None:
 
 def _note(folder: Path) -> dict[str, Any]:
     found = read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
-    return found if "etymon" in found else {}  # others have files of this name, too
+    if "etymon" not in found:
+        return {}  # others have files of this name, too
+    check_history(found, str(folder / HISTORY))
+    return found

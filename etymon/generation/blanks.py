@@ -137,7 +137,7 @@ def _fill_masks(model: Model, blanked: list[Blanked], top_k: int) -> list[Fillin
     found = _mask_probabilities(model, rows, places)
     blanks = []
     for one, own_nV in zip(blanked, found, strict=True):
-        best = own_nV.topk(min(top_k, own_nV.shape[1]))
+        best = own_nV.topk(min(top_k, own_nV.shape[1], tokenizer.size))
         blanks.append([
             [
                 _candidate(tokenizer, one, number, id_, probability)

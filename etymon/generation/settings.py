@@ -13,6 +13,8 @@ from etymon.errors import EtymonError
 DEFAULT_NEW_TOKENS = 64
 COLDEST = 0.0001
 """Scores divided by less than that are no numbers any more."""
+HOTTEST = 10_000
+"""Scores divided by more than that are all the same."""
 MOST_PENALTY = 50
 """The power of a length: beyond it, long texts have none that is a number."""
 MOST_DRAFTED = 16
@@ -21,7 +23,7 @@ MOST_DRAFTED = 16
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda value: value is None or value >= 1, "ask for at least 1 new token"),
     "min_new_tokens": (lambda value: value >= 0, "it must be 0 or more"),
-    "temperature": (lambda value: COLDEST <= value < math.inf, f"it must be {COLDEST} or more (for greedy decoding leave it out)"),
+    "temperature": (lambda value: COLDEST <= value <= HOTTEST, f"it must be {COLDEST} to {HOTTEST} (for greedy decoding leave it out)"),
     "top_k": (lambda value: value >= 0, "it must be 1 or more, or 0 for no limit"),
     "top_p": (lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
     "typical_p": (lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from etymon.data.pieces import Span
 from etymon.errors import EtymonError
+from etymon.files import parse_json
 from etymon.tasks.tag_scores import OUTSIDE, spans
 
 Scheme = Literal["IOB2", "BILOU"]
@@ -76,12 +76,7 @@ def read_entities(value: Any, text: str, place: str, column: str, *, longest: bo
     {label: {entity: [[start, last], ...]}}. Of entities that overlap, only the `longest` is kept; or they are refused."""
     where = f"{place}: column {column!r}"
     if isinstance(value, str):
-        try:
-            value = json.loads(value or "[]")
-        except json.JSONDecodeError as error:
-            raise EtymonError(
-                f"{where} holds a text that is no JSON: give a list of start, end and label"
-            ) from error
+        value = parse_json(value or "[]", where, "give a list of start, end and label")
     found = sorted(_given(value or (), text, where), key=lambda one: (one.start, one.end))
     clash = next((pair for pair in pairwise(found) if pair[0].end > pair[1].start), None)
     if clash is None:

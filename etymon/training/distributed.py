@@ -92,20 +92,22 @@ class World:
         )
 
 
+def usable_device(name: str) -> torch.device:
+    """The device of that name, if there is one here that can compute."""
+    try:
+        torch.zeros(1, device=name).item()  # of the device "meta" nothing can be read
+    except (RuntimeError, AssertionError) as error:
+        raise EtymonError(f"there is no device {name!r} here: say cpu, or cuda where there is one") from error
+    return torch.device(name)
+
+
 @contextmanager
 def joined_world(device: str | None = None) -> Iterator[World]:
     """The world that `torchrun` set up, or a world of one.
 
     It is joined once and left when the process ends: processes that leave and join again may miss each other.
     """
-    try:
-        cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
-    except RuntimeError as error:
-        raise EtymonError(f"there is no device {device!r}: write cpu, cuda or cuda:1") from error
-    if cuda and not torch.cuda.is_available():
-        raise EtymonError(
-            f"PyTorch finds no CUDA device here, and {device} was asked for: leave --device out"
-        )
+    cuda = torch.cuda.is_available() if device is None else usable_device(device).type == "cuda"
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World(device=torch.device(device or ("cuda" if cuda else "cpu")))
         return

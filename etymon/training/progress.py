@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from etymon.config import did_you_mean
-from etymon.errors import EtymonError
+from etymon.errors import EtymonError, visible
 from etymon.files import NEARLY
 from etymon.files import format_bytes as format_bytes
 
@@ -141,7 +141,7 @@ class LiveProgress(Progress):
         self.live.start()
 
     def note(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(visible(text), markup=False, highlight=False)
 
     def close(self) -> None:
         if self.live:
@@ -192,7 +192,7 @@ class _Run:
     """What is known about the run, and how it is put into words."""
 
     def __init__(self, total_steps: int | None, title: str, clock: Clock = time.monotonic) -> None:
-        self.total, self.title, self.clock = total_steps or None, title, clock
+        self.total, self.title, self.clock = total_steps or None, visible(title, breaks=""), clock
         self.step = 0
         self.latest: dict[str, Value] = {}
         self.first: tuple[int, float] | None = None

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from etymon.checkpoints.folder import checksums, verify_checksums
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, atomic_write, finite, read_json, remove, write_json
+from etymon.files import atomic_folder, atomic_write, finite, parse_json, read_json, remove, write_json
 from etymon.training.feeding import Position
 
 JUDGED = "validation_"
@@ -78,9 +78,18 @@ class Run:
         if not self.metrics_file.is_file():
             return []
         records = []
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(json.JSONDecodeError):  # a line that a crash or a power cut tore
-                records.append(json.loads(line))
+        lines = self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, 1):
+            place = f"{self.metrics_file}, line {number}"
+            try:
+                record = parse_json(line, place, "correct or remove that line")
+            except EtymonError:
+                if number == len(lines):  # a line that a crash or a power cut tore
+                    break
+                raise
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise EtymonError(f"{place} has no step and its metrics: correct or remove that line")
+            records.append(record)
         return records
 
     def last_validation(self) -> dict[str, float]:

@@ -92,7 +92,9 @@ class RehearsedText(RunText):
 
     def _prepared(self, folder: Path, text: TextSource, tokenizer: Tokenizer) -> TokenStore:
         if isinstance(self.source, PreparedText) and text is self.beginning:
-            return TokenStore.open(self.source.folder, tokenizer)
+            store = TokenStore.open(self.source.folder, tokenizer)
+            store.verify()  # as the run will
+            return store
         return super()._prepared(folder, text, tokenizer)
 
 

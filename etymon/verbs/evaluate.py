@@ -59,6 +59,7 @@ def evaluate(
         Path | None,
         "a file for the predictions: a table with the rows (.jsonl, .csv, .tsv, .parquet), or a line a row",
     ] = None,
+    raw_cells: options.RawCells = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Evaluated:
     """Score a model on a table, with confidence intervals.
@@ -102,7 +103,7 @@ def evaluate(
     scores = {name: found[name] if name in found else _loss(chosen, known, table) for name in metrics}
     records = [known.record(each) for each in predictions]
     if out is not None and tabular:
-        write_table(out, [{**row, **each} for row, each in zip(table.rows, records)], on_note)
+        write_table(out, [{**row, **each} for row, each in zip(table.rows, records)], on_note, raw_cells)
     elif out is not None:
         with atomic_write(out) as file:
             file.writelines(" ".join(str(each["prediction"]).split()) + "\n" for each in records)

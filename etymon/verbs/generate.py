@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.errors import EtymonError
 from etymon.verbs import options
-from etymon.verbs.terminal import clear, print_json
+from etymon.verbs.terminal import clear_line, print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -171,7 +171,7 @@ def _present_report(result: list[Generation], out: Path | None, json: bool) -> N
     from etymon.verbs.generation_report import Comparison
 
     assert isinstance(result, Comparison)
-    print(end=clear(), file=sys.stderr, flush=True)
+    clear_line()
     if json:
         return print_json(*map(_told, result.ways))
     print(*result.lines(), sep="\n")

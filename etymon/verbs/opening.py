@@ -13,8 +13,6 @@ from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
-    import torch
-
     from etymon.families.model import Model
 
 OnNote = Callable[[str], None]
@@ -31,8 +29,9 @@ def opened(
     import torch
 
     from etymon.families.loading import load, model_folder
+    from etymon.training.distributed import usable_device
 
-    target = None if device is None else _device(device)
+    target = None if device is None else usable_device(device)
     if isinstance(model, str | Path):
         where = str(model)
         usual = "cuda" if torch.cuda.is_available() and quantize is None else "cpu"
@@ -45,16 +44,6 @@ def opened(
     if chosen.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
     return chosen
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise EtymonError(f"there is no device {name!r} here: say cpu, or cuda where there is one") from error
-    return torch.device(name)
 
 
 def texts_of(

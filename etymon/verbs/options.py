@@ -110,6 +110,9 @@ Rows = (
     Sequence[str | Path] | Path | Sequence[Mapping[str, Any]] | Mapping[str, Iterable[Any]] | DataFrame | None
 )
 """Tables, parallel text files, or what a program holds: rows, columns by their names, or a data frame."""
+RawCells = Annotated[
+    bool, "leave cells of .csv and .tsv that a spreadsheet would compute (=, +, -, @) without an apostrophe"
+]
 Columns = Annotated[str | None, "names of the columns of files without a header: en,zh"]
 Slices = Annotated[int | None, "parts that a step is computed in: less memory, or several processes"]
 Optimiser = Annotated[

@@ -54,6 +54,7 @@ def predict(
     out: Annotated[
         Path | None, "a file for the answers: .jsonl, .csv, .tsv or .parquet, rows and all"
     ] = None,
+    raw_cells: options.RawCells = False,
     on_note: Callable[[str], None] | None = None,
 ) -> list[Predicted]:
     """Answer texts or the rows of a table with a fine-tuned model.
@@ -88,7 +89,7 @@ def predict(
     answers = known.predict(chosen, table, DecodingSettings(beams=beams), on_note or silent)
     found = [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
     if out is not None:
-        write_table(out, [one.told for one in found], on_note)
+        write_table(out, [one.told for one in found], on_note, raw_cells)
     return found
 
 

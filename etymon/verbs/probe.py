@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from etymon.errors import EtymonError
 from etymon.verbs.options import opens_models
-from etymon.verbs.terminal import clear, print_json
+from etymon.verbs.terminal import clear_line, print_json
 
 if TYPE_CHECKING:
     from etymon.evaluation.probe_data import Task
@@ -96,7 +95,7 @@ def present(
 ) -> None:
     from etymon.evaluation import probe_report
 
-    print(end=clear(), file=sys.stderr, flush=True)
+    clear_line()
     if json:
         return print_json(probe_report.record(result))
     for score in result.tasks:

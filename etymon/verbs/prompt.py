@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
 from etymon.verbs.options import Quantize, opens_models
-from etymon.verbs.terminal import clear, print_json
+from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.terminal import on_progress as tell
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def present(
     show: Annotated[int, "answers to print for each number of shots"] = 10,
     json: Annotated[bool, "print everything as one JSON record"] = False,
 ) -> None:
-    print(end=clear(), file=sys.stderr, flush=True)
+    clear_line()
     if json:
         records = [outcome.summary() | {"answers": outcome.answers} for outcome in result.outcomes]
         return print_json({"outcomes": records, "notes": result.notes})

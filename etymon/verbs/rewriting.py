@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PUBLISHED = "task_specific_params"
 """Where a published configuration keeps the prefixes of T5's tasks."""
+TABLES = (".csv", ".tsv", ".parquet")
+"""Endings that promise columns; a spreadsheet would also compute a line that begins with `=`."""
 WORD = re.compile(r"\s*\S+\s*")
 
 
@@ -39,6 +41,10 @@ def rewrite(asked: Mapping[str, Any], *, usual: str, lines: bool) -> list[Rewrit
 
     out, tell = asked["out"], asked["on_note"] or (lambda note: None)
     writable(out)
+    if out is not None and Path(out).suffix.lower() in TABLES:
+        raise EtymonError(
+            f"cannot write {out}: texts are written a line each, or as .jsonl; name it .txt or .jsonl"
+        )
     texts = texts_of(asked["texts"], asked["file"], lines=lines, blank=True)
     chosen = opened(asked["model"], asked["device"])
     task = _task(chosen, asked["prefix"], usual)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.errors import EtymonError
 from etymon.verbs.options import Quantize, opens_models
-from etymon.verbs.terminal import clear, print_json
+from etymon.verbs.terminal import clear_line, print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -107,7 +106,7 @@ def present(
     tokens: Annotated[bool, "show every token's log-probability"] = False,
     json: Annotated[bool, "print a JSON record a text"] = False,
 ) -> None:
-    print(end=clear(), file=sys.stderr, flush=True)
+    clear_line()
     if json:
         return print_json(*result)
     for one in result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
+from etymon.files import atomic_folder
 from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
 from etymon.verbs.terminal import print_json
 
@@ -117,13 +119,13 @@ def tokenizer(
     _check_free(Path(out))
     if choice.get("kind") == "byte" and not given:
         made = train_tokenizer(texts=(), **choice)
-        made.save(out)
+        _save(made, Path(out))
         return Tokenized(Path(out), made, None, "")
     text = source()
     with _sampled(text, limit, progress) as (learning, judging):
         grown = old and grow_tokenizer(old, lambda: learning, size or 0)
         made = grown or train_tokenizer(texts=learning, **choice)
-        made.save(out)
+        _save(made, Path(out))
         report = measure_tokenizer(made, judging if judging.size else learning)
     judged_by = (
         "held-out text" if judging.size else "the text it was trained on (too little to hold some out)"
@@ -179,6 +181,12 @@ def tokenizer_at(name: str | Path) -> Tokenizer:
     folder = resolve(name)
     own = folder / "tokenizer"
     return Tokenizer.load(own if own.is_dir() else folder)
+
+
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
+    """All files of the tokenizer, or none."""
+    with atomic_folder(Path(os.path.realpath(folder))) as aside:  # a link stays one
+        tokenizer.save(aside)
 
 
 def _check_free(folder: Path) -> None:

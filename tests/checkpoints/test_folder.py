@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ def test_reading_a_config(tmp_path: Path) -> None:
     assert str(tmp_path) in str(error.value)
     config = tmp_path / "config.json"
     for content, expected in (
-        (b'{"a": 1,}', "not valid JSON .* line 1"),
+        (b'{"a": 1,}', "not valid JSON .* column 9"),
         (b"\xff\xfe", "not UTF-8"),
         (b"3", "object was expected"),
     ):
@@ -198,3 +199,24 @@ def test_checksums_name_the_broken_file(tmp_path: Path) -> None:
 def test_the_manifest_lists_itself(tmp_path: Path) -> None:
     save(tmp_path / "model")
     assert set(read_json(tmp_path / "model" / MANIFEST)["files"]) == set(checksums(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", 1),
+        ("architectures", [[]]),
+        ("id2label", {"a": "b"}),
+        ("id2label", ["a"]),
+        ("num_labels", 10**12),
+        ("num_labels", "two"),
+        ("eos_token_id", "x"),
+        ("task_specific_params", {"translation": 5}),
+        ("model_type", {}),
+    ],
+)
+def test_keys_of_another_type_are_named(key: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", key: value}))
+    with pytest.raises(EtymonError, match=rf"bad value in .*config\.json: {key}") as refused:
+        read_config(tmp_path)
+    assert "\n" not in str(refused.value)

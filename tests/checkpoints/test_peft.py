@@ -23,6 +23,7 @@ from transformers import (
 import etymon
 from etymon import EtymonError
 from etymon.families import REGISTRY
+from etymon.families.loading import read_shape
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.lora import LoraSettings, adapt, adapters, merge
@@ -367,3 +368,14 @@ def test_what_cannot_be_read_is_refused(base: Callable[..., Path], tmp_path: Pat
     words = etymon.load(folder).get_parameter("body.embeddings.words.weight").detach()
     assert "lm_head.weight" in line(None, {"base_model.model.lm_head.weight": words + 1})
     assert "wte.weight" in line(None, {f"{root}wte.weight": words + 1})
+
+
+def test_adapters_that_are_their_own_base_are_refused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, base in ((one, two), (two, one)):
+        folder.mkdir()
+        config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 2}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+    for base in (one, two):
+        with pytest.raises(EtymonError, match="are their own base"):
+            read_shape(base)

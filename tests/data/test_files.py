@@ -15,7 +15,7 @@ import pytest
 
 from etymon import files
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, atomic_write, json_text, sha256
+from etymon.files import atomic_folder, atomic_write, json_text, read_json, sha256
 
 
 def names(folder: Path) -> list[str]:
@@ -176,3 +176,28 @@ def test_nobody_prints_json_that_may_hold_nan() -> None:
         if "dumps(" in (text := path.read_text("utf-8")) or "json.dump(" in text
     }
     assert {name for name in found if not name.startswith("data/")} <= of_texts
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ("[" * 150 + "]" * 150, "nested too deeply"),
+        ('{"a":' * 150 + "1" + "}" * 150, "nested too deeply"),
+        ("9" * 6000, "a number of too many digits"),
+        ('{"a": 1,}', "column 9"),
+        ('{"a": "\\ud800"}', "half of a character"),
+    ],
+)
+def test_json_that_cannot_be_used_is_told_in_one_line(text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(EtymonError, match=fault) as refused:
+        read_json(path)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_json_may_be_as_deep_as_people_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"a": ' + "[" * 50 + "]" * 50 + ', "b": "\\ud83d\\ude42"}')
+    assert read_json(path)["b"] == "🙂"

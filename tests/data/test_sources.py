@@ -358,7 +358,7 @@ def test_nothing_and_too_much_in_jsonl(tmp_path: Path) -> None:
     path.write_text('{"text": null}\n{"text": "a"}\n')
     assert read(path) == ["a"], "as in .parquet"
     path.write_text('{"text": "a", "n": ' + "1" * 5000 + "}\n")
-    with pytest.raises(EtymonError, match=r"line 1: not valid JSON .a number of too many digits."):
+    with pytest.raises(EtymonError, match=r"line 1 is not valid JSON .a number of too many digits."):
         read(path)
 
 
@@ -371,7 +371,7 @@ def test_jsonl_columns(tmp_path: Path) -> None:
     with pytest.raises(EtymonError, match="holds a int"):
         read(path, column="id")
     path.write_text('{"text": "a"}\n{"text": }\n')
-    with pytest.raises(EtymonError, match="line 2: not valid JSON"):
+    with pytest.raises(EtymonError, match="line 2 is not valid JSON"):
         read(path)
     path.write_text("[1]\n")
     with pytest.raises(EtymonError, match="line 1: expected an object"):

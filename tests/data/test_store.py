@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from etymon.data import cutting, encoding
 from etymon.data.cutting import pieces
 from etymon.data.sentences import sentence_starts
 from etymon.data.sources import Texts
-from etymon.data.store import Split, TokenStore, build_store, ensure_store
+from etymon.data.store import Split, TokenStore, _open_array, build_store, ensure_store
 from etymon.data.text import Document
 from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
+from tests.fuzz.damage import damaged_npy
 from tests.reconstruct import sentence_spans
 
 from .conftest import story
@@ -243,7 +245,7 @@ def test_damage_is_named(trained: dict[str, Tokenizer], documents: list[Document
     path.write_bytes(data[:-2])
     with pytest.raises(EtymonError, match=r"train.tokens.bin is missing or cut short"):
         TokenStore.open(folder)
-    for content, reason in (("{", "is damaged"), ('{"format": 99}', "has store format 99")):
+    for content, reason in (("{", "is not valid JSON"), ('{"format": 99}', "has store format 99")):
         (folder / "store.json").write_text(content)
         with pytest.raises(EtymonError, match=reason):
             TokenStore.open(folder)
@@ -282,3 +284,16 @@ def test_large_vocabularies_use_four_bytes(trained: dict[str, Tokenizer], tmp_pa
     build_store([Document("the river extra69999! saw")], big, tmp_path / "s", validation=0)
     split = TokenStore.open(tmp_path / "s").train
     assert split.tokens.dtype == np.uint32 and int(split.tokens.max()) == big.size - 1
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_headers_of_arrays_that_promise_something_else_are_refused(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "documents.npy"
+    np.save(path, np.arange(5))
+    path.write_bytes(damaged_npy(random.Random(seed), path.read_bytes()))
+    try:
+        array = _open_array(path)
+    except EtymonError as error:
+        assert "documents.npy" in str(error) and "\n" not in str(error)
+    else:  # bits of its numbers, or bytes behind them, are a matter of the checksum
+        assert array.dtype == np.int64 and array.ndim == 1

@@ -55,3 +55,37 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     ) as refused:
         write_table(tmp_path / "out.parquet", [{"label": 1}, {"label": "one"}])
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "＝1", "\t=1", "\r=1", "'=1", "''-x", "-"]
+HARMLESS = ["-3.5", "+7", "1e-5", "'quoted'", "it's = here", "a-b", " =1", ""]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_cells_cannot_begin_a_formula_and_come_back_as_they_were(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"out{ending}"
+    cells = FORMULAS + HARMLESS
+    write_table(path, [{"=name": cell, "prediction": "-x"} for cell in cells])
+    blank = str.maketrans("\t\r", "  " if ending == ".tsv" else "\t\n")  # as texts are always read
+    texts = [cell.translate(blank) for cell in cells]
+    assert [row["=name"] for row in read_table(path).rows] == texts
+    assert {row["prediction"] for row in read_table(path).rows} == {"-x"}
+    stored = [
+        line.split("," if ending == ".csv" else "\t")[0].strip('"')
+        for line in path.read_bytes().decode().split("\n")
+    ]
+    dangerous = [cell for cell in stored if cell.startswith(tuple("=+-@＝\t\r"))]
+    assert dangerous == ["-3.5", "+7"], "numbers stay numbers"
+
+
+def test_raw_cells_are_written_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    write_table(path, [{"text": "=1+1", "prediction": "-x"}], raw_cells=True)
+    assert path.read_text() == "text,prediction\n=1+1,-x\n"
+    assert read_table(path).rows == [{"text": "=1+1", "prediction": "-x"}]
+
+
+def test_apostrophes_of_other_peoples_tables_stay(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.csv"
+    path.write_text("text,label\n'=1,'-x\n")
+    assert read_table(path).rows == [{"text": "'=1", "label": "'-x"}]

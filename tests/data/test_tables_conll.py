@@ -63,9 +63,9 @@ def test_columns_are_named_or_the_first_and_the_last(tmp_path: Path) -> None:
         ("a.conll", "a A\nb B c\n", ("tokens", "tags"), r"a\.conll, line 2: 3 columns, and 2 were named: tokens, tags"),
         ("a.conllu", "1\ta\tb\n", (), r"a\.conllu, line 1: 3 columns instead of CoNLL-U's 10"),
         ("a.conllu", "x\ta" + "\t_" * 8, (), r"a\.conllu, line 1: 'x' is no number of a word"),
-        ("a.json", '{"a": 1}\n{"a": 2\n', (), r"a\.json, line 2: not valid JSON"),
-        ("a.json", '{"a": 1}\n{"a": ' + "1" * 5000 + "}", (), r"a\.json, line 2: not valid JSON \(a number of"),
-        ("a.json", "[" * 100_000, (), r"a\.json: not valid JSON \(nested too deeply\)"),
+        ("a.json", '{"a": 1}\n{"a": 2\n', (), r"a\.json, line 2 is not valid JSON"),
+        ("a.json", '{"a": 1}\n{"a": ' + "1" * 5000 + "}", (), r"a\.json, line 2 is not valid JSON \(a number of"),
+        ("a.json", "[" * 100_000, (), r"a\.json is not valid JSON \(nested too deeply\)"),
         ("a.json", '{"a": 1}\n3\n', (), r"a\.json, line 2: expected an object, and not int"),
     ],
 )  # fmt: skip

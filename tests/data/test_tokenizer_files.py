@@ -347,7 +347,7 @@ def test_counts_are_those_of_the_tokenizer_beside(trained: dict[str, Tokenizer],
     assert Tokenizer.load(tmp_path).counts is None
     for damaged in ("[1,", '["a"]', "[null]", "[[1], [2, 3]]"):
         (tmp_path / "token_counts.json").write_text(damaged)
-        with pytest.raises(EtymonError, match=r"token_counts.json is damaged"):
+        with pytest.raises(EtymonError, match=r"token_counts.json is (damaged|not valid JSON)"):
             Tokenizer.load(tmp_path)
 
 

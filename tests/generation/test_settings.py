@@ -14,7 +14,7 @@ from etymon.generation import DecodingSettings
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "above max_new_tokens 8"),
         ({"sample": True, "temperature": 0}, "temperature is 0"),
         ({"sample": True, "temperature": float("nan")}, "temperature"),
-        ({"sample": True, "temperature": 1e-40}, "temperature is 1e-40: it must be 0.0001 or more"),
+        ({"sample": True, "temperature": 1e-40}, "temperature is 1e-40: it must be 0.0001 to 10000"),
         ({"beams": 2, "length_penalty": 1000.0}, "length_penalty is 1000.0: it must be -50 to 50"),
         ({"beams": 2, "length_penalty": float("nan")}, "length_penalty is nan"),
         ({"beams": 2, "length_offset": float("nan")}, "length_offset is nan"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from etymon.errors import EtymonError
 from etymon.training.feeding import Position
 from etymon.training.runs import Run, TrainingState, read_state
 
@@ -92,3 +93,16 @@ def test_metrics_forget_what_is_taken_again_and_survive_a_torn_line(tmp_path: Pa
     assert run.metrics()[-1] == {"step": 3, "loss": 1.0}, "a line after a torn one is a line of its own"
     run.forget_after(-1)
     assert run.metrics() == []
+
+
+def test_a_torn_last_line_of_metrics_is_passed_over_and_damage_before_it_is_named(tmp_path):
+    run = Run(tmp_path)
+    run.log({"step": 1, "loss": 2.0})
+    run.log({"step": 2, "loss": 1.0})
+    whole = run.metrics_file.read_text()
+    run.metrics_file.write_text(whole + '{"step": 3, "lo')
+    assert [record["step"] for record in run.metrics()] == [1, 2]
+    for line in ('{"step": 3, "lo', "5", "{}", '{"step": "a"}', "[" * 100_000):
+        run.metrics_file.write_text(f"{line}\n{whole}")
+        with pytest.raises(EtymonError, match=r"metrics\.jsonl, line 1 (is not valid JSON|has no step)"):
+            run.metrics()

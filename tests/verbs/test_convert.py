@@ -161,3 +161,9 @@ def test_what_rounding_cannot_do_is_refused(saved: Path, tmp_path: Path) -> None
 def test_a_text_to_judge_by_is_looked_for_first(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(EtymonError, match=r"cannot read .*nowhere.txt: No such file"):
         etymon.convert(saved, tmp_path / "out", quantize="int8", data=tmp_path / "nowhere.txt")
+
+
+def test_a_decoder_of_eight_bits_is_saved_and_opens(tmp_path: Path) -> None:
+    etymon.save(tiny.model("gpt2", frozenset({"vocabulary"})), tmp_path / "whole")
+    etymon.convert(tmp_path / "whole", tmp_path / "small", quantize="int8")
+    assert etymon.load(tmp_path / "small").int8

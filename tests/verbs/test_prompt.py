@@ -231,7 +231,7 @@ def test_records_that_cannot_be_read(folder, run, tmp_path, task):
     with open(tmp_path / "test.jsonl", "a", encoding="utf-8") as file:
         file.write("not JSON\n")
     code, _, err = run("prompt", folder("gpt2"), task)
-    assert code == 2 and "line 4: not valid JSON" in err
+    assert code == 2 and "line 4 is not valid JSON" in err
     code, _, err = run("prompt", folder("gpt2"), task, "--errors", "skip")
     assert code == 0 and "1 records of test.jsonl could not be read and were left out" in err
 

@@ -58,6 +58,7 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"layer_decay": 2.0}, "layer_decay is above 0 and at most 1"),
         ("gpt2", {"workers": -1}, "workers cannot be fewer than 0"),
         ("gpt2", {"device": "gpu"}, "there is no device 'gpu'"),
+        ("gpt2", {"device": "meta"}, "there is no device 'meta'"),
         ("gpt2", {"dry_run": True, "resume": True}, "give --resume or --dry-run, not both"),
         ("gpt2", {"save_at": ["5m"]}, "save-at takes amounts such as 1Mwords or 500steps, not times"),
         ("gpt2", {"save_at": ["5wrods"]}, "cannot read the budget '5wrods'"),

@@ -1,0 +1,105 @@
+"""What is shown to people cannot steer their terminal; what goes into pipes and files stays as it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Annotated
+
+import pytest
+
+from etymon import cli
+from etymon.errors import EtymonError, visible
+from etymon.training.progress import LiveProgress
+from etymon.verbs import terminal
+from tests.fuzz.engine import Stream
+
+NASTY = "a\x1b[31mb\x07\x9bc\u202ed\re\x00"
+SHOWN = r"a\u001b[31mb\u0007\u009bc\u202ed\re\u0000"
+
+
+def say(text: Annotated[str, "what to say"], *, fail: Annotated[bool, "refuse it"] = False) -> str:
+    """Say something."""
+    if fail:
+        raise EtymonError(f"no such file: {text}")
+    return text
+
+
+def present(result: str) -> None:
+    print(f"{result}\t1\n{result}")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
+    """Both outputs of a stand-in verb, on a terminal or not."""
+    module = ModuleType("stand_in")
+    module.say, module.present = say, present  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stand_in", module)
+
+    def run(*arguments: str, is_terminal: bool) -> tuple[str, str]:
+        out, err = Stream(is_terminal), Stream(is_terminal)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit):
+            cli.main(["say", *arguments], {"say": "stand_in"})
+        assert sys.stdout is out and sys.stderr is err, "the streams are given back"
+        return out.text(), err.text()
+
+    return run
+
+
+def test_control_characters_are_spelled_out() -> None:
+    assert visible(NASTY) == SHOWN
+    assert visible("a\nb\tc") == "a\nb\tc" and visible("a\nb\tc", breaks="") == r"a\nb\tc"
+    assert visible("naïve 日本語 🙂 שלום") == "naïve 日本語 🙂 שלום"
+    assert visible("\udc80") == r"\udc80"
+    assert json.loads(visible(json.dumps(["\x9b\u202e"], ensure_ascii=False))) == ["\x9b\u202e"]
+
+
+def test_results_are_made_visible_on_a_terminal_and_left_alone_in_a_pipe(
+    command: Callable[..., tuple[str, str]],
+) -> None:
+    assert command(NASTY, is_terminal=True)[0] == f"{SHOWN}\t1\n{SHOWN}\n"
+    assert command(NASTY, is_terminal=False)[0] == f"{NASTY}\t1\n{NASTY}\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_errors_are_one_visible_line_always(
+    command: Callable[..., tuple[str, str]], is_terminal: bool
+) -> None:
+    _, err = command(NASTY + "\nx", "--fail", is_terminal=is_terminal)
+    assert err == rf"etymon: error: no such file: {SHOWN}\nx" + "\n"
+    _, err = command("a" * 3000, "--fail", is_terminal=is_terminal)
+    assert len(err) < 1100 and " ... " in err
+
+
+def test_names_that_are_no_text_can_be_printed(command: Callable[..., tuple[str, str]]) -> None:
+    assert command("\udc80", is_terminal=False)[0] == "\\udc80\t1\n\\udc80\n"
+
+
+def test_notes_of_a_live_display_are_visible() -> None:
+    from rich.console import Console
+
+    file = io.StringIO()
+    LiveProgress(Console(file=file, force_terminal=True, width=200)).note(NASTY)
+    assert SHOWN in file.getvalue() and "\x1b[31m" not in file.getvalue()
+
+
+def test_a_note_beside_a_live_display_takes_its_line_and_spells_nothing_of_our_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    err = Stream(is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(sys, "stdout", Stream(is_terminal=True))
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal.safe_streams():
+        display = LiveProgress()
+        display.start(10, f"title {NASTY}")
+        terminal.on_note(NASTY)
+        display.close()
+    shown = err.text()
+    assert SHOWN in shown.replace("\n", "") and "\x1b[2K" in shown, "rich draws, and texts are spelled out"
+    assert "\\u001b[K" not in shown and "\x1b[31m" not in shown
