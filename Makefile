@@ -30,7 +30,7 @@ bench: $(VENV)/.installed-test  ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
 bench-memory-estimate: $(VENV)/.installed-test  ## what runs were said to take in memory, and what they took
-	$(BIN)/python -m benchmarks memory-estimate
+	$(BIN)/python -m benchmarks.memory_estimate
 
 bench-generation: $(VENV)/.installed-test  ## decoding beside Transformers and CTranslate2
 	$(BIN)/python -m benchmarks generation prompting

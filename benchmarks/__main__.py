@@ -21,7 +21,6 @@ BENCHMARKS = {
     "finetuning": "benchmarks.finetuning",
     "training-steps": "benchmarks.training_steps",
     "shakespeare": "benchmarks.shakespeare",
-    "memory-estimate": "benchmarks.memory_estimate",
 }
 
 

@@ -208,6 +208,13 @@ def record_memory(memory: dict[str, float], target: float | None) -> dict[str, A
     return {"peak_memory": memory, "memory_ratio": round(ratio, 3), "memory_target": target}
 
 
+def processor() -> str:
+    """The processor's name and the widest vector instructions that PyTorch uses on it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def machine() -> dict[str, Any]:
     import transformers
 
@@ -216,6 +223,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__.split("+")[0],
         "transformers": transformers.__version__,
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }

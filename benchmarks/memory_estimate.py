@@ -1,4 +1,4 @@
-"""What a run was said to take in memory, and what it then took: `python -m benchmarks memory-estimate`.
+"""What a run was said to take in memory, and what it then took: `make bench-memory-estimate`.
 
 Every run is a fresh process of a few steps, with everything that a run does: tokenizer, store, validation, training, checkpoints, report. Its peak is
 counted beyond what it held after its imports.
@@ -7,17 +7,17 @@ counted beyond what it held after its imports.
 from __future__ import annotations
 
 import json
-import platform
 import random
 import subprocess
 import sys
-from datetime import date
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness import RESULTS, peak_resident
+from benchmarks.harness import machine, peak_resident, sized, write_result
 
+TOY_SHAPE = {"dim": 64, "layers": 2, "heads": 2, "positions": 64}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gpt2 pocket": {"family": "gpt2", "batch": 32},
     "gpt2 small": {"family": "gpt2", "size": "small", "batch": 2},
@@ -33,10 +33,15 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "learning_rate": 0.01,
     },
 }
+CONFIGURATIONS = sized(
+    CONFIGURATIONS,
+    {"gpt2 toy": {"family": "gpt2", "batch": 16, "length": 64, "vocabulary": 400, "shape": TOY_SHAPE}},
+)
+WORDS = sized(60_000, 6_000)
 STEPS = 3
 
 
-def made_up_text(words: int = 60_000, vocabulary: int = 20_000, seed: int = 0) -> str:
+def made_up_text(words: int = WORDS, vocabulary: int = 20_000, seed: int = 0) -> str:
     """Words of made-up syllables, frequent ones more often, so that a tokenizer finds as many pieces as it is asked for."""
     draw = random.Random(seed)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in "aeiou"]
@@ -72,20 +77,11 @@ def measure(settings: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    found = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{found[0] if found else platform.processor()}, {len(found)} cores"
-
-
 def compare(name: str, settings: dict[str, Any], text: Path) -> dict[str, Any]:
     with TemporaryDirectory(prefix="etymon-") as place:
         asked = json.dumps([settings, str(text), f"{place}/run"])
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory_estimate", asked], capture_output=True, text=True,
+            [sys.executable, "-m", "benchmarks.memory_estimate", "--measure", asked], capture_output=True, text=True,
             cwd=Path(__file__).parents[1],
         )  # fmt: skip
     if done.returncode:
@@ -100,17 +96,21 @@ def compare(name: str, settings: dict[str, Any], text: Path) -> dict[str, Any]:
     return {"name": name, **found, "ratio": round(ratio, 3)}
 
 
-def run() -> list[Any]:
+def main(names: Sequence[str] = ()) -> None:
+    """Compares all configurations, or the named ones; figures are kept as they are measured."""
+    records: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="etymon-") as place:
         text = Path(place) / "text.txt"
         text.write_text(made_up_text(), encoding="utf-8")
-        records = [compare(name, settings, text) for name, settings in CONFIGURATIONS.items()]
-    RESULTS.mkdir(exist_ok=True)
-    kept = {"date": date.today().isoformat(), "processor": processor(), "runs": records}
-    (RESULTS / "memory_estimate.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    return []
+        for name, settings in CONFIGURATIONS.items():
+            if not names or name in names:
+                records.append(compare(name, settings, text))
+                write_result("memory_estimate", {"machine": machine(), "runs": records})
 
 
 if __name__ == "__main__":
-    settings, text, out = json.loads(sys.argv[1])
-    print(json.dumps(measure(settings, Path(text), Path(out))))
+    if sys.argv[1:2] == ["--measure"]:
+        settings, text, out = json.loads(sys.argv[2])
+        print(json.dumps(measure(settings, Path(text), Path(out))))
+    else:
+        main(sys.argv[1:])

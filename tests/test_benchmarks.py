@@ -18,7 +18,7 @@ import etymon
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 PARTS = {"__init__", "__main__", "harness", "arms", "toy_data"}
-EXPERIMENTS = ("encoders", "memory", "tasks")
+EXPERIMENTS = ("encoders", "memory", "tasks", "memory_estimate")
 COMPARISONS = {
     "preparing": ["preparing"],
     "sentence-encoding": ["sentence-encoding"],
@@ -82,7 +82,8 @@ def test_a_benchmark_runs_and_keeps_its_figures(name: str, results: Path) -> Non
     kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*.json")}
     assert sorted(kept) == sorted(COMPARISONS[name])
     for figures in kept.values():
-        assert figures["ratio"] > 0 and figures["ours"] and figures["theirs"] and figures["machine"]
+        assert figures["ratio"] > 0 and figures["ours"] and figures["theirs"]
+        assert figures["machine"]["processor"]
     assert real_results() == before, "toy figures never touch the real ones"
 
 
@@ -93,6 +94,8 @@ def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> N
     kept: dict[str, Any] = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
     if name == "encoders":
         assert set(kept["scores"]) == set(module.ARMS)
+    elif name == "memory_estimate":
+        assert [0.4 < run["ratio"] < 2.5 for run in kept["runs"]] == [True]
     elif name == "memory":
         assert set(module.ARMS) <= set(kept) and kept["context"]
     else:

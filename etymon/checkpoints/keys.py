@@ -9,12 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from etymon.config import check_keys
 
 Count = Annotated[int, Field(ge=0, le=10**7)]
-Number = Annotated[str, Field(pattern=r"^\d{1,7}$")]
+
+
+def _label_number(key: str) -> str:
+    if not (key.isascii() and key.isdigit() and len(key) <= 7):
+        raise ValueError("expected the number of a label")
+    return key
+
+
+LabelNumber = Annotated[str, AfterValidator(_label_number)]
 TokenIds = int | list[int] | None
 
 
@@ -24,7 +32,7 @@ class ConfigKeys:
 
     model_type: str | None = None
     architectures: list[str] | None = None
-    id2label: dict[Number, Any] | None = None
+    id2label: dict[LabelNumber, Any] | None = None
     label2id: dict[str, Any] | None = None
     num_labels: Count | None = None
     problem_type: str | None = None

@@ -208,11 +208,11 @@ def test_encoder_decoders_score_choices_by_the_last_token(family: str, tmp_path:
 
 def test_labels_and_carried_values_survive(tmp_path: Path) -> None:
     model = tiny("bert", {"classification"}, labels=("bad", "so-so", "good"))
-    model.carried = {"pad_token_id": 0, "task_specific_params": {"a": 1}}
+    model.carried = {"pad_token_id": 0, "task_specific_params": {"a": {"b": 1}}}
     etymon.save(model, tmp_path / "bert")
     loaded = etymon.load(tmp_path / "bert")
     assert loaded.labels == ("bad", "so-so", "good")
-    assert loaded.carried["task_specific_params"] == {"a": 1}
+    assert loaded.carried["task_specific_params"] == {"a": {"b": 1}}
     assert loaded.token("pad") == 0
 
 

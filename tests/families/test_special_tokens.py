@@ -234,12 +234,12 @@ def test_ids_outside_the_vocabulary_are_said_once_and_left_out(
     source, again = tmp_path / "source", tmp_path / "again"
     etymon.save(lively("gpt2"), source)
     end = tiny.tokenizer("gpt2").id("end")
-    change(source, "config.json", bos_token_id=50256, eos_token_id=50256, pad_token_id=-1, sep_token_id="x")
+    change(source, "config.json", bos_token_id=50256, eos_token_id=50256, pad_token_id=-1, sep_token_id=999)
     change(source, "generation_config.json", eos_token_id=[50256, 5], bos_token_id=True, num_beams=3)
     with caplog.at_level(logging.WARNING, "etymon"):
         model = etymon.load(source)
     (note,) = [record.getMessage() for record in caplog.records]
-    assert "config.json: bos_token_id 50256, eos_token_id 50256, pad_token_id -1, sep_token_id x;" in note
+    assert "config.json: bos_token_id 50256, eos_token_id 50256, pad_token_id -1, sep_token_id 999;" in note
     assert "generation_config.json: bos_token_id True, eos_token_id [50256, 5])" in note
     assert (model.token("begin"), model.token("pad")) == (end, None)  # the tokenizer's, where it has one
     assert token_ids(model, "end", generating=True) == (5,)

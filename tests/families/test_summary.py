@@ -50,5 +50,5 @@ def test_no_activation_is_written_as_the_class_takes_it(family: str, absent: str
 
 @pytest.mark.parametrize("family", HEADS)
 def test_summary_by_attention_is_refused(family: str) -> None:
-    with pytest.raises(etymon.EtymonError, match="summary_type = 'attn', which is not supported"):
+    with pytest.raises(etymon.EtymonError, match="summary_type = 'attn' is not supported"):
         get_family(family).settings.read({"summary_type": "attn"}, "config.json")

@@ -345,7 +345,7 @@ def test_rows_that_cannot_be_used_are_named(row: dict[str, Any], reason: str) ->
         ([["0", 3, "X"]], r"\['0', 3, 'X'\] are no start, end and label"),
         ({"X": {"the": [[0, 2]]}}, r"'the' is not what stands at 0, which is 'The'"),
         ({"X": "The"}, r"is no list of start, end and label"),
-        ("0 3 X", r"holds a text that is no JSON"),
+        ("0 3 X", r"is not valid JSON"),
         (7, r"is no list of start, end and label"),
     ],
 )  # fmt: skip

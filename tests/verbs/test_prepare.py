@@ -102,7 +102,7 @@ def test_skipped_documents_are_counted(place: Path, tmp_path: Path, run: Run) ->
         (["--tokenizer", "{place}/nowhere"], "no such folder"),
         (["--tokenizer", "{place}/empty"], "no tokenizer in"),
         (["--validation", "1"], "validation is a share"),
-        (["--seed", str(2**63)], "the seed is a number of up to 63 bits"),
+        (["--seed", str(2**63)], "a whole one of at most 64 bits"),
         (["--workers", "0"], "workers must be at least 1"),
         (["--max-document", "huge"], "cannot read 'huge' as a size"),
         (["--column", "body"], "no column 'body'; columns there: 'text'"),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import etymon
-from benchmarks import memory_estimate
 from etymon.data.sources import Texts
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
@@ -133,13 +132,3 @@ def test_every_family_can_be_asked(name: str) -> None:
     found = replace(usual, samples=[samples]).footprint()
     assert found.gradients > 0 and found.optimiser > 0 and found.activations > 0
     assert found.total < 1e9
-
-
-def test_what_a_run_takes_is_what_was_said(tmp_path: Path) -> None:
-    """At toy size, where the fixed part is most of it: the figures of docs/lab-notes.md are of larger runs."""
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(tiny.texts(200)), encoding="utf-8")
-    shape = {"dim": 64, "layers": 2, "heads": 2, "positions": 64}
-    settings = {"family": "gpt2", "batch": 16, "length": 64, "vocabulary": 400, "shape": shape}
-    found = memory_estimate.compare("toy", settings, text)
-    assert 0.4 < found["ratio"] < 2.5

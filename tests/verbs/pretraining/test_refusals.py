@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "family, wrong, reason",
-    [("bert", "gpt2", "'class' token"), ("t5", "gpt2", "'pad' token"), ("gpt2", "bert", "'end' token")],
+    [("bert", "gpt2", "'class' token"), ("t5", "gpt2", "0 sentinels"), ("gpt2", "bert", "'end' token")],
 )
 def test_a_tokenizer_of_the_wrong_kind(family: str, wrong: str, reason: str, tmp_path: Path) -> None:
     tiny.tokenizer(wrong).save(tmp_path / "tokenizer")
