@@ -120,7 +120,7 @@ def main() -> None:
         assert ending(attempt(folder / "straight")) == 0
         run = folder / "crashed"
         curve = run / "metrics.jsonl"
-        for number in range(6):
+        for number in range(4):
             before, wanted = lines(curve), draw.randint(1, 7)
             child = attempt(run)
             while lines(curve) < before + wanted or not (run / "run.yaml").exists():
