@@ -20,12 +20,8 @@ from etymon.nn.bodies import EncoderDecoder
 from etymon.nn.dropout import Rate
 from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, xavier
 from etymon.nn.linear import Embedding
-from etymon.nn.recurrent_attention import (
-    Alignment,
-    RecurrentDecoder,
-    RecurrentEncoder,
-    RecurrentEncoderDecoder,
-)
+from etymon.nn.recurrent_alignment import Alignment
+from etymon.nn.recurrent_attention import RecurrentDecoder, RecurrentEncoder, RecurrentEncoderDecoder
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Stack
 from etymon.nn.recurrent import TwoWayStack
-from etymon.nn.recurrent_attention import Alignment, RecurrentDecoder, RecurrentEncoder
+from etymon.nn.recurrent_alignment import Alignment
+from etymon.nn.recurrent_attention import RecurrentDecoder, RecurrentEncoder
 
 Seeing = Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder | Attention | Alignment
 
