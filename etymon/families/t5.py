@@ -248,8 +248,7 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     factor, dim = shape.initial_factor, shape.dim
     return [
         ("body.words.weight", normal(factor)),
-        # Version 1.1's own output matrix. Of N(0, 1), logits would have the deviation dim^0.5 and the first loss
-        # would be over a hundred bits; Transformers' class draws it so.
+        # Of version 1.1. Drawn from N(0, 1), as Transformers does, the first loss is over a hundred bits.
         ("heads.vocabulary.weight", normal(factor * dim**-0.5)),
         ("*.query.weight", normal(factor * (dim * shape.head_dim) ** -0.5)),
         ("*.output.weight", normal(factor * (shape.heads * shape.head_dim) ** -0.5)),
