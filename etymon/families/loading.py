@@ -256,4 +256,10 @@ def _note(folder: Path) -> dict[str, Any]:
     if "etymon" not in found:
         return {}  # others have files of this name, too
     check_history(found, str(folder / HISTORY))
-    return found
+    # Null says nothing, here and in an entry.
+    told = {key: value for key, value in found.items() if value is not None}
+    if "history" in told:
+        told["history"] = [
+            {key: value for key, value in entry.items() if value is not None} for entry in told["history"]
+        ]
+    return told
