@@ -14,7 +14,7 @@ from etymon.checkpoints.verifying import MANIFEST, is_digested, saved_digests
 from etymon.checkpoints.weights import ADAPTERS, SHARD_SIZE, WHOLE, write_weights
 from etymon.config import check_keys
 from etymon.errors import EtymonError
-from etymon.files import atomic_folder, holds, read_json, sha256, some, write_json
+from etymon.files import atomic_folder, finite, holds, read_json, sha256, some, write_json
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -54,12 +54,12 @@ def write_model_folder(
     ensure_replaceable(folder)
     with atomic_folder(folder) as aside:
         try:
-            write_json(aside / (ADAPTER_CONFIG if adapters else CONFIG), config)
+            write_json(aside / (ADAPTER_CONFIG if adapters else CONFIG), finite(config))
             write_weights(aside, weights, None if adapters else SHARD_SIZE)
             if adapters:
                 (aside / WHOLE).rename(aside / ADAPTERS)
             if generation_config is not None:
-                write_json(aside / "generation_config.json", generation_config)
+                write_json(aside / "generation_config.json", finite(generation_config))
             if card:
                 (aside / "README.md").write_text(card, encoding="utf-8", newline="\n")
             if tokenizer_saver is not None:

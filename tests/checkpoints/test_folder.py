@@ -220,3 +220,14 @@ def test_keys_of_another_type_are_named(key: str, value: object, tmp_path: Path)
     with pytest.raises(EtymonError, match=rf"bad value in .*config\.json: {key}") as refused:
         read_config(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_numbers_that_json_does_not_have_are_null_in_a_saved_folder(tmp_path: Path) -> None:
+    """Foreign files hold them (`-Infinity` in a generation_config.json), and what they say is carried along."""
+    infinite = {"eos_token_id": 1, "temperature": float("-inf")}
+    save(tmp_path / "model", generation_config=infinite, config={"model_type": "gpt2", "x": float("nan")})
+    assert read_json(tmp_path / "model" / "generation_config.json") == {
+        "eos_token_id": 1,
+        "temperature": None,
+    }
+    assert read_json(tmp_path / "model" / "config.json")["x"] is None
