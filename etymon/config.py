@@ -248,8 +248,12 @@ def _is_unknown(detail: ErrorDetails) -> bool:
     return detail["type"] in ("extra_forbidden", "unexpected_keyword_argument")
 
 
+TYPE_NAMES = {"int", "str", "float", "bool", "list[int]", "list[str]", "[key]"}
+
+
 def _complaint(cls: type, detail: ErrorDetails, where: str) -> str:
-    location = detail["loc"]
+    # Of a value that may have several types, pydantic names each: no key of the file.
+    location = tuple(part for part in detail["loc"] if part not in TYPE_NAMES)
     dotted = ".".join(str(part) for part in location)
     if _is_unknown(detail):
         choices = _fields(_descend(cls, location[:-1]))

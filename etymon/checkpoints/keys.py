@@ -47,6 +47,8 @@ class ConfigKeys:
     forced_bos_token_id: TokenIds = None
     forced_eos_token_id: TokenIds = None
     etymon_prefix: bool | None = None
+    dense_act_fn: str | None = None
+    is_gated_act: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from etymon.files import read_json, sha256
 
 MANIFEST = "etymon.json"
 """The names of the files that we wrote, which a later save may replace, and digests of some."""
-DIGESTED = ("*.safetensors", "tokenizer.json")
+DIGESTED = ("*.safetensors",)
 """Files with a digest in the manifest: those that nobody edits by hand, and whose damage would not be seen. A configuration
-or a card may be edited."""
+or a card may be edited, and Transformers writes a tokenizer anew."""
 CONFIGS = ("config.json", "adapter_config.json")
 FOREIGN = {"transformers_version", "auto_mapping"}
 """Keys that Transformers and PEFT write into every configuration, and we into none."""

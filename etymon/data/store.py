@@ -210,7 +210,7 @@ class TokenStore:
         """Open a store; with a tokenizer, refuse one that was built with another."""
         folder = _followed(Path(folder))
         description = _describe(folder)
-        if tokenizer is not None and description["tokenizer"] != tokenizer.fingerprint:
+        if tokenizer is not None and description["tokenizer"] not in tokenizer.fingerprints:
             raise EtymonError(f"{folder} was built with another tokenizer; build the store again")
         store = cls(folder, description)
         if tokenizer is not None:
@@ -308,12 +308,13 @@ def ensure_store(
     progress: Callable[[int], None] | None = None,
 ) -> StoreSummary:
     """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it."""
-    wanted = {"tokenizer": tokenizer.fingerprint, "validation": validation, "seed": seed}
+    wanted = {"validation": validation, "seed": seed}
     with suppress(EtymonError):  # there is none, it is damaged, or the text cannot be known before it is read
         store = TokenStore.open(folder)
         if isinstance(source, TextFiles):
             source.files = {**store.description.get("inputs", {}), **source.files}
         same = all(store.description[key] == value for key, value in wanted.items())
+        same = same and store.description["tokenizer"] in tokenizer.fingerprints
         if same and store.description["source"] == source.fingerprint():
             store.verify()
             return replace(TokenStore.open(folder, tokenizer).summary, reused=True)

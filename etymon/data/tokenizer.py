@@ -230,8 +230,19 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """A hex digest that is equal for tokenizers that give the same ids and roles."""
+        return self._digest(self.roles)
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Its own, and those that it had while padding with another role's token counted as a role of its own."""
+        padded = (
+            [] if "pad" in self.roles else [{**self.roles, "pad": token} for token in self.roles.values()]
+        )
+        return [self.fingerprint, *map(self._digest, padded)]
+
+    def _digest(self, roles: Mapping[str, str]) -> str:
         encoding = {key: value for key, value in self._description.items() if key != "post_processor"}
-        text = json.dumps([encoding, self.roles], sort_keys=True, ensure_ascii=False)
+        text = json.dumps([encoding, roles], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     # ------------------------------------------------------------ text to ids

@@ -56,7 +56,8 @@ def card(
         "## Measured",
         _table(last.get("metrics")) or "Nothing was measured: treat the quality of this model as unknown.",
         "## Training",
-        _table(last.get("training")) or "Not stated.",
+        _table({k: v for k, v in (last.get("training") or {}).items() if v not in (None, [])})
+        or "Not stated.",
         "## Shape",
         _table(shape),
         "## Tokenizer",

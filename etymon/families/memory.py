@@ -35,17 +35,22 @@ FAR = 10
 
 def by_depth(shape: Any, measure: Callable[[Any], Footprint]) -> Footprint:
     """`measure(shape)`, told from shapes with few layers: ten million of them would take long to build, even without values."""
+    # Equal numbers of layers change together, since some shapes ask for that (an encoder's and a decoder's); groups, which
+    # multiply, change one by one.
     deep = _deep(shape)
+    groups: dict[Any, list[str]] = {}
+    for name, few in deep.items():
+        groups.setdefault((getattr(shape, name), few) if name.endswith("layers") else name, []).append(name)
 
-    def along(names: Sequence[str], chosen: dict[str, int]) -> Footprint:
-        if not names:
+    def along(left: Sequence[Sequence[str]], chosen: dict[str, int]) -> Footprint:
+        if not left:
             return measure(replace(shape, **chosen) if chosen else shape)
-        name, few = names[0], deep[names[0]]
+        names, number = left[0], getattr(shape, left[0][0])
         return extrapolate(
-            getattr(shape, name), few, lambda number: along(names[1:], {**chosen, name: number})
+            number, deep[names[0]], lambda count: along(left[1:], chosen | dict.fromkeys(names, count))
         )
 
-    return along(list(deep), {})
+    return along(list(groups.values()), {})
 
 
 def shallow(shape: Any) -> Any:

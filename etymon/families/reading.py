@@ -14,7 +14,9 @@ from etymon.families.special_tokens import token_ids
 def reading_settings(model: Model, heads: Set[str], history: Sequence[Mapping[str, Any]]) -> ReadingSettings:
     """How a model with these heads reads the texts of the last task in its history, or any text if it has no task."""
     heads = heads & TASK_HEADS
-    tasks: list[Mapping[str, Any]] = next(filter(None, map(_tasks, reversed(history))), [])
+    # Without a task's head, what counts is what it was trained for last.
+    past = history if heads else history[-1:]
+    tasks: list[Mapping[str, Any]] = next(filter(None, map(_tasks, reversed(past))), [])
     lengths = [task.get("limits", {}).get("length") for task in tasks]
     # An encoder reads all of a task's text, also where the answer is written; a decoder's row holds both.
     known = [length for length in lengths if length] if heads or model.encoder_decoder else []

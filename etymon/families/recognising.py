@@ -114,9 +114,7 @@ def stored_labels(
     family: Family, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], heads: frozenset[str]
 ) -> list[str]:
     """The names of a checkpoint's outputs, in their order. How many there are is for the weights to say."""
-    told = config.get("id2label")
-    told = dict(enumerate(told)) if isinstance(told, list) else told if isinstance(told, Mapping) else {}
-    known = {str(key): str(label) for key, label in told.items()}
+    known = {str(key): str(label) for key, label in (config.get("id2label") or {}).items()}
     number = config.get("num_labels")
     count = len(known) or (number if isinstance(number, int) and number > 0 else 2)
     names = name_map(family, family.shape(), extra_heads(weights))

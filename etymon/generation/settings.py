@@ -29,7 +29,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "typical_p": (lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "it must be 0 (off) to 1"),
     "penalty_alpha": (lambda value: 0 <= value <= 1, "it must be 0 (off) to 1"),
-    "beams": (lambda value: value >= 1, "it must be 1 or more"),
+    "beams": (lambda value: 1 <= value <= 10_000, "it must be from 1 to 10,000"),
     "length_penalty": (lambda value: abs(value) <= MOST_PENALTY, f"it must be {-MOST_PENALTY} to {MOST_PENALTY}"),
     "length_offset": (lambda value: 0 <= value < math.inf, "it must be 0 or more"),
     "returns": (lambda value: value >= 1, "it must be 1 or more"),

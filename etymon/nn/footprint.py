@@ -80,7 +80,7 @@ def available_memory(device: torch.device = CPU) -> float:
 def container_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> float:
     """Bytes that the control groups of this process leave to it; infinite where there is no limit."""
     try:
-        lines = own.read_text(encoding="utf-8").split()
+        lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:
         return math.inf
     left = math.inf
@@ -114,7 +114,8 @@ def _left_in(group: Path, limit: str, usage: str) -> float:
     if most == "max":
         return math.inf
     # Files that were read are counted as used and are given back when memory is wanted.
-    return max(0.0, float(most) - used + float(counts.get("inactive_file", 0)))
+    files = sum(float(counts.get(kind, 0)) for kind in ("active_file", "inactive_file"))
+    return max(0.0, float(most) - used + files)
 
 
 def no_memory(

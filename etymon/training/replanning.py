@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, TypeVar
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from etymon.errors import EtymonError
 from etymon.training.distributed import World
 from etymon.training.feeding import Course
+
+Settings = TypeVar("Settings")
 
 EVERY, NEAR_END = 0.1, 0.02
 """Shares of the budget after which the clock is looked at, at the latest and at the earliest."""
@@ -64,9 +68,25 @@ class StepPlan:
         self.first_steps = steps
         """As planned before the first step: what positions in the schedule are counted in."""
         self.revisions = list(revisions)
+        self._check_revisions()
         self._record, self._followed = record, 0
         self._looked = (0, 0.0)
         """Steps and seconds when the clock was looked at last."""
+
+    def _check_revisions(self) -> None:
+        """Refuses revisions that no run has made: somebody has edited them."""
+        before, steps = 0, self.first_steps
+        for revision in self.revisions:
+            if not before <= revision.step < min(steps, revision.steps) or not 0 <= revision.done <= 1:
+                raise EtymonError(
+                    f"training.revisions of run.yaml say {revision.steps:,} steps after step {revision.step:,}, which cannot "
+                    "be: bring the file back as the run wrote it"
+                )
+            before, steps = revision.step + 1, revision.steps
+
+    def settled(self, settings: Settings) -> Settings:
+        """The settings of the run as they came to be: with the number of steps that it has now, and without the way there."""
+        return replace(settings, steps=self.steps, time=None, revisions=())  # type: ignore[type-var]
 
     def position(self, step: int) -> float:
         """How far along the schedule `step` is, from 0 to `first_steps`."""

@@ -109,7 +109,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         assert isinstance(run.text, RehearsedText)
         share = run.text.beginning.share() if run.text.beginning is not None else 1.0
         asked, steps, pace, each = tried(run, unit, phases, world, share)
-        held = memory(world.device)
+        resident = memory(world.device)
         few = phases[-1].rows
         slices = validation_slices(
             phases[-1].objective, phases[-1].store.validation, run.file.seed, rows=few, most=few
@@ -145,7 +145,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         f"about {format_count(steps * pace.tokens)} tokens",
         "learning rate": f"{optimiser.learning_rate:g} at its peak, {schedule.name}, "
         f"{schedule.warmup:,} steps of warm-up, {optimiser.name}",
-        "memory": f"{run.memory_plan(model.shape).footprint(world.device)}; {format_bytes(held)} after a step",
+        "memory": f"{run.memory_plan(model.shape).footprint(world.device)}; {format_bytes(resident)} after a step",
         "time": f"about {format_seconds(steps * each)}, {each * 1000:.0f} ms a step",
         "folder": str(target),
     }

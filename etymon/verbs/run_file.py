@@ -266,6 +266,8 @@ def begun(folder: Path, kind: type[File]) -> File:
     if not (folder / "run.yaml").is_file():
         raise EtymonError(f"there is no run in {folder} to resume: it has no run.yaml")
     file = load_yaml(folder / "run.yaml", kind)
+    if file.training is None:  # every run writes it before its first step
+        raise EtymonError(f"{folder / 'run.yaml'} is not whole, it has no training: bring it back")
     if edited(read_yaml(folder / "run.yaml")):
         raise EtymonError(
             f"{folder / 'run.yaml'} was edited since, and a run goes on as it began: undo that, or begin a new run with "

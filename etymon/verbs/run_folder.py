@@ -32,6 +32,10 @@ def require_free(folder: Path) -> None:
         raise EtymonError(f"cannot write to {place}: give another --out")
     if place != folder:
         return
+    if any((folder / "checkpoints").glob("step-*")):  # they would be taken for the new run's
+        raise EtymonError(
+            f"{folder} holds checkpoints of a run, but no run.yaml: bring that back, or give another --out"
+        )
     stores = {path.parent.name for path in folder.glob("store*/store.json")}
     foreign = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - OWN - stores
     if foreign:

@@ -15,6 +15,7 @@ from etymon.data.store import Split
 from etymon.data.tokenizer import Tokenizer
 from etymon.families.companions import blank_generator, share_embeddings
 from etymon.families.family import Family
+from etymon.families.loading import shape_of
 from etymon.families.memory import by_depth, largest_size, outline, shallow, token_bound
 from etymon.families.model import Model
 from etymon.nn.blocks import Stack
@@ -147,7 +148,7 @@ def require_training(plan: Plan, what: str, device: torch.device = CPU) -> None:
         return
     needed = plan.footprint(device)
     if needed.total > free:
-        raise no_memory(what, needed, free, _advice(plan, needed, free), device)
+        raise no_memory(what, needed, free, _advice(plan, needed, free, device), device)
 
 
 def require_states(
@@ -216,7 +217,7 @@ def _matching(choice: OptimiserChoice, unit: TrainingUnit) -> OptimiserChoice:
     )
 
 
-def _advice(plan: Plan, needed: Footprint, free: float) -> str:
+def _advice(plan: Plan, needed: Footprint, free: float, device: torch.device) -> str:
     """What would fit: a step in more parts, if the model itself does; or a smaller size."""
     held = needed.program + needed.weights + needed.optimiser
     if held + needed.gradients + needed.update < free:
@@ -230,6 +231,12 @@ def _advice(plan: Plan, needed: Footprint, free: float) -> str:
             )
         return "not even one sample of this length fits; take a smaller --length or a smaller model"
     size = largest_size(plan.family, plan.heads, free * needed.weights / needed.total)
+    while size is not None:  # of a smaller model, activations are a larger part
+        shape = shape_of(plan.family, size)
+        footprint = replace(plan, shape=shape).footprint(device)
+        if footprint.total < free:
+            break
+        size = largest_size(plan.family, plan.heads, 0.99 * footprint.weights)
     smaller = "" if size is None else f"--size {size} would fit; or "
     return f"{smaller}take a machine with more memory"
 

@@ -201,7 +201,7 @@ class TrainingRun(ABC, Generic[Result]):
 
         def trainer(settings: TrainingSettings, course: Course) -> Trainer:
             def history() -> list[dict[str, Any]]:
-                return self.history(settings, state, {})
+                return self.history(training.plan.settled(settings), state, {})
 
             def record(revisions: Sequence[Revision]) -> None:
                 revised, path = replace(settings, revisions=tuple(revisions)), self.folder / "run.yaml"
@@ -252,7 +252,7 @@ class TrainingRun(ABC, Generic[Result]):
                 f"ended after {state.step:,} of {training.plan.steps:,} steps: no validation was better than that of step {state.best_step:,}"
             )
         metrics = self.settle(trained, world)
-        model.history = self.history(settings, state, metrics)
+        model.history = self.history(training.plan.settled(settings), state, metrics)
         model.history[-1]["seen"]["ended"] = not result.stopped
         self.keep(trained, world)
         return self.outcome(

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from etymon.data.framing import BERT, ROBERTA
+from etymon.data.store import TokenStore
 from etymon.data.text import Document
 from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
 from etymon.data.tokenizer_files import is_cased
 from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
+from tests import tiny
 
 from .conftest import train
 from .test_tokenizer import SAMPLES
@@ -423,3 +425,18 @@ def test_what_a_folder_says_of_its_case_holds(tmp_path: Path) -> None:
 def test_a_few_upper_case_letters_do_not_make_a_vocabulary_cased() -> None:
     uncased = [f"word{letter}{other}" for letter in "abcdefghijklm" for other in "abcdefghijklm"]
     assert not is_cased([*uncased, "Ω"]) and is_cased([*uncased, "Alpha", "Beta"])
+
+
+def test_a_store_that_counted_padding_by_the_end_as_a_role_is_still_known(tmp_path: Path) -> None:
+    """Stores were built so before; the digest of such a tokenizer was another one."""
+    tokenizer = tiny.tokenizer("gpt2")
+    tiny.store("gpt2", tmp_path)
+    path = tmp_path / "store.json"
+    note = json.loads(path.read_text(encoding="utf-8"))
+    padded = Tokenizer(tokenizer.backend, {**tokenizer.roles, "pad": tokenizer.roles["end"]})
+    assert "pad" not in tokenizer.roles and padded.fingerprint != tokenizer.fingerprint
+    path.write_text(json.dumps({**note, "tokenizer": padded.fingerprint}), encoding="utf-8")
+    assert len(TokenStore.open(tmp_path, tokenizer).train.tokens)
+    path.write_text(json.dumps({**note, "tokenizer": "0" * 64}), encoding="utf-8")
+    with pytest.raises(EtymonError, match="another tokenizer"):
+        TokenStore.open(tmp_path, tokenizer)

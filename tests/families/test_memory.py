@@ -86,3 +86,19 @@ def test_a_folder_that_does_not_fit_is_not_opened(folder, monkeypatch):
     monkeypatch.setattr(families_memory, "available_memory", lambda: 1000.0)
     with pytest.raises(EtymonError, match=rf"to open {folder} needs about .* this machine has 1 kB free"):
         etymon.load(folder)
+
+
+def test_layers_that_must_be_equal_are_counted_together():
+    """A decoder that begins with the encoder's states has as many layers."""
+    shape = shape_of(
+        get_family("rnn"),
+        "luong",
+        vocabulary=300,
+        word_dim=16,
+        dim=16,
+        readout_dim=16,
+        layers=7,
+        decoder_layers=7,
+    )
+    model = Model(get_family("rnn"), shape, {"vocabulary"})
+    assert count_parameters(get_family("rnn"), shape, model.asked) == model.parameter_count()

@@ -237,3 +237,10 @@ def test_absent_keys_of_an_alias_are_those_of_its_class() -> None:
     ours, _ = family_of("mt5").settings.read({"model_type": "mt5"}, "")
     assert (ours["feed_forward"], ours["vocabulary"], ours["tied"]) == ("gated-gelu", 250112, False)
     assert family_of("t5").settings.read({"model_type": "t5"}, "")[0]["feed_forward"] == "relu"
+
+
+@pytest.mark.parametrize("value", [[], 5, {}])
+def test_an_activation_that_is_no_name_is_refused_in_one_line(tmp_path: Path, value: Any) -> None:
+    etymon.save(tiny("t5", PRETRAINED["t5"]), tmp_path / "t5")
+    change(tmp_path / "t5", dense_act_fn=value)
+    assert "dense_act_fn" in refusal(tmp_path / "t5")

@@ -195,3 +195,20 @@ def test_run_file_is_strict(straight: Callable[[str], Pretrained], tmp_path: Pat
         file.write_text(text, encoding="utf-8")
         with pytest.raises(EtymonError, match=reason):
             resume("gpt2", tmp_path)
+
+
+def test_checkpoints_without_their_run_file_are_not_taken_for_a_new_run_s(tmp_path: Path) -> None:
+    pretrain("gpt2", tmp_path / "run", steps=4)
+    (tmp_path / "run" / "run.yaml").unlink()
+    for resumed in (False, "auto"):
+        with pytest.raises(EtymonError, match="checkpoints of a run, but no run"):
+            pretrain("gpt2", tmp_path / "run", steps=3, resume=resumed)
+
+
+def test_a_run_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    pretrain("gpt2", tmp_path / "run", steps=4)
+    file = tmp_path / "run" / "run.yaml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text[: text.index("training:")], encoding="utf-8")
+    with pytest.raises(EtymonError, match="is not whole"):
+        resume("gpt2", tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -287,6 +288,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
     assert told["steps"].startswith("about ") and "(5epochs)" in told["steps"]
     assert told["phase 1"] == "90% of the steps, masked-next-sentence, 8 a step of up to 16 tokens"
     assert told["phase 2"] == "10% of the steps, masked, 8 a step of up to 64 tokens"
+    assert re.search(r"\d [MG]B after a step", told["memory"]), "a process of Python takes megabytes"
     assert "B after a step" in told["memory"] and "ms a step" in told["time"]
     assert told["folder"] == f"{tmp_path}/run" and list(told)[-1] == "everything wor"
 
