@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_demo_and_what_it_suggests(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "etymon demo" in README
-    told = run(["demo", "--steps", "2", "--progress", "silent"], capsys)
+    told = run(["demo", "--steps", "1", "--progress", "silent"], capsys)
     assert (here / "runs/demo/report.html").is_file()
     shown = [run(words, capsys) for words in commands(block("demo", "sh"))]
     assert all(text.strip() for text in shown)
