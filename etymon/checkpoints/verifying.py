@@ -48,24 +48,24 @@ def verified(folder: Path) -> Iterator[None]:
     """
     digests = {name: digest for name, digest in saved_digests(folder).items() if (folder / name).is_file()}
     with ThreadPoolExecutor(max(1, min(4, len(digests)))) as pool:
-        found = {name: pool.submit(sha256, folder / name) for name in digests}
+        actual = {name: pool.submit(sha256, folder / name) for name in digests}
         try:
             yield
         except Exception as error:
-            _compare(folder, digests, found, error)
+            _compare(folder, digests, actual, error)
             raise
-        _compare(folder, digests, found)
+        _compare(folder, digests, actual)
 
 
 def _compare(
     folder: Path,
     digests: Mapping[str, str],
-    found: Mapping[str, Future[str]],
+    actual: Mapping[str, Future[str]],
     cause: Exception | None = None,
 ) -> None:
     for name, digest in digests.items():
         try:
-            changed = found[name].result() != digest
+            changed = actual[name].result() != digest
         except OSError as error:
             raise EtymonError(f"cannot read {folder / name}: {error.strerror or error}") from error
         if changed:

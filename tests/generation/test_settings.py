@@ -62,3 +62,9 @@ def test_what_people_write_is_understood():
     assert DecodingSettings(stop="\n\n").stop == ("\n\n",)
     assert DecodingSettings(stop=["a", "b"], end_ids=[3]).end_ids == (3,)
     assert DecodingSettings(sample=True, returns=5).returns == 5
+
+
+@pytest.mark.parametrize("beams", [0, 10_001, 2**63 - 1])
+def test_a_number_of_beams_that_no_memory_holds_is_refused(beams: int) -> None:
+    with pytest.raises(EtymonError, match="from 1 to 10,000"):
+        DecodingSettings(beams=beams)
