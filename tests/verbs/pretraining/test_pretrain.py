@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,13 @@ def test_without_held_out_text_it_says_so(tmp_path: Path, capsys: pytest.Capture
     assert "<svg" in (result.folder / "report.html").read_text(encoding="utf-8")
 
 
+def never_begun(run: Path) -> None:
+    """Takes away what a run writes once it has begun; its tokenizer and its encoded text stay."""
+    for name in ("run.yaml", "metrics.jsonl"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints")
+
+
 def test_leftovers_of_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenizer and text of an attempt that never began are used again, but only for the same text and family."""
     with monkeypatch.context() as patch:
@@ -271,10 +279,9 @@ def test_leftovers_of_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr("etymon.verbs.run_text.train_tokenizer", lambda *_, **__: crash())
         result = pretrain("gpt2", tmp_path / "run", steps=1)  # the same text: nothing is trained again
-        for name in ("run.yaml", "metrics.jsonl"):
-            (tmp_path / "run" / name).unlink()
+    never_begun(tmp_path / "run")
     other = pretrain("gpt2", tmp_path / "run", steps=1, data=Texts(tiny.texts(30, seed=5)), vocabulary=300)
     assert other.model.tokenizer is not None and result.model.tokenizer is not None
     assert other.model.tokenizer.size <= 300 < result.model.tokenizer.size
-    (tmp_path / "run" / "run.yaml").unlink()
+    never_begun(tmp_path / "run")
     assert pretrain("bert", tmp_path / "run", steps=1).steps == 1
