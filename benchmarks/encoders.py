@@ -41,7 +41,7 @@ def text() -> tuple[list[str], str]:
     data = corpora()
     if data is not None:
         return [str(data / "eltec-novels")], "file"
-    from etymon.data.prose import stdlib_documents
+    from etymon.text.prose import stdlib_documents
 
     RUNS.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"text": document.text}) + "\n" for document in stdlib_documents()]

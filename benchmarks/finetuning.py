@@ -21,7 +21,7 @@ import torch
 import etymon
 from benchmarks.harness import THREADS, Comparison, Seconds, answer, in_turn, needed_corpora, peers, sized
 from benchmarks.sentence_encoding import model_folder
-from etymon.data.tokenizer import Tokenizer
+from etymon.text.tokenizer import Tokenizer
 
 ROWS, STEPS, ANSWERED, SEED = sized((32, 8, 320, 0), (4, 1, 8, 0))
 TRAINED, ROUNDS, WARMUP = sized((20_000, 5, 0), (40, 1, 0))
@@ -40,14 +40,14 @@ def table(split: str) -> list[dict[str, Any]]:
 
 
 def ours(folder: Path, what: str) -> Callable[[], Seconds]:
-    from etymon.data.tables import read_table
     from etymon.families.loading import load
+    from etymon.tables.table import read_table
     from etymon.tasks import get_task, headed
     from etymon.training.feeding import Course, Feed, Phase, Position
     from etymon.training.loop import Trainer, TrainingSettings
     from etymon.training.optimisers import OptimiserChoice
     from etymon.training.progress import progress
-    from etymon.training.runs import Run
+    from etymon.training.state import Run
     from etymon.training.unit import TrainingUnit
 
     model = load(folder)

@@ -56,10 +56,10 @@ def made_up_text(words: int = WORDS, vocabulary: int = 20_000, seed: int = 0) ->
 def measure(settings: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
     """In a process of its own: the peak of a run beyond its imports, and the estimate with the vocabulary that it then had."""
     import etymon.report.plots
-    import etymon.verbs.dry_run  # noqa: F401
-    from etymon.data.sources import text_source
-    from etymon.verbs.pretraining import Pretraining
-    from etymon.verbs.run_file import RunFile, assemble
+    import etymon.runs.dry_run  # noqa: F401
+    from etymon.runs.pretraining import Pretraining
+    from etymon.runs.run_file import RunFile, assemble
+    from etymon.text.sources import text_source
 
     file = assemble(RunFile, {**settings, "data": [str(text)], "budget": f"{STEPS}steps"}, None, ())
     source = text_source(file.data, file.documents, file.column, file.errors)

@@ -13,9 +13,9 @@ from typing import Any
 import etymon
 from benchmarks.harness import Comparison, alternate, sized
 from benchmarks.sentence_encoding import sentences
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families.decoders import BYTE_BPE
 from etymon.generation.likelihood import score_texts
+from etymon.text.tokenizer_training import train_tokenizer
 
 SHOTS, LABELS = sized(16, 2), ("negative", "positive")
 QUERIES, ROUNDS, WARMUP, VOCABULARY = sized((200, 5, 1, 4096), (4, 1, 0, 400))

@@ -18,9 +18,9 @@ import torch
 import etymon
 from benchmarks.harness import Comparison, alternate, needed_corpora, sized
 from benchmarks.training_steps import RATE
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families.decoders import BYTE_BPE
 from etymon.nn.batch import Batch
+from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
 
 ROWS, BATCHES, LONGEST, VOCABULARY = sized((16, 8, 512, 8000), (4, 2, 64, 800))

@@ -26,8 +26,8 @@ import torch
 import etymon
 from benchmarks.arms import RARELY, folder, keep, run_of, small
 from benchmarks.harness import needed_corpora, sized
-from etymon.data.tables import read_table
 from etymon.families import REGISTRY
+from etymon.tables.table import read_table
 
 RUNS = folder("tasks")
 TUNING = sized(os.environ.get("ETYMON_BENCH_TUNING", "2.7Tflops"), "1step")

@@ -23,8 +23,6 @@ from benchmarks.harness import (
     record_memory,
     sized,
 )
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families import get_family
 from etymon.families.companions import generator_for
 from etymon.nn.batch import Batch
@@ -32,6 +30,8 @@ from etymon.objectives.causal import Causal, CausalPrepared
 from etymon.objectives.masked import Masked, MaskedExample
 from etymon.objectives.objective import weighted_loss
 from etymon.objectives.replaced import Replaced, ReplacedExample
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
 from etymon.training.unit import TrainingUnit
 

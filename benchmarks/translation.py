@@ -22,12 +22,12 @@ import torch
 
 import etymon
 from benchmarks.harness import THREADS, Comparison, answer, in_turn, needed_corpora, peers, sized
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families import get_family
 from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.tasks import get_task
 from etymon.tasks.text2text import BATCH, Text2Text
+from etymon.text.tokenizer_training import train_tokenizer
 
 SENTENCES, BEAMS, FIXED = sized((200, 4, 24), (6, 2, 5))
 ROUNDS = sized(5, 1)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from etymon.data.store import Split
+from etymon.text.store import Split
 
 
 def sentence_spans(split: Split, index: int) -> list[tuple[int, int]]:

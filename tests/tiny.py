@@ -8,15 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from etymon.data.store import TokenStore, build_store
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
 from etymon.objectives import get_objective
 from etymon.objectives.objective import Objective
+from etymon.text.reading import Document
+from etymon.text.store import TokenStore, build_store
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_training import train_tokenizer
 
 NOUNS = "river mountain letter garden winter captain window morning village question bridge answer".split()
 VERBS = "crossed remembered followed painted wanted carried opened answered".split()

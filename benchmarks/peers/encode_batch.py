@@ -7,7 +7,7 @@ import time
 def run(tokenizer: str, file: str, size: int) -> float:
     import tokenizers
 
-    from etymon.data.cutting import pieces
+    from etymon.text.cutting import pieces
 
     with open(file, "rb") as stream:
         text = stream.read(size).decode("utf-8", "ignore")

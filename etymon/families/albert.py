@@ -10,7 +10,6 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
@@ -18,6 +17,7 @@ from etymon.families.positions import known_to_transformers
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.initialise import truncated_weights
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

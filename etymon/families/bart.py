@@ -16,7 +16,6 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
-from etymon.data import framing
 from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.encoders import MASKED_BPE
 from etymon.families.family import Family, Recipe, classes, divides
@@ -26,6 +25,7 @@ from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
 from etymon.nn.linear import Embedding
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

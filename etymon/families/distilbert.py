@@ -12,7 +12,6 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
-from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.family import Family, Head, Recipe, classes, divides
@@ -21,6 +20,7 @@ from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import Filler, normal_weights
 from etymon.nn.positions import sinusoidal
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

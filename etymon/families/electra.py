@@ -15,7 +15,6 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.data import framing
 from etymon.families import encoders, summary
 from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Head, Recipe, classes
@@ -25,6 +24,7 @@ from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import truncated_weights
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

@@ -17,7 +17,6 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.data import framing
 from etymon.families.decoders import check_cutoffs, check_divisor
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.nn.activations import ACTIVATIONS
@@ -30,6 +29,7 @@ from etymon.nn.initialise import Filler, constant, normal, remembering, uniform,
 from etymon.nn.recurrent import RecurrentState, TwoWayStack
 from etymon.nn.sampled import SampledVocabulary
 from etymon.nn.scalar_mix import ScalarMix
+from etymon.text import framing
 
 FILTERS = "1x32 2x32 3x64 4x128 5x256 6x512 7x1024"
 

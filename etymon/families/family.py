@@ -12,13 +12,13 @@ from torch import nn
 from etymon.checkpoints.config_keys import config_keys
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
-from etymon.data.framing import Framing
 from etymon.nn.adaptive import choose_cutoffs
 from etymon.nn.features import FeatureHead, FeatureSettings
 from etymon.nn.initialise import Filler
+from etymon.text.framing import Framing
 
 if TYPE_CHECKING:
-    from etymon.data.tokenizer import Tokenizer
+    from etymon.text.tokenizer import Tokenizer
 
 
 Where = Literal["every", "first", "last", "mean"]

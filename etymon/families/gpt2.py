@@ -9,11 +9,11 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
-from etymon.data import framing
 from etymon.families import decoders, summary
 from etymon.families.family import Family, Recipe, classes
 from etymon.nn.blocks import Block
 from etymon.nn.bodies import Body
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

@@ -16,7 +16,6 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
-from etymon.data import framing
 from etymon.errors import EtymonError
 from etymon.families import decoders
 from etymon.families.activations import ACTIVATION_NAMES
@@ -24,6 +23,7 @@ from etymon.families.family import Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.visibility import Band, Causal
+from etymon.text import framing
 
 KINDS = {"dense": "global", "banded": "local"}
 """What a layer sees, in our words and in GPT-Neo's."""

@@ -9,7 +9,6 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
-from etymon.data import framing
 from etymon.families import decoders
 from etymon.families.family import Family, Recipe, classes
 from etymon.nn.blocks import ParallelBlock
@@ -17,6 +16,7 @@ from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.initialise import COMMON, Filler, normal, truncated_normal
 from etymon.nn.positions import Rotary
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

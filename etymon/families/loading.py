@@ -19,8 +19,6 @@ from etymon.checkpoints.settings import pass_over
 from etymon.checkpoints.verifying import is_verifying, verified, verifying
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
-from etymon.data.framing import ReadingSettings
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Family
@@ -39,6 +37,8 @@ from etymon.families.special_tokens import leave_out_unusable_ids
 from etymon.files import read_json
 from etymon.nn.alignment import align
 from etymon.nn.features import FeatureSettings
+from etymon.text.framing import ReadingSettings
+from etymon.text.tokenizer import Tokenizer
 
 HISTORY = "history.json"
 """Beside the published files: which heads the folder holds and how it was trained."""

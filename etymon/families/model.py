@@ -34,7 +34,7 @@ from etymon.nn.two_stream import Asked
 from etymon.nn.vocabulary import DenseVocabulary
 
 if TYPE_CHECKING:
-    from etymon.data.tokenizer import Tokenizer
+    from etymon.text.tokenizer import Tokenizer
 
 
 PREFIX_KEY = "etymon_prefix"

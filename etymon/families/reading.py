@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from etymon.data.framing import ReadingSettings
 from etymon.families.family import TASK_HEADS
 from etymon.families.model import Model
 from etymon.families.special_tokens import token_ids
+from etymon.text.framing import ReadingSettings
 
 
 def reading_settings(model: Model, heads: Set[str], history: Sequence[Mapping[str, Any]]) -> ReadingSettings:

@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.data import framing
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
 from etymon.families.seq2seq import SPECIALS, heads
 from etymon.nn.bodies import EncoderDecoder
@@ -22,6 +21,7 @@ from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, 
 from etymon.nn.linear import Embedding
 from etymon.nn.recurrent_alignment import Alignment
 from etymon.nn.recurrent_attention import RecurrentDecoder, RecurrentEncoder, RecurrentEncoderDecoder
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

@@ -14,7 +14,6 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.data import framing
 from etymon.families import encoders
 from etymon.families.family import Family, Head, Recipe, classes
 from etymon.families.positions import known_to_transformers
@@ -22,6 +21,7 @@ from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

@@ -16,7 +16,6 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.config import did_you_mean
-from etymon.data import framing
 from etymon.families.activations import ACTIVATION_NAMES
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
@@ -31,6 +30,7 @@ from etymon.nn.linear import Embedding, RootMeanSquareNorm
 from etymon.nn.positions import BucketedBias
 from etymon.nn.visibility import Causal, Everything
 from etymon.nn.vocabulary import DenseVocabulary
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
-from etymon.data import framing
 from etymon.families.activations import ActivationName
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice, divides
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
@@ -23,6 +22,7 @@ from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, xavier
 from etymon.nn.linear import Embedding
 from etymon.nn.positions import Sinusoids
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

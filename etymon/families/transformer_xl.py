@@ -11,7 +11,6 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
-from etymon.data import framing
 from etymon.families.decoders import BYTE_BPE, HEADS, check_cutoffs, layer_norm, pocket_recipe
 from etymon.families.family import Family, Head, Recipe, classes
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
@@ -21,6 +20,7 @@ from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal
 from etymon.nn.memory import RecurrentBody, RecurrentStack
 from etymon.nn.relative import RelativeAttention, Sinusoids, relative_biases
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

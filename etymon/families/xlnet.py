@@ -17,7 +17,6 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
-from etymon.data import framing
 from etymon.families import summary
 from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.decoders import vocabulary_head
@@ -33,6 +32,7 @@ from etymon.nn.linear import Embedding
 from etymon.nn.relative import Sinusoids
 from etymon.nn.spans import ConditionalSpan
 from etymon.nn.two_stream import SegmentAttention, TwoStreamBody, TwoStreamStack
+from etymon.text import framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

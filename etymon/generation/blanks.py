@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import absent_ids, decode, evaluating
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import encode_prompts, tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.text.tokenizer import Tokenizer
 
 MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}"
 SPAN_TOKENS = 10

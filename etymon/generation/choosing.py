@@ -18,11 +18,11 @@ import math
 import torch
 from torch import Tensor
 
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.generation.processors import draw, warp
 from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.stepping import Stepper
+from etymon.text.tokenizer import Tokenizer
 
 TOGETHER = 64
 """Rows that are scored at a time: each is a copy of its prompt's state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from etymon.data.tokenizer import Tokenizer
+from etymon.text.tokenizer import Tokenizer
 
 
 def cut(text: str, stops: Sequence[str]) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from etymon.data.tokenizer import Tokenizer, TokenStream
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import choices_of, decode
 from etymon.generation.sequences import Sequence as Decoded
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.stopping import StopFilter, cut
+from etymon.text.tokenizer import Tokenizer, TokenStream
 
 OnText = Callable[[int, int, str], None]
 """Called with the number of the prompt, of the text among its texts, and a piece of new text."""

@@ -12,8 +12,8 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
-    from etymon.data.tokenizer import Tokenizer
     from etymon.objectives.objective import Objective
+    from etymon.text.tokenizer import Tokenizer
 
 REGISTRY = {
     "causal": "etymon.objectives.causal:Causal",

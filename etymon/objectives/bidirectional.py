@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data.sentence_streams import SEPARATOR, by_sentence
-from etymon.data.store import Split
-from etymon.data.streams import FRESH, START, STOP, STREAM, read, stream_segments
-from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.sampled import SampledVocabulary
 from etymon.objectives.objective import Streamed, Streaming, Term, Unit, needed_id
+from etymon.sampling.sentence_streams import SEPARATOR, by_sentence
+from etymon.sampling.streams import FRESH, START, STOP, STREAM, read, stream_segments
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 BACK_START, BACK_STOP = 5, 6
 """Columns behind those of the plan of streams."""

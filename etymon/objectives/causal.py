@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data import plans
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id, text_lengths
+from etymon.sampling import plans
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

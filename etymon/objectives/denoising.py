@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data import noise as algebra
-from etymon.data import plans
-from etymon.data.corruption import NOISES, Amounts, Text
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id
+from etymon.sampling import noise as algebra
+from etymon.sampling import plans
+from etymon.sampling.corruption import NOISES, Amounts, Text
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
 from etymon.nn.trace import Trace, trace
 from etymon.nn.vocabulary import Context
 from etymon.objectives.causal import Causal, CausalPrepared
 from etymon.objectives.masked import Masked, MaskedPrepared
 from etymon.objectives.objective import Term, Unit
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

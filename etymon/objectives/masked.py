@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data import packing, plans
-from etymon.data.framing import Framed
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
 from etymon.objectives.masking import SCHEMES, Masking
 from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id, target_terms
+from etymon.sampling import packing, plans
+from etymon.text.framing import Framed
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from etymon.data import noise
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.objectives.objective import needed_id
+from etymon.sampling import noise
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 RARITY = 0.7
 """DistilBERT's: a token is asked for in proportion to count^-0.7."""

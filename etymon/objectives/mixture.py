@@ -14,12 +14,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from etymon.data import plans
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import Objective, Prepared, Term, Unit
+from etymon.sampling import plans
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 class Blend:

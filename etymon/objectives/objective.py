@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data import plans
-from etymon.data import streams as text_streams
-from etymon.data.store import Split
-from etymon.data.streams import FRESH, ORDER, START, STREAM, Reset
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.two_stream import Asked
 from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, needed_id, target_terms
+from etymon.sampling import plans
+from etymon.sampling import streams as text_streams
+from etymon.sampling.streams import FRESH, ORDER, START, STREAM, Reset
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("etymon.objectives")
 

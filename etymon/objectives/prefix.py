@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from etymon.data.store import Split
 from etymon.objectives.causal import Causal, CausalExample
+from etymon.text.store import Split
 
 
 class Prefix(Causal):

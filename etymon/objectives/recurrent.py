@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etymon.data import streams as text_streams
-from etymon.data.store import Split
-from etymon.data.streams import FRESH, STREAM, Reset
-from etymon.data.tokenizer import Tokenizer
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.objectives.causal import CausalExample, CausalPrepared, asked
 from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, needed_id, text_lengths
+from etymon.sampling import streams as text_streams
+from etymon.sampling.streams import FRESH, STREAM, Reset
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.objectives.masked import Masked, MaskedExample, MaskedPrepared
 from etymon.objectives.objective import Term, Unit, by_length
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data import plans
-from etymon.data.store import Split
-from etymon.data.tokenizer import Tokenizer
 from etymon.objectives.masked import Masked, MaskedExample, MaskedPrepared
 from etymon.objectives.objective import Term, by_length
+from etymon.sampling import plans
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,6 @@ from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from etymon.data.examples import Examples
-from etymon.data.tables import Table
-from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
@@ -27,6 +24,8 @@ from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout
 from etymon.nn.spans import ConditionalSpan
+from etymon.sampling.examples import Examples
+from etymon.tables.table import Table
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores
 from etymon.tasks.answer_windows import Tokens, Window, windows
 from etymon.tasks.answers_given import given_answers, told_apart
@@ -35,6 +34,7 @@ from etymon.tasks.reading import framed_examples
 from etymon.tasks.scores import Score
 from etymon.tasks.spans import Found, best_spans, followed_spans, row_log_softmax
 from etymon.tasks.task import Fit, Tell, silent
+from etymon.text.reading import SURROGATE
 
 SPAN, CONDITIONAL = "span", "conditional_span"
 HIDDEN = -1e30

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etymon.data.framing import Framed
 from etymon.errors import EtymonError
 from etymon.tasks.reading import TextReader
 from etymon.tasks.task import Tell, silent
+from etymon.text.framing import Framed
 
 
 @dataclass(frozen=True)

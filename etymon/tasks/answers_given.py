@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from etymon.data.tables import Table, json_cell
-from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
+from etymon.tables.table import Table, json_cell
+from etymon.text.reading import SURROGATE
 
 SHOWN = 60
 """Characters of an answer that a message repeats."""

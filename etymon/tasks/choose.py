@@ -15,9 +15,9 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.config import did_you_mean
-from etymon.data.tables import Table, json_cell
 from etymon.errors import EtymonError
 from etymon.families.model import Model
+from etymon.tables.table import Table, json_cell
 from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.label_scores import label_scores
 from etymon.tasks.scores import Score

@@ -16,11 +16,11 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.config import did_you_mean
-from etymon.data.examples import Examples
-from etymon.data.tables import Table, json_cell
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
+from etymon.sampling.examples import Examples
+from etymon.tables.table import Table, json_cell
 from etymon.tasks.headed import NUMBER, HeadOptions, HeadPrepared, HeadTask, Pair, by_number
 from etymon.tasks.label_scores import (
     LABEL_LIBRARIES,

@@ -9,10 +9,10 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
 
-from etymon.data.pieces import Span
 from etymon.errors import EtymonError
 from etymon.files import parse_json
 from etymon.tasks.tag_scores import OUTSIDE, spans
+from etymon.text.pieces import Span
 
 Scheme = Literal["IOB2", "BILOU"]
 PREFIXES: dict[str, str] = {"IOB2": "BI", "BILOU": "BILU"}

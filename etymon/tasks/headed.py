@@ -22,8 +22,6 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.config import did_you_mean
-from etymon.data.examples import NONE, Examples, Ragged, bundles
-from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
@@ -32,6 +30,8 @@ from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.objective import Term, Unit
+from etymon.sampling.examples import NONE, Examples, Ragged, bundles
+from etymon.tables.table import Table
 from etymon.tasks.feature_cache import FeatureCache
 from etymon.tasks.head_batches import HeadPrepared, ask_for_words, parts_of
 from etymon.tasks.reading import Pair, TextReader

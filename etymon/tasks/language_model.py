@@ -15,9 +15,6 @@ import numpy as np
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 
-from etymon.data.examples import bundled, filled, sample_bundles
-from etymon.data.store import Split
-from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
@@ -26,9 +23,12 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import Objective, Prepared, Term, Unit, check_fit
+from etymon.sampling.examples import bundled, filled, sample_bundles
+from etymon.tables.table import Table
 from etymon.tasks.reading import require_one_tokenizer
 from etymon.tasks.scores import Score, interval
 from etymon.tasks.task import Fit, Task, Tell, silent
+from etymon.text.store import Split
 
 USUAL_LENGTH = 256
 """Tokens of a sample, where the model itself has no smaller limit: as in pretraining."""

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from etymon.data.examples import bundled, filled, sample_bundles
-from etymon.data.plans import key
 from etymon.objectives.mixture import MixturePrepared
 from etymon.objectives.objective import Objective, Term, Unit
+from etymon.sampling.examples import bundled, filled, sample_bundles
+from etymon.sampling.plans import key
 from etymon.tasks.task import Task
 
 Rates = Literal["proportional", "temperature", "equal"]

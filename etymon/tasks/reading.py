@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from etymon.data.examples import Examples, Ragged
-from etymon.data.framing import Framed
-from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
+from etymon.sampling.examples import Examples, Ragged
+from etymon.tables.table import Table
 from etymon.tasks.task import Tell
+from etymon.text.framing import Framed
 
 Pair = tuple[str, str | None]
 USUAL_LENGTH = 512

@@ -11,10 +11,10 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
+from etymon.tables.table import Table
 from etymon.tasks.classify import TextOptions, TextTask
 from etymon.tasks.headed import HeadPrepared
 from etymon.tasks.label_scores import VALUE_METRICS, value_scores

@@ -16,13 +16,11 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from etymon.data.examples import Examples, Ragged
-from etymon.data.pieces import Span, WordReader, windows
-from etymon.data.tables import Table, json_cell
-from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
+from etymon.sampling.examples import Examples, Ragged
+from etymon.tables.table import Table, json_cell
 from etymon.tasks.entities import (
     Entity,
     Scheme,
@@ -38,6 +36,8 @@ from etymon.tasks.reading import framed_examples
 from etymon.tasks.scores import Score
 from etymon.tasks.tag_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
 from etymon.tasks.task import Tell, silent
+from etymon.text.pieces import Span, WordReader, windows
+from etymon.text.reading import SURROGATE
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))

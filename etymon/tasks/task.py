@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from etymon.config import did_you_mean
-from etymon.data.examples import NONE, Examples, bundles, bundles_of_rows
-from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.objectives.objective import Objective
+from etymon.sampling.examples import NONE, Examples, bundles, bundles_of_rows
+from etymon.tables.table import Table
 from etymon.tasks.scores import FALLING, Score, library
 
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50

@@ -15,9 +15,6 @@ import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from etymon.data.examples import Examples, Ragged
-from etymon.data.tables import Table
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
@@ -29,8 +26,11 @@ from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.denoising import WrittenPrepared
 from etymon.objectives.objective import Term, Unit, needed_id
+from etymon.sampling.examples import Examples, Ragged
+from etymon.tables.table import Table
 from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, Score, text_scores
 from etymon.tasks.task import Fit, Task, Tell, silent
+from etymon.text.tokenizer import Tokenizer
 
 USUAL_LENGTH = 512
 """Tokens of a source, or of a target, at most, where the model itself has no limit."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from etymon.data.examples import Examples
-from etymon.data.tables import Table
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
+from etymon.sampling.examples import Examples
+from etymon.tables.table import Table
 from etymon.tasks.task import Fit, Task, Tell, silent
 from etymon.tasks.text2text import Text2Text, Text2TextOptions
 

@@ -16,10 +16,10 @@ from typing import Any, cast
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from etymon.data.plans import key
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.objectives.objective import Objective, Prepared, Streaming
+from etymon.sampling.plans import key
+from etymon.text.store import Split
 
 
 @dataclass(frozen=True)

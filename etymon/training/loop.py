@@ -38,9 +38,9 @@ from etymon.training.optimisers import (
 from etymon.training.optimisers.groups import gradient_norms, thawed
 from etymon.training.progress import Progress
 from etymon.training.replanning import Revision, StepPlan, TimeBudget
-from etymon.training.runs import JUDGED, Run, TrainingState
 from etymon.training.schedules import ScheduleChoice
 from etymon.training.speed import matmul_peak, memory, operations_a_token
+from etymon.training.state import JUDGED, Run, TrainingState
 from etymon.training.stopping import stop_requested
 from etymon.training.unit import TrainingUnit
 

@@ -47,8 +47,8 @@ def attention(
     Cross-attention of an encoder-decoder (the alignment of a translation) and self-attention of everybody, tokens labelled,
     layers and heads to choose from in the page; `--out map.png --layer 3 --head 1` draws one map.
     """
-    from etymon.evaluation.attending import attended
     from etymon.files import atomic_write
+    from etymon.lab.attention_map import attended
     from etymon.report.heatmaps import attention_page, attention_picture
     from etymon.verbs.opening import opened
 

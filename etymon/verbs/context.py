@@ -11,8 +11,8 @@ from etymon.verbs.options import opens_models
 from etymon.verbs.terminal import clear_line, print_json
 
 if TYPE_CHECKING:
-    from etymon.evaluation.context import Contexts
     from etymon.families.model import Model
+    from etymon.lab.context import Contexts
 
 
 @opens_models
@@ -43,8 +43,8 @@ def context(
     The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte, which compare across
     tokenizers. The relative effective context length (RECL) of Transformer-XL's authors is given for the group of models.
     """
-    from etymon.evaluation import context_report
-    from etymon.evaluation.context import context_lengths, measure
+    from etymon.lab import context_report
+    from etymon.lab.context import context_lengths, measure
     from etymon.verbs.opening import opened, writable
     from etymon.verbs.reading import text_files
 
@@ -74,7 +74,7 @@ def context(
 def present(
     result: Contexts, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
-    from etymon.evaluation import context_report
+    from etymon.lab import context_report
 
     clear_line()
     if json:

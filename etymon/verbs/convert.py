@@ -107,7 +107,7 @@ def convert(
 
 def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
     from etymon.families.averaging import average_checkpoints
-    from etymon.training.runs import Run
+    from etymon.training.state import Run
 
     steps = Run(run).checkpoints()  # of which the best may be much older than the others
     if not 1 <= count <= len(steps):

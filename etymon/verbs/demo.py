@@ -27,9 +27,9 @@ def demo(
     import shutil
 
     from etymon.config import load_yaml
-    from etymon.data.sources import StandardLibrary
+    from etymon.runs.run_file import RunFile
+    from etymon.text.sources import StandardLibrary
     from etymon.verbs.pretrain import pretrain
-    from etymon.verbs.run_file import RunFile
 
     folder = Path(out)
     if (folder / "run.yaml").is_file():

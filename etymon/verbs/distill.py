@@ -74,7 +74,7 @@ def distill(
     from etymon.config import read_yaml, strict
     from etymon.families import get_family
     from etymon.families.loading import read_shape
-    from etymon.verbs.run_file import RunFile, settings_of
+    from etymon.runs.run_file import RunFile, settings_of
 
     taught_family, taught = read_shape(teacher)
     if "encoder-decoder" in taught_family.capabilities:

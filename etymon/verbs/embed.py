@@ -73,8 +73,8 @@ def embed(
     import torch
 
     from etymon.config import did_you_mean
-    from etymon.evaluation.representations import Reader
     from etymon.generation.decoding import evaluating
+    from etymon.lab.representations import Reader
     from etymon.verbs.opening import opened, texts_from, writable
 
     if batch_size < 1:

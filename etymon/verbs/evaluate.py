@@ -12,8 +12,8 @@ from etymon.verbs import options
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
-    from etymon.data.tables import Table
     from etymon.families.model import Model
+    from etymon.tables.table import Table
     from etymon.tasks.scores import Score
     from etymon.tasks.task import Task
 
@@ -67,11 +67,11 @@ def evaluate(
     It answers every row. The task, its columns and its prefix are those that it was fine-tuned with, unless you say otherwise.
     """
     asked = dict(locals())
-    from etymon.data.held_rows import listed
-    from etymon.data.table_writing import WRITTEN, write_table
-    from etymon.data.tables import read_table
     from etymon.files import atomic_write
     from etymon.generation.settings import DecodingSettings
+    from etymon.tables.in_memory_rows import listed
+    from etymon.tables.table import read_table
+    from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
     from etymon.tasks.task import silent

@@ -169,13 +169,13 @@ def finetune(
     """
     asked = dict(locals())
     from etymon.config import read_yaml
-    from etymon.data.held_rows import listed
     from etymon.families import REGISTRY, get_family
     from etymon.families.loading import read_shape
-    from etymon.verbs.finetuning import Finetuning
-    from etymon.verbs.mixing import Mixing
-    from etymon.verbs.run_file import assemble, begun, settings_of
-    from etymon.verbs.task_file import TaskFile
+    from etymon.runs.finetuning import Finetuning
+    from etymon.runs.mixing import Mixing
+    from etymon.runs.run_file import assemble, begun, settings_of
+    from etymon.runs.task_file import TaskFile
+    from etymon.tables.in_memory_rows import listed
 
     train, validation = (None if given is None else listed(given) for given in (train, validation))
     asked |= {"train": train, "validation": validation}
@@ -226,7 +226,7 @@ def finetune(
     if seeds is not None:
         if seed is not None or dry_run:
             raise EtymonError("give --seed, --dry-run or --seeds, not several of them")
-        from etymon.verbs.seeds import finetune_seeds
+        from etymon.runs.seeds import finetune_seeds
 
         wanted = [seeds] if isinstance(seeds, int) else list(seeds)
         if len(wanted) == 1 and wanted[0] < 2:
@@ -264,7 +264,7 @@ def _rows(given: Any) -> list[Mapping[str, Any]] | None:
 def present(result: Finetuned) -> None:
     present_run(result)
     if result.seeds:
-        from etymon.verbs.seeds import spread
+        from etymon.runs.seeds import spread
 
         for seed, metrics in result.seeds.items():
             print(f"seed {seed}: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items()))

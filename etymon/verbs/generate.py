@@ -95,7 +95,7 @@ def generate(
     settings = options.decoding(asked, sample=sampling if sample is None else sample, choices=choice)
     texts = texts_of(prompts, on_note=on_note)
     if report:
-        from etymon.verbs import generation_report
+        from etymon.lab import compare_decoding as generation_report
 
         if choice or draft is not None:
             raise EtymonError("a report compares ways of decoding: leave out choices and the draft")
@@ -168,7 +168,7 @@ def _print_log_probs(one: Generation) -> None:
 
 
 def _present_report(result: list[Generation], out: Path | None, json: bool) -> None:
-    from etymon.verbs.generation_report import Comparison
+    from etymon.lab.compare_decoding import Comparison
 
     assert isinstance(result, Comparison)
     clear_line()

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Literal
 
-from etymon.data.text import SURROGATE
 from etymon.errors import EtymonError
+from etymon.text.reading import SURROGATE
 
 if TYPE_CHECKING:
     from etymon.families.model import Model

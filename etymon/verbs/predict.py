@@ -63,10 +63,10 @@ def predict(
     as its class does. What is right need not be known. Rows of similar length are read together; their order stays.
     """
     asked = dict(locals())
-    from etymon.data.held_rows import listed
-    from etymon.data.table_writing import WRITTEN, write_table
-    from etymon.data.tables import read_table
     from etymon.generation.settings import DecodingSettings
+    from etymon.tables.in_memory_rows import listed
+    from etymon.tables.table import read_table
+    from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.task import silent
     from etymon.verbs.opening import opened, texts_of, writable

@@ -10,7 +10,7 @@ from etymon.errors import EtymonError
 from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
 
 if TYPE_CHECKING:
-    from etymon.data.store import StoreSummary
+    from etymon.text.store import StoreSummary
 
 
 @dataclass
@@ -42,7 +42,7 @@ def prepare(
     Reads any amount of text in constant memory and encodes it on all cores. A store whose text and tokenizer have
     not changed is left as it is.
     """
-    from etymon.data.store import ensure_store, is_store
+    from etymon.text.store import ensure_store, is_store
     from etymon.verbs.reading import byte_progress, text_files
     from etymon.verbs.tokenizer import tokenizer_at
 

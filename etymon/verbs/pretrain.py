@@ -21,8 +21,8 @@ from etymon.verbs.options import (
 )
 
 if TYPE_CHECKING:
-    from etymon.data.sources import TextSource
     from etymon.families.model import Model
+    from etymon.text.sources import TextSource
 
 
 @dataclass
@@ -123,7 +123,7 @@ def pretrain(
     `--resume auto` can be given again whatever happened. Under `torchrun` the same command trains on several processes.
     """
     asked = dict(locals())
-    from etymon.verbs.run_file import RunFile, settings_of
+    from etymon.runs.run_file import RunFile, settings_of
 
     paths, source = texts(data)
     if steps is not None:
@@ -164,9 +164,9 @@ def started(
     **options: Any,
 ) -> Pretrained:
     """A run as it was asked for, from the beginning or from where it was stopped."""
-    from etymon.data.sources import text_source
-    from etymon.verbs.pretraining import Pretraining
-    from etymon.verbs.run_file import RunFile, assemble
+    from etymon.runs.pretraining import Pretraining
+    from etymon.runs.run_file import RunFile, assemble
+    from etymon.text.sources import text_source
 
     file = assemble(RunFile, given, config, tuple(set or ()))
     target = Path(out or Path("runs") / f"{file.family}-{file.size}")

@@ -11,9 +11,9 @@ from etymon.verbs.options import opens_models
 from etymon.verbs.terminal import clear_line, print_json
 
 if TYPE_CHECKING:
-    from etymon.evaluation.probe_data import Task
-    from etymon.evaluation.probing import Probes
     from etymon.families.model import Model
+    from etymon.lab.probe import Probes
+    from etymon.lab.probe_data import Task
 
 
 @opens_models
@@ -53,10 +53,10 @@ def probe(
     accuracy minus control accuracy. Tasks are SentEval files, tables with a text and a label, token and tag tables, CoNLL-U,
     or raw text, of which pseudo-words are made.
     """
-    from etymon.evaluation import probe_report
-    from etymon.evaluation.probe_data import Task
-    from etymon.evaluation.probe_files import Columns, read_tasks
-    from etymon.evaluation.probing import probe_model
+    from etymon.lab import probe_report
+    from etymon.lab.probe import probe_model
+    from etymon.lab.probe_data import Task
+    from etymon.lab.probe_files import Columns, read_tasks
     from etymon.verbs.opening import opened, writable
 
     if batch_size < 1:
@@ -93,7 +93,7 @@ def probe(
 def present(
     result: Probes, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
-    from etymon.evaluation import probe_report
+    from etymon.lab import probe_report
 
     clear_line()
     if json:

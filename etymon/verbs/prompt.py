@@ -13,8 +13,8 @@ from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.terminal import on_progress as tell
 
 if TYPE_CHECKING:
-    from etymon.evaluation.prompt_run import Answer, Outcome
     from etymon.families.model import Model
+    from etymon.lab.prompt import Answer, Outcome
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def prompt(
     Nothing is trained. Choices are scored, or answers are written, behind an instruction and as many examples as `--shots`
     says; examples that queries share are read once. With labels, accuracy and its 95% interval are given.
     """
-    from etymon.evaluation.prompt_run import Run
-    from etymon.evaluation.prompt_task import open_task
     from etymon.generation.prompting import Prompter
+    from etymon.lab.prompt import Run
+    from etymon.lab.prompt_task import open_task
     from etymon.verbs.opening import opened, writable
 
     if limit is not None and limit < 1:

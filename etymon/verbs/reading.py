@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etymon.config import parse_count
-from etymon.data.sources import TextFiles
 from etymon.errors import EtymonError
+from etymon.text.sources import TextFiles
 from etymon.training.progress import Kind, _can_draw, _in_notebook, format_bytes, format_seconds
 
 if TYPE_CHECKING:

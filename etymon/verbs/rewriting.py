@@ -86,7 +86,7 @@ def _task(model: Model, prefix: str | None, usual: str) -> Text2Text:
 
 def _pieces(task: Text2Text, text: str, place: str, chunk: bool, tell: Callable[[str], None]) -> list[str]:
     """The text, or its sentences in as few parts as the model can read; of a sentence that is too long, its words."""
-    from etymon.data.sentences import sentence_starts
+    from etymon.text.sentences import sentence_starts
 
     room, prefix = task.room_for_sources, task.options.prefix
 

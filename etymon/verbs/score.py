@@ -83,10 +83,10 @@ def _score_file(
     """The score of a file, which is read in parts, or of a target given the file."""
     import numpy as np
 
-    from etymon.data.encoding import Encoder, batches
-    from etymon.data.sources import TextFiles
     from etymon.generation.likelihood import score_parts
     from etymon.generation.text import tokenizer_of
+    from etymon.text.encoding import Encoder, batches
+    from etymon.text.sources import TextFiles
 
     tokenizer = tokenizer_of(model)
     encoder = Encoder(tokenizer, np.dtype(np.int32))

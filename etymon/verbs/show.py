@@ -94,7 +94,7 @@ def _memory(family: Any, shape: Any, heads: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from etymon.families.memory import outline
-    from etymon.verbs.run_memory import usual_plan
+    from etymon.runs.memory import usual_plan
 
     opening = outline(family, shape, heads).weights
     training = usual_plan(family, shape).footprint()

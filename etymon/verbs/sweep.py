@@ -12,7 +12,7 @@ from etymon.verbs.options import Column, Documents, Errors, IgnoreConfigKey, Res
 from etymon.verbs.pretrain import texts
 
 if TYPE_CHECKING:
-    from etymon.data.sources import TextSource
+    from etymon.text.sources import TextSource
 
 
 @dataclass
@@ -136,8 +136,8 @@ def sweep(
     and OUT/report.html compare them. Ctrl-C saves the run at hand, and `--resume` goes on from there.
     """
     asked = dict(locals())
-    from etymon.verbs.run_file import RunFile, assemble, settings_of
-    from etymon.verbs.sweeping import NOTE, Sweep, read_grid
+    from etymon.lab.sweep import NOTE, Sweep, read_grid
+    from etymon.runs.run_file import RunFile, assemble, settings_of
 
     paths, source = texts(data)
     given = settings_of(RunFile, asked, data=paths, start=from_)

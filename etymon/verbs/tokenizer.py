@@ -17,10 +17,10 @@ from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDoc
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
-    from etymon.data.sampling import Sample
-    from etymon.data.sources import TextFiles
-    from etymon.data.tokenizer import Tokenizer
-    from etymon.data.tokenizer_report import TokenizerReport
+    from etymon.text.sources import TextFiles
+    from etymon.text.tokenizer import Tokenizer
+    from etymon.text.tokenizer_report import TokenizerReport
+    from etymon.text.tokenizer_sample import Sample
 
 DEFAULT_SIZE = 8000
 PLAIN = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>", "mask": "<mask>"}
@@ -80,9 +80,9 @@ def tokenizer(
     The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
     recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
     """
-    from etymon.data.tokenizer_growing import grow_tokenizer, require_room
-    from etymon.data.tokenizer_report import measure_tokenizer
-    from etymon.data.tokenizer_training import train_tokenizer
+    from etymon.text.tokenizer_growing import grow_tokenizer, require_room
+    from etymon.text.tokenizer_report import measure_tokenizer
+    from etymon.text.tokenizer_training import train_tokenizer
     from etymon.verbs.reading import text_files
 
     def source() -> TextFiles:
@@ -142,7 +142,7 @@ def training_choice(
     form: str | None = None,
 ) -> dict[str, Any]:
     """What `train_tokenizer` is told: the family's recipe, as far as it is not overridden."""
-    from etymon.data.tokenizer_training import LOSSLESS
+    from etymon.text.tokenizer_training import LOSSLESS
 
     if kind is None and family is None:
         raise EtymonError(
@@ -176,7 +176,7 @@ def training_choice(
 def tokenizer_at(name: str | Path) -> Tokenizer:
     """The tokenizer behind a folder of its own, a model's, a run's or a hub id."""
     from etymon.checkpoints.hub import resolve
-    from etymon.data.tokenizer import Tokenizer
+    from etymon.text.tokenizer import Tokenizer
 
     folder = resolve(name)
     own = folder / "tokenizer"
@@ -200,7 +200,7 @@ def _check_free(folder: Path) -> None:
 @contextmanager
 def _sampled(text: TextFiles, limit: str, progress: Any) -> Iterator[tuple[Sample, Sample]]:
     """Texts to learn from and texts to judge by, after all files were read."""
-    from etymon.data.sampling import sampled
+    from etymon.text.tokenizer_sample import sampled
     from etymon.verbs.reading import byte_progress, parse_size
 
     with ExitStack() as stack:

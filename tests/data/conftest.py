@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
+from etymon.text.reading import Document
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_training import train_tokenizer
 
 SPECIALS: dict[str, dict[str, str]] = {
     "byte-bpe": {"begin": "<|endoftext|>", "end": "<|endoftext|>"},

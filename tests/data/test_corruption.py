@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etymon.data import noise
-from etymon.data.corruption import NOISES, Amounts, Text
+from etymon.sampling import noise
+from etymon.sampling.corruption import NOISES, Amounts, Text
 from tests import reconstruct
 
 MASK, SENTINELS = 500, list(range(999, 899, -1))

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models
 
-from etymon.data import encoding
-from etymon.data.encoding import Encoder, Part, keeps_words_apart
-from etymon.data.sentences import sentence_starts
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_kinds import metaspace_backend
+from etymon.text import encoding
+from etymon.text.encoding import Encoder, Part, keeps_words_apart
+from etymon.text.sentences import sentence_starts
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_kinds import metaspace_backend
 
 from .test_tokenizer_kinds import kinds  # noqa: F401
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.data.examples import NONE, bundled, bundles_of_rows, sample_bundles
+from etymon.sampling.examples import NONE, bundled, bundles_of_rows, sample_bundles
 
 SIZES = np.random.default_rng(5).integers(3, 200, 1000)
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.data.framing import (
+from etymon.errors import EtymonError
+from etymon.text.framing import (
     BART,
     BERT,
     DISTILBERT,
@@ -16,8 +17,7 @@ from etymon.data.framing import (
     XLNET,
     Framing,
 )
-from etymon.data.tokenizer import Tokenizer
-from etymon.errors import EtymonError
+from etymon.text.tokenizer import Tokenizer
 
 IDS = {"class": 101, "separator": 102, "end": 1, "begin": 50}
 

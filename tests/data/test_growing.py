@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_growing import extends, grow_tokenizer, spellings
 from etymon.errors import EtymonError
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_growing import extends, grow_tokenizer, spellings
 from tests import tiny
 from tests.data.test_tokenizer_kinds import train
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etymon.data import noise
 from etymon.errors import EtymonError
+from etymon.sampling import noise
 from tests import reconstruct
 
 SENTINELS = list(range(999, 899, -1))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etymon.data import packing
-from etymon.data.framing import BERT
-from etymon.data.store import Split
 from etymon.errors import EtymonError
+from etymon.sampling import packing
+from etymon.text.framing import BERT
+from etymon.text.store import Split
 
 SEPARATOR = 999_999
 texts = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), min_size=1, max_size=8)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etymon.data import plans
-from etymon.data.store import Split, TokenStore, build_store
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
+from etymon.sampling import plans
+from etymon.text.reading import Document
+from etymon.text.store import Split, TokenStore, build_store
+from etymon.text.tokenizer import Tokenizer
 
 from .conftest import story
 

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etymon.data import cutting, encoding, store_building, workers
-from etymon.data.encoding import batches
-from etymon.data.sentences import sentence_starts
-from etymon.data.sources import PreparedText, TextFiles, text_source
-from etymon.data.store import TokenStore, build_store, ensure_store, link_store
-from etymon.data.store_building import Rows
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
+from etymon.text import cutting, encoding, store_building, workers
+from etymon.text.encoding import batches
+from etymon.text.reading import Document
+from etymon.text.sentences import sentence_starts
+from etymon.text.sources import PreparedText, TextFiles, text_source
+from etymon.text.store import TokenStore, build_store, ensure_store, link_store
+from etymon.text.store_building import Rows
+from etymon.text.tokenizer import Tokenizer
 
 from .conftest import story
 
@@ -116,9 +116,9 @@ def test_workers_do_not_run_the_users_script_again(trained: dict[str, Tokenizer]
     trained["byte-bpe"].save(tmp_path / "tokenizer")
     script = tmp_path / "script.py"
     script.write_text(
-        "from etymon.data.store import build_store\n"
-        "from etymon.data.text import Document\n"
-        "from etymon.data.tokenizer import Tokenizer\n"
+        "from etymon.text.store import build_store\n"
+        "from etymon.text.reading import Document\n"
+        "from etymon.text.tokenizer import Tokenizer\n"
         "print('once')\n"
         "build_store([Document('The river. ' * 9)], Tokenizer.load('tokenizer'), 'store', workers=2)\n"
     )

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from etymon.data.prose import clean_paragraphs, stdlib_documents
-from etymon.data.text import Document
+from etymon.text.prose import clean_paragraphs, stdlib_documents
+from etymon.text.reading import Document
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from etymon.data.framing import ReadingSettings
-from etymon.data.tokenizer import Tokenizer
 from etymon.families import REGISTRY, get_family
 from etymon.families.loading import load, shape_of
 from etymon.families.model import Model
 from etymon.families.saving import save
+from etymon.text.framing import ReadingSettings
+from etymon.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.tasks.heads import CHOICES, NEO, TABLE, begun
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etymon.data.sentences import sentence_starts
+from etymon.text.sentences import sentence_starts
 
 
 def split(text: str) -> list[str]:

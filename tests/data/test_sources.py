@@ -22,10 +22,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from etymon.data import cutting
-from etymon.data.sources import PACKINGS, TextFiles, Texts, text_source
 from etymon.errors import EtymonError
 from etymon.files import sha256
+from etymon.text import cutting
+from etymon.text.sources import PACKINGS, TextFiles, Texts, text_source
 
 TEXTS = ['Über "den" Fluss,\nso sagt man.', "我们去公园。", "third"]
 
@@ -260,7 +260,7 @@ def test_parts_add_up_however_the_bytes_come(data: str, part: int, buffer: int) 
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cutting, "PART", part)
-        patch.setattr("etymon.data.text.BUFFER", buffer)
+        patch.setattr("etymon.text.reading.BUFFER", buffer)
         for boundary, texts in wanted.items():
             patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
             whole, text_so_far, longest = [], "", 0

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etymon.data import cutting, encoding
-from etymon.data.cutting import pieces
-from etymon.data.sentences import sentence_starts
-from etymon.data.sources import Texts
-from etymon.data.store import Split, TokenStore, _open_array, build_store, ensure_store
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
+from etymon.text import cutting, encoding
+from etymon.text.cutting import pieces
+from etymon.text.reading import Document
+from etymon.text.sentences import sentence_starts
+from etymon.text.sources import Texts
+from etymon.text.store import Split, TokenStore, _open_array, build_store, ensure_store
+from etymon.text.tokenizer import Tokenizer
 from tests.fuzz.damage import damaged_npy
 from tests.reconstruct import sentence_spans
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etymon.data.store import Split
-from etymon.data.streams import FRESH, START, STOP, STREAM, read, stream_segments
 from etymon.errors import EtymonError
+from etymon.sampling.streams import FRESH, START, STOP, STREAM, read, stream_segments
+from etymon.text.store import Split
 
 SEPARATOR = 999
 

@@ -12,9 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from etymon.data.examples import NONE, Examples, Ragged, bundles
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
+from etymon.sampling.examples import NONE, Examples, Ragged, bundles
+from etymon.tables.table import read_table
 
 ROWS = [{"de": 'Ein Hund, "groß".', "en": "A dog."}, {"de": "Zwei", "en": "Two, three"}]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
+from etymon.tables.table import read_table
 
 CONLLU = """# text = don't go
 1-2	don't	_	_	_	_	_	_	_	_

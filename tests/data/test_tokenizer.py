@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
+from etymon.text.reading import Document
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_training import train_tokenizer
 
 from .conftest import SPECIALS, train
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etymon.data.framing import BERT, ROBERTA
-from etymon.data.store import TokenStore
-from etymon.data.text import Document
-from etymon.data.tokenizer import ROLE_KEYS, Tokenizer
-from etymon.data.tokenizer_files import is_cased
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
+from etymon.text.framing import BERT, ROBERTA
+from etymon.text.reading import Document
+from etymon.text.store import TokenStore
+from etymon.text.tokenizer import ROLE_KEYS, Tokenizer
+from etymon.text.tokenizer_files import is_cased
+from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
 
 from .conftest import train

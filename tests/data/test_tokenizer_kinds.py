@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etymon.data.sampling import Sample, sampled
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_growing import grow_tokenizer
-from etymon.data.tokenizer_report import measure_tokenizer
-from etymon.data.tokenizer_training import KINDS, LONGEST_RUN, train_tokenizer
 from etymon.errors import EtymonError
+from etymon.text.reading import Document
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_growing import grow_tokenizer
+from etymon.text.tokenizer_report import measure_tokenizer
+from etymon.text.tokenizer_sample import Sample, sampled
+from etymon.text.tokenizer_training import KINDS, LONGEST_RUN, train_tokenizer
 
 SPECIALS = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>"}
 LETTERS = "abcdeé ö字公园 นมส\n.,!ﬁ"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from etymon.data.sentence_streams import SEPARATOR, by_sentence
-from etymon.data.store import Split
-from etymon.data.streams import read, stream_segments
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
-from etymon.data.words import LONGEST, PADDING, letters
+from etymon.sampling.sentence_streams import SEPARATOR, by_sentence
+from etymon.sampling.streams import read, stream_segments
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_training import train_tokenizer
+from etymon.text.words import LONGEST, PADDING, letters
 
 SPECIALS = {"begin": "<S>", "end": "</S>", "unknown": "<UNK>"}
 TEXTS = ["b b b a a c", "a b dd, b"]

@@ -13,10 +13,10 @@ import torch
 import etymon
 from etymon.cli import main
 from etymon.errors import EtymonError
-from etymon.evaluation.representations import represent
 from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.families.saving import write_published
+from etymon.lab.representations import represent
 from etymon.nn.batch import Batch
 from tests import tiny
 

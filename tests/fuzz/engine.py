@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from etymon import cli
-from etymon.data.tables import read_table
+from etymon.tables.table import read_table
 from tests.fuzz.case import Case
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.workspace import Workspace

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families import get_family
 from etymon.families.model import Model
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_training import train_tokenizer
 from tests.generation.reference import our_model, reference_model
 
 TEXTS = [

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.saving import save
 from etymon.generation import blanks, decode
 from etymon.generation.blanks import fill_texts, spans_of
 from etymon.generation.sequences import Sequence
+from etymon.text.tokenizer_training import train_tokenizer
 
 
 @pytest.fixture(scope="module")

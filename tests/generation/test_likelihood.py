@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.saving import save
 from etymon.generation import likelihood
 from etymon.generation.likelihood import score_texts, windows
 from etymon.generation.prompting import Prompt, Prompter
 from etymon.nn.batch import Batch
+from etymon.text.tokenizer_training import train_tokenizer
 from tests.generation.conftest import tiny_model
 
 TEXTS = ["The cat sat.", "Paris is the capital of France — 日本語!", "dog"]

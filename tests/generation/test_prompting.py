@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.model import Model
@@ -17,6 +16,7 @@ from etymon.generation.likelihood import score_texts
 from etymon.generation.prompting import Prompt, Prompter
 from etymon.generation.stepping import common
 from etymon.nn.batch import Batch
+from etymon.text.tokenizer_training import train_tokenizer
 from tests.generation.conftest import SHAPES, TEXTS, remembering, tiny_model, tiny_tokenizer, two_tongues
 
 DECODERS = ("gpt2", "gpt1", "gpt3", "gptj")

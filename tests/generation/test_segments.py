@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import etymon
-from etymon.data import cutting
 from etymon.errors import EtymonError
 from etymon.families.saving import save
 from etymon.generation.likelihood import score_texts
 from etymon.nn.batch import Batch
+from etymon.text import cutting
 from tests.carrying import carrying
 from tests.generation.conftest import remembering
 
@@ -76,7 +76,7 @@ def test_a_file_is_read_in_parts(model: Any, tmp_path: Path, monkeypatch: pytest
     whole = score_texts(model, [TEXT], memory=32, segment=16)[0]
     seen: list[int] = []
     monkeypatch.setattr(cutting, "PART", 100)
-    from etymon.data import encoding
+    from etymon.text import encoding
 
     monkeypatch.setattr(encoding, "BATCH", 100)
     batches = encoding.batches

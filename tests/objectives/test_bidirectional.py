@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.loading import shape_of
@@ -18,6 +17,7 @@ from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.objectives import get_objective
 from etymon.objectives.objective import check_fit
+from etymon.text.store import Split
 from etymon.training.memories import Memories
 from etymon.training.unit import TrainingUnit
 from tests import tiny

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from etymon.data.corruption import NOISES
-from etymon.data.plans import key
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.objectives import check_options, get_objective
+from etymon.sampling.corruption import NOISES
+from etymon.sampling.plans import key
+from etymon.text.store import Split
 from tests import tiny
 
 

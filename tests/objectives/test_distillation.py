@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 import etymon
-from etymon.data.plans import key
 from etymon.families.companions import begin_as, spread
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.trace import trace
 from etymon.objectives import get_objective
 from etymon.objectives.objective import weighted_loss
+from etymon.sampling.plans import key
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etymon.data import noise, packing
-from etymon.data.plans import key
-from etymon.data.store import Split, TokenStore, build_store
-from etymon.data.text import Document
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.objectives.masked import Masked
 from etymon.objectives.masking import SCHEMES, Masking
+from etymon.sampling import noise, packing
+from etymon.sampling.plans import key
+from etymon.text.reading import Document
+from etymon.text.store import Split, TokenStore, build_store
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_training import train_tokenizer
 from tests import reconstruct, tiny
 
 LENGTH = 48

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.plans import key
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.objective import check_fit, weighted_loss
+from etymon.sampling.plans import key
+from etymon.text.store import Split
 from etymon.training.feeding import Feed, Position, validation_slices
 from etymon.training.figures import evaluate
 from etymon.training.unit import TrainingUnit

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data.noise import raw_length_for
-from etymon.data.plans import key
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.nn.batch import Batch
 from etymon.objectives import check_options, get_objective, objective_class
 from etymon.objectives.denoising import SpanCorruption
 from etymon.objectives.objective import Term, check_fit, weighted_loss
+from etymon.sampling.noise import raw_length_for
+from etymon.sampling.plans import key
+from etymon.text.store import Split
 from etymon.training.unit import TrainingUnit
 from tests import reconstruct, tiny
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.objectives import get_objective
 from etymon.objectives.permutation import BACKWARD, Permutation, PermutedExample
+from etymon.text.store import Split
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data.plans import key
-from etymon.data.store import TokenStore
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.model import Model
@@ -23,6 +21,8 @@ from etymon.nn.batch import Batch
 from etymon.objectives import objective_class
 from etymon.objectives.causal import CausalExample
 from etymon.objectives.objective import check_fit
+from etymon.sampling.plans import key
+from etymon.text.store import TokenStore
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 from tests.decoders import DECODERS, rows_of, tiny_decoder

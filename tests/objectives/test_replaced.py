@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import etymon
-from etymon.data.plans import key
-from etymon.data.store import Split
 from etymon.families.companions import generator_for, share_embeddings
 from etymon.families.model import Model
 from etymon.objectives.objective import weighted_loss
+from etymon.sampling.plans import key
+from etymon.text.store import Split
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 

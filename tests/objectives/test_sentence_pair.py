@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from etymon.data import framing
-from etymon.data.plans import key
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import check_fit, weighted_loss
+from etymon.sampling.plans import key
+from etymon.text import framing
+from etymon.text.store import Split
 from etymon.training.unit import TrainingUnit
 from tests import reconstruct, tiny
 

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from etymon.data.words import LONGEST, PADDING, Lexicon
 from etymon.families.model import Model
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.recurrent import RecurrentState
 from etymon.nn.scalar_mix import ScalarMix
 from etymon.nn.trace import trace
+from etymon.text.words import LONGEST, PADDING, Lexicon
 from tests.oracle.case import Case
 from tests.oracle.forward import Reading
 from tests.oracle.inputs import Arguments

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.data.plans import key
-from etymon.data.tables import Table, read_table
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
 from etymon.nn.features import FeatureSettings
 from etymon.objectives.objective import weighted_loss
+from etymon.sampling.plans import key
+from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task
 from etymon.training.unit import TrainingUnit
 from tests import tiny

@@ -16,20 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.data.plans import key
-from etymon.data.tables import Table, read_table
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.saving import save
 from etymon.nn.ragged import Layout
 from etymon.objectives.objective import weighted_loss
+from etymon.sampling.plans import key
+from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_of
 from etymon.tasks.answer import Answer, Answered, AnswerOptions
 from etymon.tasks.answer_scores import answer_scores, normalised
 from etymon.tasks.answer_windows import Tokens
 from etymon.tasks.headed import HeadOptions
 from etymon.tasks.spans import best_spans, row_log_softmax
+from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 from tests.oracle.runner import gradients

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from etymon.data.tables import Table, read_table
 from etymon.families import REGISTRY, get_family
 from etymon.families.family import TASK_HEADS
 from etymon.families.loading import load
 from etymon.families.saving import save
+from etymon.tables.table import Table, read_table
 from etymon.tasks import HEADS, task_for
 from tests import tiny
 from tests.tasks.heads import begun, scores_of

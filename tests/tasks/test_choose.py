@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.nn.features import FeatureSettings
+from etymon.tables.table import read_table
 from etymon.tasks import get_task
 from etymon.tasks.choose import Choose, Chosen
 from tests.tasks.heads import CHOICES, begun, gradients_of, loss_of, slices

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import etymon
-from etymon.data.tables import Table, read_table
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.saving import save
+from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task
+from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
 from tests.oracle.runner import gradients
 from tests.tasks.heads import (

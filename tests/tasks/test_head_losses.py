@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.features import FeatureSettings
+from etymon.tables.table import read_table
 from etymon.tasks.headed import TAUGHT
 from etymon.training.unit import TrainingUnit
 from tests.tasks.heads import (

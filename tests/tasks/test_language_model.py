@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.examples import bundled
-from etymon.data.plans import key
-from etymon.data.store import Split
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.generation.likelihood import score_texts
 from etymon.objectives import get_objective
+from etymon.sampling.examples import bundled
+from etymon.sampling.plans import key
+from etymon.tables.table import read_table
 from etymon.tasks import get_task, task_for
 from etymon.tasks.language_model import LanguageModel
 from etymon.tasks.mixture import MixedSplit, TaskMixture
 from etymon.tasks.task import falling
+from etymon.text.store import Split
 from etymon.training.feeding import Feed, Position, validation_slices
 from etymon.training.figures import evaluate
 from etymon.training.unit import TrainingUnit

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from etymon.data.plans import key
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY as FAMILIES
 from etymon.families import get_family
 from etymon.families.loading import load
 from etymon.families.saving import save
 from etymon.objectives.objective import weighted_loss
+from etymon.sampling.plans import key
+from etymon.tables.table import read_table
 from etymon.tasks import REGISTRY, get_task, task_for
 from etymon.training.feeding import validation_slices
 from etymon.training.figures import evaluate

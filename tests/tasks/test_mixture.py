@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.examples import NONE
-from etymon.data.plans import key
-from etymon.data.tables import read_table
 from etymon.families import get_family
 from etymon.objectives import get_objective
+from etymon.sampling.examples import NONE
+from etymon.sampling.plans import key
+from etymon.tables.table import read_table
 from etymon.tasks import get_task
 from etymon.tasks.mixture import MixedSplit, TaskMixture, mixing_rates
 from etymon.training.unit import TrainingUnit

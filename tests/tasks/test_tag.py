@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.plans import key
-from etymon.data.tables import Table, read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.saving import save
 from etymon.objectives.objective import weighted_loss
+from etymon.sampling.plans import key
+from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_of
 from etymon.tasks.entities import entities_of, read_entities, scheme_tags, tags_of, words_of
 from etymon.tasks.headed import TAUGHT, HeadOptions

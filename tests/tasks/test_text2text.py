@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from etymon.data.plans import key
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
+from etymon.sampling.plans import key
+from etymon.tables.table import read_table
 from etymon.tasks import get_task, task_of
 from etymon.tasks.scores import bootstrap, text_scores
 from etymon.tasks.text2text import Text2Text, Text2TextOptions, _cut

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etymon.data.tables import Table, read_table
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.loading import load
 from etymon.families.saving import save
+from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_for, task_of
 from etymon.tasks.written import Written
 from tests import tiny

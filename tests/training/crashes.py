@@ -24,9 +24,9 @@ import torch._dynamo
 
 from etymon import generation
 from etymon.checkpoints import weights
-from etymon.training import runs
+from etymon.runs import pretraining
+from etymon.training import state as runs
 from etymon.training.speed import matmul_peak
-from etymon.verbs import pretraining
 from tests.verbs.small_runs import pretrain, with_test_sizes
 
 SETTINGS: dict[str, Any] = {

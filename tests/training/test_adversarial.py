@@ -19,7 +19,7 @@ from etymon.training.adversarial import AdversarialSettings, Noise
 from etymon.training.feeding import Course, Feed, Phase, Position, Step
 from etymon.training.loop import Trainer, TrainingSettings
 from etymon.training.progress import progress
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 

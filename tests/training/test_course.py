@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etymon.data.plans import chunks, stream_windows
-from etymon.data.store import Split
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
+from etymon.sampling.plans import chunks, stream_windows
+from etymon.text.store import Split
 from etymon.training.feeding import Course, Feed, Phase, Position, Step
 from tests import tiny
 from tests.training.test_feeding import Numbers, feed, read

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from tests.verbs.small_runs import metrics
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from etymon.training.loop import Trainer
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from tests.carrying import carrying
 from tests.training.processes import stop_at
 from tests.verbs.small_runs import FAMILIES, metrics, pretrain, resume, weight_files, with_test_sizes

@@ -20,8 +20,8 @@ from etymon.training.figures import add_counts, averages, evaluate
 from etymon.training.loop import Trainer, TrainingSettings, seed_device
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.progress import progress
-from etymon.training.runs import Run, TrainingState
 from etymon.training.schedules import ScheduleChoice
+from etymon.training.state import Run, TrainingState
 from etymon.training.stopping import stop_requested
 from etymon.training.unit import TrainingUnit
 from tests import tiny

@@ -9,7 +9,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.training.feeding import Position
-from etymon.training.runs import Run, TrainingState, read_state
+from etymon.training.state import Run, TrainingState, read_state
 
 
 def save(run: Run, step: int, keep: int = 2, best: int | None = None) -> Path:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from etymon.data.tables import read_table
 from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.objectives.objective import Term
+from etymon.tables.table import read_table
 from etymon.tasks import get_task
 from etymon.training.feeding import Course, Feed, Phase, Position
 from etymon.training.speed import operations_a_token, step_operations

@@ -15,15 +15,15 @@ from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
 from etymon.families.companions import generator_for
 from etymon.families.model import Model
+from etymon.runs.run_file import RunFile, assemble
 from etymon.training.adversarial import AdversarialSettings
 from etymon.training.feeding import Course, Feed, Phase, Position
 from etymon.training.loop import Trainer, TrainingSettings
 from etymon.training.optimisers import OPTIMISERS, OptimiserChoice, build_optimiser
 from etymon.training.optimisers.groups import section, thawed
 from etymon.training.progress import progress
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.run_file import RunFile, assemble
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, resume, weight_files, with_test_sizes
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from etymon.checkpoints.folder import checksums
-from etymon.data.store import Split
 from etymon.files import write_json
 from etymon.objectives import get_objective
 from etymon.objectives.objective import Objective
+from etymon.text.store import Split
 from etymon.training.feeding import Course, Feed, Phase, Position
-from etymon.training.runs import Run, read_state
+from etymon.training.state import Run, read_state
 from tests import tiny
 from tests.verbs.small_runs import pretrain, resume, with_test_sizes
 

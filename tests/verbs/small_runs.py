@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import etymon
-from etymon.data.sources import Texts
 from etymon.families import REGISTRY
+from etymon.text.sources import Texts
 from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 

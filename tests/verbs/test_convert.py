@@ -126,7 +126,7 @@ def test_command_line(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
-    from etymon.training.runs import Run, TrainingState
+    from etymon.training.state import Run, TrainingState
 
     run, weights = Run(tmp_path / "run"), []
     for step in range(4):

@@ -10,9 +10,9 @@ import pytest
 
 import etymon
 from etymon import cli
-from etymon.data import sources
-from etymon.data.text import Document
 from etymon.errors import EtymonError
+from etymon.text import sources
+from etymon.text.reading import Document
 from etymon.training.loop import Trainer
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume, with_test_sizes

@@ -13,8 +13,8 @@ import torch
 
 import etymon
 from etymon.errors import EtymonError
-from etymon.evaluation.probing import untrained
 from etymon.families.saving import save
+from etymon.lab.probe import untrained
 from etymon.nn.batch import Batch
 from etymon.verbs.opening import texts_of, writable
 from tests.generation.conftest import two_tongues

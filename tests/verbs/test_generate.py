@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import etymon
-from etymon.data.sources import text_source
-from etymon.data.store import build_store
 from etymon.errors import EtymonError
+from etymon.text.sources import text_source
+from etymon.text.store import build_store
 
 
 def test_python_and_command_line_agree(folder, run):
@@ -155,7 +155,7 @@ def test_a_report_hears_what_was_asked(folder):
 
 def test_a_report_finds_the_text_of_its_model_alone(folder, tmp_path, monkeypatch):
     """Neither that of another tokenizer nor what lies about where a hub's name is said."""
-    from etymon.verbs.generation_report import _training_text
+    from etymon.lab.compare_decoding import _training_text
 
     monkeypatch.chdir(tmp_path)
     ours, other = (etymon.load(folder(family)).tokenizer for family in ("gpt2", "t5"))

@@ -14,7 +14,7 @@ from etymon import EtymonError, cli
 from etymon.config import load_yaml
 from etymon.families.loading import load
 from etymon.families.saving import save
-from etymon.verbs.run_file import RunFile
+from etymon.runs.run_file import RunFile
 from tests import tiny
 from tests.verbs.small_runs import pretrain, with_test_sizes
 

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 
 import etymon
-from etymon.data.sources import TextFiles
-from etymon.data.store import TokenStore
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.verbs import run_text
+from etymon.runs import data as run_text
+from etymon.runs.run_file import RunFile, assemble
+from etymon.text.sources import TextFiles
+from etymon.text.store import TokenStore
 from etymon.verbs.reading import byte_progress, parse_size
-from etymon.verbs.run_file import RunFile, assemble
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume, with_test_sizes
 

@@ -11,8 +11,8 @@ import pytest
 
 import etymon
 from etymon.errors import EtymonError
-from etymon.evaluation.prompt_run import wilson
-from etymon.evaluation.prompt_task import Task, TaskFile, open_task
+from etymon.lab.prompt import wilson
+from etymon.lab.prompt_task import Task, TaskFile, open_task
 
 CITIES = [
     ("Paris", "France"),

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import etymon
-from etymon.data.sources import Texts
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
 from etymon.families.loading import shape_of
-from etymon.verbs import run_memory
-from etymon.verbs.run_memory import PROGRAM, Plan, Samples, usual_plan
+from etymon.runs import memory as run_memory
+from etymon.runs.memory import PROGRAM, Plan, Samples, usual_plan
+from etymon.text.sources import Texts
 from tests import tiny
 from tests.verbs.small_runs import pretrain, with_test_sizes
 
@@ -48,7 +48,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(
     family: str, asked: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(8e9, monkeypatch)
-    monkeypatch.setattr("etymon.verbs.running.build", None)
+    monkeypatch.setattr("etymon.runs.running.build", None)
     with pytest.raises(EtymonError, match=refusal) as found:
         pretrain(family, tmp_path / "run", **asked)
     assert "this machine has 8 GB free" in str(found.value) and "\n" not in str(found.value)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import etymon
-from etymon.data.sources import Texts
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.families.special_tokens import START_KEY, start_id
 from etymon.nn.batch import Batch
 from etymon.nn.lora import merge
 from etymon.objectives.denoising import WrittenPrepared
+from etymon.text.sources import Texts
+from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
 
 PAIRS = [{"source": text[:40], "target": text[-20:]} for text in tiny.texts(12)]

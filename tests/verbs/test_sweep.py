@@ -15,13 +15,13 @@ import pytest
 import etymon
 from etymon import cli
 from etymon.config import load_yaml
-from etymon.data.sources import Texts
-from etymon.data.store import TokenStore
 from etymon.errors import EtymonError
-from etymon.training.runs import Run
+from etymon.lab import sweep as sweeping
+from etymon.runs.run_file import RunFile
+from etymon.text.sources import Texts
+from etymon.text.store import TokenStore
+from etymon.training.state import Run
 from etymon.verbs import sweep as verb
-from etymon.verbs import sweeping
-from etymon.verbs.run_file import RunFile
 from etymon.verbs.sweep import Swept
 from tests import tiny
 from tests.verbs.pretraining.conftest import at_step  # noqa: F401

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import etymon
-from etymon.data.tokenizer import Tokenizer
+from etymon.text.tokenizer import Tokenizer
 from tests.data.conftest import story
 
 Run = Callable[..., tuple[int, str, str]]

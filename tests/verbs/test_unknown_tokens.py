@@ -96,7 +96,7 @@ def test_what_is_unknown_is_shown_in_a_text() -> None:
 
 def test_an_unknown_token_that_is_also_the_end_of_a_text_is_not_shown(tmp_path: Path) -> None:
     """As GPT-2's published files have it, whose bytes are all known."""
-    from etymon.data.tokenizer import Tokenizer
+    from etymon.text.tokenizer import Tokenizer
 
     old = tiny.tokenizer("gpt2")
     tokenizer = Tokenizer(old.backend, {**old.roles, "unknown": old.roles["end"]})

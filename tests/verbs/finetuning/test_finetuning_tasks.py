@@ -23,17 +23,17 @@ import torch
 import yaml
 
 import etymon
-from etymon.data.examples import Examples
-from etymon.data.sources import Texts
-from etymon.data.tables import read_table
 from etymon.errors import EtymonError
 from etymon.families.loading import build
 from etymon.families.saving import save
-from etymon.training.runs import Run
-from etymon.verbs import seeds
+from etymon.runs import seeds
+from etymon.runs.task_file import TaskFile
+from etymon.runs.task_validation import TaskData
+from etymon.sampling.examples import Examples
+from etymon.tables.table import read_table
+from etymon.text.sources import Texts
+from etymon.training.state import Run
 from etymon.verbs.finetune import Finetuned, present
-from etymon.verbs.task_file import TaskFile
-from etymon.verbs.task_judge import TaskData
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
 

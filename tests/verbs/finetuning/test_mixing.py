@@ -16,12 +16,12 @@ import etymon
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.families import get_family
+from etymon.runs import mixing
+from etymon.runs.mixing import Mixing
+from etymon.runs.task_file import TaskFile
 from etymon.tasks.task import falling
-from etymon.training.runs import Run
-from etymon.verbs import mixing
+from etymon.training.state import Run
 from etymon.verbs.finetune import Finetuned
-from etymon.verbs.mixing import Mixing
-from etymon.verbs.task_file import TaskFile
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import etymon
-from etymon.data.tokenizer_growing import with_roles
-from etymon.data.tokenizer_training import train_tokenizer
 from etymon.errors import EtymonError
 from etymon.families.loading import load
 from etymon.nn.batch import Batch
-from etymon.verbs.running import TrainingRun
+from etymon.runs.running import TrainingRun
+from etymon.text.tokenizer_growing import with_roles
+from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
 
 ROWS = [{"text": text[:60], "label": "ab"[number % 2]} for number, text in enumerate(tiny.texts(30))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from etymon.verbs.pretrain import Pretrained
 from tests.verbs.small_runs import pretrain, with_test_sizes
 

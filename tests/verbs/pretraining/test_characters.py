@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import etymon
-from etymon.data.sources import Texts
-from etymon.data.tokenizer import Tokenizer
 from etymon.errors import EtymonError
 from etymon.families.loading import load
 from etymon.generation import decoding
+from etymon.runs.run_file import RunFile, assemble
+from etymon.text.sources import Texts
+from etymon.text.tokenizer import Tokenizer
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_file import RunFile, assemble
 from tests.generation.test_text import Scripted
 from tests.verbs.small_runs import metrics, pretrain, resume
 

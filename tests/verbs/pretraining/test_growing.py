@@ -14,17 +14,17 @@ from torch import Tensor
 
 import etymon
 from etymon.config import load_yaml
-from etymon.data.sources import Texts
-from etymon.data.tokenizer import Tokenizer
-from etymon.data.tokenizer_growing import extends, spellings
 from etymon.errors import EtymonError
 from etymon.families.growing import grow
 from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
 from etymon.nn.batch import Batch
+from etymon.runs.run_file import RunFile
+from etymon.text.sources import Texts
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_growing import extends, spellings
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_file import RunFile
 from tests import tiny
 from tests.data.test_growing import DOMAIN
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import etymon
-from etymon.data.sources import Texts
 from etymon.errors import EtymonError
-from etymon.training.runs import Run, read_state
+from etymon.runs.pretraining import Pretraining
+from etymon.runs.run_file import PhaseFile, RunFile
+from etymon.runs.training_settings import ramped
+from etymon.text.sources import Texts
+from etymon.training.state import Run, read_state
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.pretraining import Pretraining
-from etymon.verbs.run_file import PhaseFile, RunFile
-from etymon.verbs.run_settings import ramped
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume

@@ -14,20 +14,20 @@ import yaml
 
 import etymon
 from etymon import cli
-from etymon.data.sources import Texts
-from etymon.data.store import TokenStore
 from etymon.families import get_family
 from etymon.objectives import get_objective
+from etymon.runs.run_file import RunFile
+from etymon.runs.running import TrainingRun
+from etymon.runs.training_settings import steps_within, training_settings
+from etymon.text.sources import Texts
+from etymon.text.store import TokenStore
 from etymon.training.feeding import validation_slices
 from etymon.training.figures import evaluate
 from etymon.training.loop import Trainer
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from etymon.training.unit import TrainingUnit
 from etymon.verbs import pretrain as verb
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_file import RunFile
-from etymon.verbs.run_settings import steps_within, training_settings
-from etymon.verbs.running import TrainingRun
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain
 
@@ -136,7 +136,7 @@ def test_command_line_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_patience_ends_a_run_with_its_best_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etymon.verbs.run_judge.VALIDATION_SAMPLES", 2)
+    monkeypatch.setattr("etymon.runs.validation.VALIDATION_SAMPLES", 2)
     done = pretrain(
         "gpt2", tmp_path / "run", learning_rate=30.0, set=["optimiser=adamw", "patience=2"], validate_every=1, save_every=1,
         progress="plain",
@@ -272,12 +272,12 @@ def test_leftovers_of_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.M
     """Tokenizer and text of an attempt that never began are used again, but only for the same text and family."""
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "train", lambda *_: crash())
-        patch.setattr("etymon.verbs.run_file.RunFile.write", lambda *_: None)
+        patch.setattr("etymon.runs.run_file.RunFile.write", lambda *_: None)
         with pytest.raises(ConnectionAbortedError):
             pretrain("gpt2", tmp_path / "run")
     assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("etymon.verbs.run_text.train_tokenizer", lambda *_, **__: crash())
+        patch.setattr("etymon.runs.data.train_tokenizer", lambda *_, **__: crash())
         result = pretrain("gpt2", tmp_path / "run", steps=1)  # the same text: nothing is trained again
     never_begun(tmp_path / "run")
     other = pretrain("gpt2", tmp_path / "run", steps=1, data=Texts(tiny.texts(30, seed=5)), vocabulary=300)

@@ -14,12 +14,12 @@ import pytest
 import etymon
 from etymon import cli
 from etymon.config import load_yaml
-from etymon.data.sources import Texts
 from etymon.errors import EtymonError
+from etymon.runs.run_file import RunFile
+from etymon.text.sources import Texts
 from etymon.training.loop import Trainer
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_file import RunFile
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume, weight_files
 

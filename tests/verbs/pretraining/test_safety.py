@@ -18,12 +18,12 @@ from safetensors import SafetensorError
 import etymon
 from etymon import cli
 from etymon.errors import EtymonError
-from etymon.training import runs
+from etymon.runs.folder import require_agreement
+from etymon.training import state as runs
 from etymon.training.distributed import World
 from etymon.training.progress import Progress
-from etymon.training.runs import Run
+from etymon.training.state import Run
 from etymon.verbs.pretrain import Pretrained
-from etymon.verbs.run_folder import require_agreement
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import crash, metrics, pretrain, resume
@@ -252,7 +252,7 @@ def test_the_display_gets_what_it_shows(
             self.seen.append((step, dict(values)))
 
     watching = Watching()
-    monkeypatch.setattr("etymon.verbs.running.make_progress", lambda kind: watching)
+    monkeypatch.setattr("etymon.runs.running.make_progress", lambda kind: watching)
     pretrain(family, tmp_path / "run", steps=3)
     assert [step for step, _ in watching.seen] == [1, 2, 3]
     for _, values in watching.seen:
@@ -268,8 +268,8 @@ def test_the_display_gets_what_it_shows(
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etymon.verbs.dry_run.MOST", 2000)
-    monkeypatch.setattr("etymon.verbs.dry_run.WHOLE", 2000)
+    monkeypatch.setattr("etymon.runs.dry_run.MOST", 2000)
+    monkeypatch.setattr("etymon.runs.dry_run.WHOLE", 2000)
     text = tmp_path / "text"
     text.mkdir()
     for number, content in enumerate(tiny.texts(80)):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from etymon.data.sources import Texts
 from etymon.errors import EtymonError
 from etymon.families import get_family, transformer_xl
 from etymon.families.loading import load
 from etymon.nn import adaptive
+from etymon.text.sources import Texts
 from tests.carrying import carrying
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import crash, metrics, pretrain, resume

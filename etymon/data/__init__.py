@@ -1,1 +1,0 @@
-"""From text to batches of token ids, in numpy: documents, tokenizers, the store, plans, framing, noise."""

@@ -1,1 +1,0 @@
-"""What a trained model knows: frozen representations, and probes of them."""

@@ -1,0 +1,1 @@
+"""What is measured of trained models: sweeps, probes, prompts, context, attention, decoding."""

@@ -1,0 +1,192 @@
+"""How the ways of decoding compare on the same prompts: repetition, diversity, and what is copied from the training text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from etymon.families.model import Model
+from etymon.generation.copying import Copy, longest_copies
+from etymon.generation.quality import distinct, repetition, self_bleu
+from etymon.generation.settings import DecodingSettings
+from etymon.generation.text import Generation, generate_texts, tokenizer_of
+from etymon.report.page import Cell, Paragraph, Samples, Section, Table, shown, write_report
+from etymon.text.sources import PreparedText, text_source
+from etymon.text.store import Split, TokenStore, build_store, is_store
+from etymon.text.tokenizer import Tokenizer
+
+HEADER = [
+    "way", "texts", "tokens", "repeated 2-grams %", "repeated 4-grams %", "distinct 1-grams %", "distinct 2-grams %",
+    "self-BLEU", "longest copy", "mean copy",
+]  # fmt: skip
+HOW_TO_READ = """Repeated n-grams are those that a text has had before, as a share of its n-grams (mean over texts). Distinct n-grams \
+are counted over all texts of a way together, so they fall as there is more text: compare ways, not prompts. Self-BLEU is the mean \
+BLEU of a text with the others of its way as references: 100 is always the same text.
+
+The longest copy is the longest run of tokens that a text shares with a document of the training text; the mean is over texts."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What one way of decoding made of the prompts; shares are in percent."""
+
+    name: str
+    texts: int
+    tokens: int
+    repeated_2: float | None
+    repeated_4: float | None
+    distinct_1: float | None
+    distinct_2: float | None
+    self_bleu: float | None
+    longest_copy: int | None
+    mean_copy: float | None
+    copied: str | None
+    """The longest copy, spelled out."""
+
+
+class Comparison(list[Generation]):
+    """The texts of all ways, one way after the other, and what they are like."""
+
+    def __init__(self, texts: Sequence[Generation], ways: list[Way], notes: list[str]) -> None:
+        super().__init__(texts)
+        self.ways, self.notes = ways, notes
+
+    def table(self) -> list[list[Cell]]:
+        return [list(asdict(way).values())[: len(HEADER)] for way in self.ways]
+
+    def lines(self) -> Iterator[str]:
+        """The table, for a terminal."""
+        cells = [HEADER, *([_short(cell) for cell in row] for row in self.table())]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for name, *rest in cells:
+            numbers = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
+            yield "  ".join([f"{name:<{widths[0]}}", *numbers])
+        yield from self.notes
+
+    def sections(self) -> Iterator[Section]:
+        rows = [[round(cell, 1) if isinstance(cell, float) else cell for cell in row] for row in self.table()]
+        yield Table(HEADER, rows, title="Ways to decode")
+        yield Paragraph("\n\n".join([HOW_TO_READ, *self.notes]), title="How to read this")
+        if copied := [(way.name, way.copied) for way in self.ways if way.copied]:
+            yield Samples(copied, title="The longest copies from the training text")
+        begin, firsts = 0, []
+        for way in self.ways:
+            firsts.append((way.name, f"{self[begin].prompt} …{self[begin].text}"))
+            begin += way.texts
+        yield Samples(firsts, title="The first text of each")
+
+
+def compare(
+    model: Model,
+    prompts: Sequence[str],
+    settings: DecodingSettings,
+    *,
+    data: Sequence[str] = (),
+    folder: Path | None = None,
+    batch_size: int = 32,
+    on_progress: Callable[[str], None] = lambda what: None,
+) -> Comparison:
+    """Every way on the same prompts. The training text is `data`, or the store of the run that the `folder` is of."""
+    tokenizer, notes = tokenizer_of(model), []
+    found: dict[str, list[Generation]] = {}
+    for name, way in ways(settings).items():
+        on_progress(f"decoding: {name}")
+        found[name] = generate_texts(model, prompts, way, batch_size=batch_size)
+    every = [one for texts in found.values() for one in texts]
+    rows = [[number for number in one.ids if number not in tokenizer.special_ids] for one in every]
+    with ExitStack() as stack:
+        on_progress("looking for copies")
+        splits = _training_text(tokenizer, data, folder, stack)
+        best: list[tuple[Copy, str]] = [(Copy(), "") for _ in rows]
+        for split in splits:
+            for place, copy in enumerate(longest_copies(rows, split.tokens, split.documents)):
+                if copy.length > best[place][0].length:
+                    best[place] = copy, tokenizer.decode(rows[place][copy.start : copy.start + copy.length])
+    if not splits:
+        notes.append("Without the training text there are no copies to look for: give --data.")
+    described, begin = [], 0
+    for name, texts in found.items():
+        end = begin + len(texts)
+        described.append(_described(name, texts, rows[begin:end], best[begin:end] if splits else []))
+        begin = end
+    if all(way.self_bleu is None for way in described):
+        notes.append("Self-BLEU needs several texts a way and sacrebleu: pip install 'etymon[evaluate]'.")
+    return Comparison(every, described, notes)
+
+
+def write(comparison: Comparison, path: Path, name: str) -> None:
+    write_report(path, f"How {name} writes", list(comparison.sections()))
+
+
+def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
+    """Greedy, sampling, and four others, as asked where they were asked for; limits and penalties are as asked for all."""
+    plain = replace(
+        settings, sample=False, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, penalty_alpha=0.0,
+        beams=1, length_penalty=1.0, length_offset=0.0, early_stopping=False, returns=1,
+    )  # fmt: skip
+    returns = settings.returns if settings.sample else 1
+    beams = replace(settings, returns=1) if settings.beams > 1 else replace(plain, beams=4)
+    contrastive = settings if settings.contrastive else replace(plain, penalty_alpha=0.6, top_k=4)
+    asked = settings if settings.sample else replace(plain, sample=True)
+    filters = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    told = [
+        f"{name.replace('_', '-')} {getattr(asked, name):g}"
+        for name in filters
+        if getattr(asked, name) != getattr(plain, name)
+    ]
+    return {
+        "greedy": plain,
+        ", ".join(["sampling", *told]): asked,
+        "top-p 0.95": replace(plain, sample=True, top_p=0.95, returns=returns),
+        "typical-p 0.95": replace(plain, sample=True, typical_p=0.95, returns=returns),
+        f"contrastive, alpha {contrastive.penalty_alpha:g}, top-k {contrastive.top_k}": contrastive,
+        f"{beams.beams} beams": beams,
+    }
+
+
+def _described(
+    name: str, texts: list[Generation], rows: list[list[int]], copies: list[tuple[Copy, str]]
+) -> Way:
+    def percent(share: float | None) -> float | None:
+        return None if share is None else 100 * share
+
+    longest, copied = max(copies, key=lambda one: one[0].length) if copies else (None, None)
+    return Way(
+        name=name,
+        texts=len(texts),
+        tokens=sum(map(len, rows)),
+        repeated_2=percent(repetition(rows, 2)),
+        repeated_4=percent(repetition(rows, 4)),
+        distinct_1=percent(distinct(rows, 1)),
+        distinct_2=percent(distinct(rows, 2)),
+        self_bleu=self_bleu([one.text for one in texts]),
+        longest_copy=None if longest is None else longest.length,
+        mean_copy=sum(copy.length for copy, _ in copies) / len(copies) if copies else None,
+        copied=copied,
+    )
+
+
+def _training_text(
+    tokenizer: Tokenizer, data: Sequence[str], folder: Path | None, stack: ExitStack
+) -> list[Split]:
+    """What the model was trained on, as tokens; nothing if nobody knows."""
+    if data:
+        source = text_source([str(path) for path in data])
+        if isinstance(source, PreparedText):
+            return [TokenStore.open(source.folder, tokenizer).train]
+        aside = Path(stack.enter_context(TemporaryDirectory())) / "store"
+        build_store(source.documents(), tokenizer, aside, validation=0.0, source=source)
+        return [TokenStore.open(aside, tokenizer).train]
+    # A run keeps its text beside its model, and a text of their own for some phases. A hub's name is no folder.
+    places = [] if folder is None or not folder.is_dir() else [folder, folder.absolute().parent]
+    found = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
+    stores = [TokenStore.open(path) for path in found]
+    return [store.train for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]
+
+
+def _short(cell: Any) -> str:
+    return f"{cell:.1f}" if isinstance(cell, float) else shown(cell)

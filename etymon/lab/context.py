@@ -1,0 +1,300 @@
+"""Loss by context length, and relative effective context length (Transformer-XL, appendix C).
+
+Every chosen piece of text is predicted from exactly c tokens before each of its tokens, for every c. Models with different
+tokenizers predict the same pieces: the shortest stretches of text at whose ends every tokenizer ends a token, too.
+
+Legend: C context lengths, T targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from etymon.errors import EtymonError
+from etymon.families.model import Model
+from etymon.generation.decoding import check_ids, evaluating
+from etymon.generation.likelihood import BATCH_TOKENS, SEGMENT
+from etymon.generation.text import tokenizer_of
+from etymon.nn.batch import Batch
+from etymon.nn.vocabulary import Context
+from etymon.text import cutting
+from etymon.text.encoding import SPACES
+from etymon.text.reading import Document
+from etymon.text.tokenizer import Tokenizer
+
+MOST = 1 << 22
+"""Characters of the text that are looked at."""
+SHARES = (0.1, 0.5, 1.0)
+"""Of the targets, the hardest ones: as published."""
+THRESHOLD = 0.01
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """What one model makes of the targets."""
+
+    name: str
+    family: str
+    lengths: list[int]
+    """In tokens; a model that learnt fewer positions is measured up to those."""
+    bits_per_byte: list[float]
+    margins: list[float]
+    """Half of a 95% interval."""
+    bytes_a_token: float
+    effective: dict[float, int] = field(default_factory=dict)
+    """The relative effective context length, by the share of targets."""
+    gaining: dict[float, bool] = field(default_factory=dict)
+    """Whether there it gained to the last, so that the length is at least this."""
+
+
+@dataclass(frozen=True)
+class Contexts:
+    targets: int
+    bytes: int
+    """Of all targets."""
+    lengths: list[int]
+    same_tokenizer: bool
+    models: list[ModelContext]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as a tokenizer has it: where every token ends, and whether nothing of it is left for the next one."""
+
+    ids: np.ndarray
+    ends: np.ndarray
+    clean: np.ndarray
+
+
+def context_lengths(longest: int, step: int | None = None) -> list[int]:
+    """1, 2, 4, ... and the longest, or equal steps up to it."""
+    if longest < 1 or (step is not None and not 1 <= step <= longest):
+        raise EtymonError(f"contexts of up to {longest} tokens, in steps of {step or 1}, cannot be")
+    if step is not None:
+        return list(range(step, longest + 1, step))
+    return sorted({2**power for power in range(longest.bit_length())} | {longest})
+
+
+def measure(
+    models: Sequence[Model],
+    names: Sequence[str],
+    documents: Iterable[Document],
+    lengths: Sequence[int],
+    *,
+    targets: int = 1000,
+    memory: int | None = None,
+    segment: int | None = None,
+    on_progress: Callable[[str], None] = lambda what: None,
+) -> Contexts:
+    """Every model's loss by context length, on the same targets, which are evenly spread over the text."""
+    for model in models:
+        check(model, memory)
+    own = [[length for length in lengths if length <= (model.window or length)] for model in models]
+    for model, each in zip(models, own, strict=True):
+        if not each:
+            raise EtymonError(
+                f"{model.family.title} reads {model.window} tokens, fewer than any context here"
+            )
+    tokenizers = [tokenizer_of(model) for model in models]
+    same = len({tokenizer.fingerprint for tokenizer in tokenizers}) == 1
+    chosen = choose(documents, tokenizers, [max(each) for each in own], targets, same)
+    if not chosen.sizes:
+        raise EtymonError(
+            f"no text there is longer than {max(lengths)} tokens: give longer files, or measure up to a shorter context"
+        )
+    sizes_T = np.array(chosen.sizes)
+    losses, found = [], []
+    for number, (model, name) in enumerate(zip(models, names, strict=True)):
+        check_ids([[0, int(max(ids.max() for ids in chosen.texts[number]))]], model.shape.vocabulary)
+        rows = []
+        for length in own[number]:
+            on_progress(f"{name}: {length:,} tokens of context")
+            rows.append(_losses(model, chosen.texts[number], chosen.spans[number], length, memory, segment))
+        losses_CT = np.stack(rows)
+        bits_CT = losses_CT / math.log(2)
+        rates_C = bits_CT.sum(1) / sizes_T.sum()
+        errors_C = np.sqrt(((bits_CT - rates_C[:, None] * sizes_T) ** 2).sum(1)) / sizes_T.sum()
+        # What cannot read more gains nothing from more.
+        losses.append(np.pad(losses_CT, ((0, len(lengths) - len(rows)), (0, 0)), mode="edge"))
+        found.append(
+            ModelContext(
+                name, model.family.name, own[number], rates_C.tolist(), (1.96 * errors_C).tolist(), chosen.widths[number]
+            )
+        )  # fmt: skip
+    for number, one in enumerate(found):
+        for share in SHARES:
+            one.effective[share], one.gaining[share] = effective_length(losses, number, lengths, share)
+    return Contexts(len(sizes_T), int(sizes_T.sum()), list(lengths), same, found)
+
+
+def effective_length(
+    losses: Sequence[np.ndarray], model: int, lengths: Sequence[int], share: float
+) -> tuple[int, bool]:
+    """The context length of a model beyond which the next one measured lowers its perplexity by less than `THRESHOLD` of it;
+    and whether there is no such length.
+
+    The baseline of a target is the lowest loss of any model of the group with the shorter context; counted are those
+    below it, on the `share` of targets where the baseline is highest.
+    """
+    for short, long in pairwise(range(len(lengths))):
+        baseline_T = np.min([each[short] for each in losses], axis=0)
+        hardest = np.argsort(-baseline_T, kind="stable")[: max(1, round(share * len(baseline_T)))]
+        after = np.minimum(baseline_T, losses[model][long])[hardest].mean()
+        if 1 - math.exp(after - baseline_T[hardest].mean()) < THRESHOLD:
+            return lengths[short], False
+    return lengths[-1], True
+
+
+def check(model: Model, memory: int | None) -> None:
+    title = model.family.title
+    if model.encoder_decoder or "causal" not in model.capabilities:
+        raise EtymonError(
+            f"{title} does not predict a text from left to right, so there is no context length to measure: give decoders"
+        )
+    model.require_vocabulary("score")
+    if memory is not None and memory < 0:
+        raise EtymonError(f"a memory of {memory} tokens cannot be")
+
+
+# --- which pieces of text
+
+
+@dataclass
+class Chosen:
+    """The targets: their bytes and, by model, the texts that they are in and (text, first token, stop) of each."""
+
+    sizes: list[int]
+    texts: list[list[np.ndarray]]
+    spans: list[list[tuple[int, int, int]]]
+    widths: list[float]
+    """By model, bytes of text a token."""
+
+
+def choose(
+    documents: Iterable[Document],
+    tokenizers: Sequence[Tokenizer],
+    before: Sequence[int],
+    count: int,
+    same: bool,
+) -> Chosen:
+    """At most `count` targets, evenly spread among all that have `before` tokens before them, by model, in their document."""
+    if count < 1:
+        raise EtymonError(f"targets is {count}: it must be 1 or more")
+    texts: list[list[np.ndarray]] = [[] for _ in tokenizers]
+    rows: list[np.ndarray] = []  # (bytes, text, then first and stop of every model)
+    total = 0
+    for number, text in enumerate(_whole(documents)):
+        known = {each.fingerprint: tokenized(each, text, same) for each in tokenizers}
+        read = [known[each.fingerprint] for each in tokenizers]
+        for own, tokens in zip(texts, read, strict=True):
+            own.append(tokens.ids)
+        total += len(text.encode())
+        rows.append(_units(text, number, read, before))
+    table = np.concatenate(rows) if rows else np.zeros((0, 2))
+    picked = table[np.unique(np.linspace(0, len(table) - 1, min(count, len(table))).round().astype(int))]
+    spans = [
+        [(row[1], row[2 + 2 * model], row[3 + 2 * model]) for row in picked.tolist()]
+        for model in range(len(tokenizers))
+    ]
+    widths = [total / max(1, sum(map(len, own))) for own in texts]
+    return Chosen(picked[:, 0].tolist(), texts, spans, widths)
+
+
+def _whole(documents: Iterable[Document]) -> Iterator[str]:
+    """Documents, each as one text, until there is enough of them."""
+    parts: list[str] = []
+    read = 0
+    for document in documents:
+        parts.append(document.text[: MOST - read])
+        read += len(parts[-1])
+        if not document.more or read >= MOST:
+            yield "".join(parts)
+            parts = []
+        if read >= MOST:
+            return
+
+
+def tokenized(tokenizer: Tokenizer, text: str, same: bool) -> Tokens:
+    """The tokens of a text. Where tokenizers differ, white space behind a token counts as its own: some leave it out, and some
+    put it before the next one."""
+    found = []
+    for first, last in cutting.pieces(text):
+        ids, starts, stops = tokenizer.offsets(text[first:last])
+        found.append((ids, starts + first, stops + first))
+    ids, starts, stops = (np.concatenate(column) for column in zip(*found, strict=True))
+    stops = np.maximum.accumulate(stops) if len(stops) else stops
+    ends = stops
+    if not same:
+        solid = np.append(np.flatnonzero(~SPACES[np.minimum(_codes(text), len(SPACES) - 1)]), len(text))
+        ends = solid[np.searchsorted(solid, stops)]
+    # A character of several tokens ends with the last of them.
+    clean = np.append(starts[1:] >= stops[:-1], np.ones(min(len(ids), 1), bool))
+    return Tokens(ids, ends, clean)
+
+
+def _codes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+
+def _units(text: str, number: int, read: Sequence[Tokens], before: Sequence[int]) -> np.ndarray:
+    common = reduce(np.intersect1d, [np.unique(tokens.ends[tokens.clean]) for tokens in read])
+    codes = _codes(text)
+    widths = np.append(0, np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)))  # in UTF-8
+    starts, stops = common[:-1], common[1:]
+    columns = [widths[stops] - widths[starts], np.full(len(starts), number)]
+    kept = columns[0] > 0
+    for tokens, needed in zip(read, before, strict=True):
+        columns += [np.searchsorted(tokens.ends, edge, side="right") for edge in (starts, stops)]
+        kept &= columns[-2] >= needed
+    return np.column_stack(columns)[kept]
+
+
+# --- what the models make of them
+
+
+@torch.inference_mode()
+def _losses(
+    model: Model,
+    texts: Sequence[np.ndarray],
+    spans: Sequence[tuple[int, int, int]],
+    length: int,
+    memory: int | None,
+    segment: int | None,
+) -> np.ndarray:
+    """Every target's negative log-likelihood, each of its tokens from exactly `length` tokens."""
+    places = [
+        (target, text, at) for target, (text, first, stop) in enumerate(spans) for at in range(first, stop)
+    ]
+    losses_T = np.zeros(len(spans))
+    together = max(1, BATCH_TOKENS // length)
+    with evaluating(model):
+        for begin in range(0, len(places), together):
+            part = places[begin : begin + together]
+            rows = np.stack([texts[text][at - length : at] for _, text, at in part])
+            following = torch.tensor([int(texts[text][at]) for _, text, at in part], device=model.device)
+            log_probs = _last_log_probs(model, rows, following, memory, segment)
+            np.subtract.at(losses_T, [target for target, _, _ in part], log_probs)
+    return losses_T
+
+
+def _last_log_probs(
+    model: Model, rows: np.ndarray, following: torch.Tensor, memory: int | None, segment: int | None
+) -> np.ndarray:
+    """The log-probability of what follows each row; a model that remembers reads its rows in segments, the last one whole."""
+    state, cuts = None, [0, rows.shape[1]]
+    if "memory" in model.capabilities and memory != 0:
+        state = model.remember(len(rows), memory)
+        cuts = [0, *reversed(range(rows.shape[1], 0, -(segment or SEGMENT)))]
+    for start, stop in pairwise(cuts):
+        batch = Batch.of(list(rows[:, start:stop]), device=model.device)
+        hidden_ND, state = model.hidden(batch, state)
+    head = model.heads["vocabulary"]
+    found: torch.Tensor = head.target_log_probs(hidden_ND, batch.layout.last, following, Context(batch))  # type: ignore[operator]
+    return found.double().cpu().numpy()

@@ -1,0 +1,245 @@
+"""Probing: what a linear classifier finds in every layer of a frozen model, beside what it could find anywhere.
+
+A high accuracy alone says little: a probe may have learnt the task by itself. So every layer is also asked for a control
+task, whose labels are random but always the same for the same type (Hewitt and Liang 2019); accuracy minus control
+accuracy is its *selectivity*. And a model of the same shape that has learnt nothing is asked the same.
+
+Legend: L layers with the input of the first as number 0, N examples, U units (a text or a word of it), D width.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from etymon.config import did_you_mean
+from etymon.errors import EtymonError
+from etymon.families.model import Model
+from etymon.lab.classifiers import (
+    Problem,
+    best_strength,
+    commonest,
+    logistic_regression,
+    predictions,
+    scalar_mix,
+    standardised,
+)
+from etymon.lab.probe_data import SPLITS, Example, Task
+from etymon.lab.representations import POOLINGS, Pieces, Place, Representations, represent
+
+
+@dataclass(frozen=True)
+class LayerScore:
+    """Test accuracies of one layer; `random` is the untrained twin's, `mix` the layer's weight in the scalar mix."""
+
+    layer: int
+    accuracy: float
+    control: float
+    validation: float
+    strength: float
+    random: float | None
+    mix: float
+
+    @property
+    def selectivity(self) -> float:
+        return self.accuracy - self.control
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """`reading` says what was read of a text; `majority` is the accuracy of always saying the commonest label, and
+    `control_seen` the share of test examples whose type was seen in training: no control can be learnt beyond it."""
+
+    task: str
+    level: str
+    reading: str
+    labels: int
+    train: int
+    validation: int
+    test: int
+    majority: float
+    control_seen: float
+    mix_accuracy: float
+    layers: list[LayerScore]
+
+    @property
+    def best(self) -> LayerScore:
+        """The layer that is best on the validation split."""
+        return max(self.layers, key=lambda score: score.validation)
+
+    @property
+    def margin(self) -> float:
+        """Half the 95% interval of the best layer's accuracy, for the number of test examples."""
+        return 1.96 * (max(self.best.accuracy * (1 - self.best.accuracy), 1e-9) / self.test) ** 0.5
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What was found, task by task."""
+
+    model: str
+    family: str
+    seed: int
+    tasks: list[TaskScore]
+    notes: list[str]
+
+
+def probe_model(
+    model: Model,
+    tasks: Sequence[Task],
+    *,
+    name: str = "",
+    poolings: Sequence[str] = ("mean",),
+    pieces: Pieces = "first",
+    twin: bool = True,
+    batch_size: int = 32,
+    seed: int = 0,
+    on_progress: Callable[[str], None] = lambda what: None,
+) -> Probes:
+    """Probes every layer for every task; representations are computed once a model and text, for all of them."""
+    logistic_regression()  # better missed now than when all texts are read
+    for pooling in poolings:
+        if pooling not in POOLINGS:
+            raise EtymonError(f"there is no pooling {pooling!r}: {did_you_mean(pooling, POOLINGS)}")
+    wanted: dict[tuple[str, Place], int] = {}
+    asked = [
+        _problem(task, reading, wanted, pieces, seed)
+        for task in tasks
+        for reading in (poolings if task.level == "sentence" else (pieces,))
+    ]
+    notes = [note for task in tasks for note in task.notes]
+
+    def read(which: Model, what: str) -> Representations:
+        def told(done: int, total: int) -> None:
+            on_progress(f"{what}: {done:,} of {total:,} texts")
+
+        return represent(which, list(wanted), pieces=pieces, batch_size=batch_size, on_batch=told)
+
+    seen = read(model, "reading")
+    if seen.cut:
+        notes.append(f"{seen.cut:,} texts were cut at the model's {model.positions} tokens")
+    problems = [_without_lost(problem, seen.found, notes) for problem in asked]
+    scores = []
+    for problem in problems:
+        on_progress(f"probing {problem.task.name}")
+        scores.append(_probe(problem, seen.states))
+    del seen  # the twin's take as much room
+    if twin:
+        states = read(untrained(model, seed), "reading with the untrained twin").states
+        for place, problem in enumerate(problems):
+            on_progress(f"probing the untrained twin: {problem.task.name}")
+            random = [best_strength(problem, standardised(x_UD, problem))[1] for x_UD in states]
+            layers = [replace(layer, random=each) for layer, each in zip(scores[place].layers, random)]
+            scores[place] = replace(scores[place], layers=layers)
+    for score in scores:
+        if score.control_seen < 0.5:
+            notes.append(
+                f"{score.task}: only {score.control_seen:.0%} of the test examples have a type that training has, "
+                "so that selectivity says little"
+            )
+    return Probes(name or model.family.title, model.family.name, seed, scores, notes)
+
+
+def untrained(model: Model, seed: int) -> Model:
+    """A model of the same shape that has learnt nothing."""
+    twin = Model(model.family, model.shape, model.asked, model.labels).initialise(seed)
+    twin.tokenizer, twin.source_tokenizer = model.tokenizer, model.source_tokenizer
+    return twin.to(model.device).eval()
+
+
+def control_labels(examples: Sequence[Example], seed: int) -> list[str]:
+    """A label for every example, random but the same for the same type (of the same group).
+
+    Types are served the most frequent first, each with chances as large as what the labels still lack of their number in
+    training: so the control has about the task's own distribution, and the two accuracies can be compared. Only
+    training counts: were the test balanced too, whatever it lacked would be told by what training has too much.
+    """
+    draw = np.random.default_rng(seed)
+    inside: dict[str, list[Example]] = {}
+    for example in examples:
+        inside.setdefault(example.group, []).append(example)
+    chosen: dict[tuple[str, str], str] = {}
+    for group, members in inside.items():
+        trained = [example for example in members if example.split == "train"]
+        lacking = Counter(example.label for example in trained)
+        names = sorted(lacking) or sorted({example.label for example in members})
+        shares = np.array([lacking[name] for name in names]) + 1e-6
+        counts = Counter(dict.fromkeys((example.type for example in members), 0))
+        counts.update(example.type for example in trained)
+        for word, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
+            chances = np.maximum([lacking[name] for name in names], 1e-6) if count else shares
+            label = names[draw.choice(len(names), p=chances / chances.sum())]
+            lacking[label] -= count
+            chosen[group, word] = label
+    return [chosen[example.group, example.type] for example in examples]
+
+
+def _problem(
+    task: Task, reading: str, wanted: dict[tuple[str, Place], int], pieces: Pieces, seed: int
+) -> Problem:
+    examples = task.examples
+    places: list[Place] = [reading if example.span is None else example.span for example in examples]
+    units = [
+        wanted.setdefault((example.text, place), len(wanted)) for example, place in zip(examples, places)
+    ]
+    labels, groups = [example.label for example in examples], [example.group for example in examples]
+    control = control_labels(examples, seed + zlib.crc32(task.name.encode()))
+    number = {label: place for place, label in enumerate(sorted(set(labels)))}
+    group_number = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    return Problem(
+        task,
+        reading if task.level == "sentence" else {"first": "first piece", "mean": "mean of pieces"}[pieces],
+        np.array(units),
+        np.array([number[label] for label in labels]),
+        np.array([number[label] for label in control]),
+        np.array([group_number[group] for group in groups]),
+        np.array([SPLITS.index(example.split) for example in examples]),
+    )
+
+
+def _without_lost(problem: Problem, found: np.ndarray, notes: list[str]) -> Problem:
+    """The problem without words that no token stands for."""
+    kept = found[problem.units]
+    if kept.all():
+        return problem
+    notes.append(
+        f"{problem.task.name}: {(~kept).sum():,} words are left out, cut off or without a token of their own"
+    )
+    examples = [example for example, here in zip(problem.task.examples, kept) if here]
+    task = Task(problem.task.name, problem.task.level, examples)
+    task.check()
+    columns = (problem.units, problem.labels, problem.control, problem.groups, problem.splits)
+    return Problem(task, problem.reading, *(column[kept] for column in columns))
+
+
+def _probe(problem: Problem, states_LUD: np.ndarray) -> TaskScore:
+    """Everything but the twin's accuracies."""
+    tried = []
+    for x_UD in states_LUD:
+        x_ND = standardised(x_UD, problem)
+        validation, accuracy, strength = best_strength(problem, x_ND)
+        # The control is asked of the very probe that was chosen: its strength is not tuned again.
+        (control,) = predictions(x_ND, problem.control, problem, (strength,))
+        tried.append((accuracy, problem.accuracy(control, control=True), validation, strength))
+    strength = max(tried, key=lambda each: each[2])[3]
+    weights, mixed = scalar_mix(states_LUD, problem, strength)
+    examples = problem.task.examples
+    known = {(each.group, each.type) for each in examples if each.split == "train"}
+    tested = [each for each in examples if each.split == "test"]
+    return TaskScore(
+        task=problem.task.name,
+        level=problem.task.level,
+        reading=problem.reading,
+        labels=len(np.unique(problem.labels[problem.fitted])),
+        train=int(problem.fitted.sum()),
+        validation=int(problem.within("validation").sum()),
+        test=len(tested),
+        majority=problem.accuracy(commonest(problem)),
+        control_seen=sum((each.group, each.type) in known for each in tested) / len(tested),
+        mix_accuracy=problem.accuracy(mixed),
+        layers=[LayerScore(layer, *each, None, float(weights[layer])) for layer, each in enumerate(tried)],
+    )

@@ -1,0 +1,301 @@
+"""What a run will take in memory, asked before anything of it is made: what does not fit is refused with what would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+
+from etymon.families.companions import blank_generator, share_embeddings
+from etymon.families.family import Family
+from etymon.families.loading import shape_of
+from etymon.families.memory import by_depth, largest_size, outline, shallow, token_bound
+from etymon.families.model import Model
+from etymon.nn.blocks import Stack
+from etymon.nn.bodies import EncoderDecoder
+from etymon.nn.footprint import CPU, Footprint, available_memory, extrapolate, no_memory
+from etymon.objectives import get_objective, objective_class
+from etymon.objectives.objective import Objective, Prepared
+from etymon.text.store import Split
+from etymon.text.tokenizer import Tokenizer
+from etymon.training.feeding import Feed, Position
+from etymon.training.memory import step_footprint, valueless, without_values
+from etymon.training.optimisers import OptimiserChoice
+from etymon.training.optimisers.groups import named
+from etymon.training.unit import TrainingUnit
+
+TOKENS_A_STEP = 2048
+USUAL_LENGTH = 256
+"""Of samples, where neither the run nor the recipe says otherwise."""
+WORDS = 20_000
+"""Of the made-up text that memory is measured with, at most."""
+ROWS = (8, 16)
+LENGTHS = (512, 1024, 2048)
+"""Where memory is measured for more samples or longer ones: it grows with rows, and at most with the square of a length."""
+STEPS = (8, 16, 32)
+"""The same of models that go through a text step by step, where every step of a long one would take its time."""
+SAFE = 0.25
+"""The share of what is free that a generous bound may take, so that no closer look is needed."""
+PROGRAM = 1e8
+FRAGMENTS = 1.3
+"""Of a run on a processor, measured (docs/lab-notes.md): bytes beside the model's tensors, and how much more memory than they need tensors
+occupy that come and go, which leave gaps between them."""
+SEGMENTS = 3
+"""Of a stream, after which it remembers as much as it ever will, or nearly."""
+LOOKS = 32
+"""Slices of a table that are looked at to find a large one."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a slice of a step holds."""
+
+    objective: str
+    options: Mapping[str, Any]
+    length: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, as far as its memory depends on it."""
+
+    family: Family
+    shape: Any
+    samples: Sequence[Samples]
+    optimiser: OptimiserChoice
+    slices: int = 1
+    generator: Mapping[str, Any] | None = None
+    """Fields of a generator's shape that are not the usual ones."""
+    teacher: tuple[Family, Any] | None = None
+
+    @property
+    def heads(self) -> frozenset[str]:
+        return frozenset().union(*(objective_class(each.objective).heads for each in self.samples))
+
+    def footprint(self, device: torch.device = CPU) -> Footprint:
+        """What the run takes at most, of all its kinds of samples."""
+        found = (_in_a_run(self._measured(each), device) for each in _largest(self.samples))
+        return max(found, key=lambda each: each.total)
+
+    def bound(self) -> float:
+        """Bytes that it cannot need, found at once."""
+        # Weights, gradients, two moments and as much while the optimiser steps; a generator is no larger than its model.
+        members = [(outline(self.family, self.shape, self.heads), 5)]
+        members += [] if self.teacher is None else [(outline(*self.teacher, ("vocabulary",)), 1)]
+        tokens = float(max(each.rows * max(each.length, 64) for each in self.samples))
+        tokens *= max(1.0, max(each.length for each in self.samples) / 1024)  # of attention
+        return 2 * sum(times * each.weights + tokens * each.activations for each, times in members)
+
+    def _measured(self, samples: Samples) -> Footprint:
+        tokenizer = stand_in_tokenizer(self.family, self.shape.vocabulary)
+        points = self._points()
+
+        def measure(shape: Any, length: int, rows: int) -> Footprint:
+            objective = get_objective(samples.objective, tokenizer, length, **samples.options)
+            *before, prepared = stand_in_slices(objective, tokenizer, length, rows)
+            with without_values():
+                unit = self._unit(shape, objective, tokenizer)
+            return step_footprint(unit, prepared, _matching(self.optimiser, unit), self.slices, before)
+
+        def at_length(shape: Any, length: int) -> Footprint:
+            return extrapolate(samples.rows, ROWS, lambda rows: measure(shape, length, rows))
+
+        def at_depth(shape: Any) -> Footprint:
+            return extrapolate(samples.length, points, lambda length: at_length(shape, length))
+
+        found = by_depth(self.shape, at_depth)
+        if self.teacher is not None:  # which was measured with few layers
+            family, shape = self.teacher
+            whole, part = (outline(family, each, ("vocabulary",)) for each in (shape, shallow(shape)))
+            found = replace(found, weights=found.weights + whole.weights - part.weights)
+        return found
+
+    def _points(self) -> Sequence[int]:
+        """The lengths to measure at for longer samples."""
+        with torch.device("meta"):
+            body = Model(self.family, shallow(self.shape), self.heads).body
+        if any(isinstance(part, Stack) for part in body.modules()):
+            return LENGTHS
+        # A recurrent decoder looks at its source at every step; what has one side only grows with its length.
+        return STEPS if isinstance(body, EncoderDecoder) else STEPS[:2]
+
+    def _unit(self, shape: Any, objective: Objective, tokenizer: Tokenizer) -> TrainingUnit:
+        model = Model(self.family, shape, self.heads)
+        model.tokenizer = tokenizer
+        companions, teacher = {}, None
+        if "generator" in objective.companions:
+            companions["generator"] = share_embeddings(blank_generator(model, self.generator or {}), model)
+        if self.teacher is not None:
+            family, taught = self.teacher
+            teacher = Model(family, shallow(taught), ("vocabulary",)).eval().requires_grad_(False)
+            teacher.tokenizer = tokenizer
+        bridges = {}
+        if teacher is not None and teacher.shape.dim != shape.dim:
+            bridges["projection"] = torch.nn.Linear(shape.dim, teacher.shape.dim, bias=False)
+        return TrainingUnit(model, objective, companions, bridges, teacher)
+
+
+def require_training(plan: Plan, what: str, device: torch.device = CPU) -> None:
+    """Refuses a run that does not fit into memory, before anything of it is made."""
+    free = available_memory(device)
+    if plan.bound() <= SAFE * free:
+        return
+    needed = plan.footprint(device)
+    if needed.total > free:
+        raise no_memory(what, needed, free, _advice(plan, needed, free, device), device)
+
+
+def require_states(
+    family: Family,
+    shape: Any,
+    heads: frozenset[str],
+    choice: OptimiserChoice,
+    what: str,
+    device: torch.device,
+) -> None:
+    """The same as far as it does not depend on samples: weights, gradients and what the optimiser keeps."""
+    free = available_memory(device)
+    if 5 * outline(family, shape, heads).weights <= SAFE * free:
+        return
+
+    def measure(small: Any) -> Footprint:
+        with without_values():
+            unit = TrainingUnit(Model(family, small, heads), None)  # type: ignore[arg-type]
+        return step_footprint(unit, None, _matching(choice, unit))
+
+    needed = _in_a_run(by_depth(shape, measure), device)
+    if needed.total > free:
+        advice = "take a smaller model, --lora, or a machine with more memory"
+        raise no_memory(what, needed, free, advice, device)
+
+
+def require_task_training(
+    unit: TrainingUnit, feed: Feed, choice: OptimiserChoice, what: str, device: torch.device = CPU
+) -> None:
+    """Refuses slices of a table that do not fit, before the model has gradients."""
+    free, prepared = available_memory(device), _large_slice(feed)
+    held = sum(value.numel() * value.element_size() for value in unit.parameters())
+    if 2 * (4 * held + prepared.tokens * token_bound(unit)) <= SAFE * free:
+        return
+    needed = task_footprint(unit, feed, choice, device)
+    if needed.total - held > free:  # the weights are there
+        advice = "take a smaller --batch or --length, more --slices, or --lora"
+        raise no_memory(what, needed, free + held, advice, device)
+
+
+def task_footprint(
+    unit: TrainingUnit, feed: Feed, choice: OptimiserChoice, device: torch.device = CPU
+) -> Footprint:
+    """What a run on a table takes, by the largest of some slices."""
+    copied = valueless(unit)
+    return _in_a_run(step_footprint(copied, _large_slice(feed), choice, feed.slices), device)
+
+
+def _large_slice(feed: Feed) -> Prepared:
+    places = sorted({int(place) for place in np.linspace(0, feed.samples - 1, min(LOOKS, feed.samples))})
+    slices = (feed.slice([Position(0, place)]) for place in places)
+    return max(slices, key=lambda prepared: prepared.tokens)
+
+
+def _in_a_run(found: Footprint, device: torch.device) -> Footprint:
+    """With what a run holds beside tensors and, on a processor, what its allocator cannot fill again."""
+    slack = FRAGMENTS if device.type == "cpu" else 1.0
+    return replace(found, activations=slack * found.activations, logits=slack * found.logits, program=PROGRAM)
+
+
+def _matching(choice: OptimiserChoice, unit: TrainingUnit) -> OptimiserChoice:
+    """The choice without what freezes layers that a model of few layers does not have."""
+    names = list(named(unit))
+    return replace(
+        choice, frozen=tuple(each for each in choice.frozen if any(fnmatchcase(name, each) for name in names))
+    )
+
+
+def _advice(plan: Plan, needed: Footprint, free: float, device: torch.device) -> str:
+    """What would fit: a step in more parts, if the model itself does; or a smaller size."""
+    held = needed.program + needed.weights + needed.optimiser
+    if held + needed.gradients + needed.update < free:
+        room = free - held - (needed.gradients if needed.slices > 1 else 0.0)
+        share = room / (needed.activations + needed.logits)
+        rows = int(max(each.rows for each in plan.samples) * min(1.0, share))
+        if rows:
+            batch = rows * plan.slices
+            return (
+                f"about {rows:,} samples fit at a time; take more --slices, or a --batch of {batch:,} or less"
+            )
+        return "not even one sample of this length fits; take a smaller --length or a smaller model"
+    size = largest_size(plan.family, plan.heads, free * needed.weights / needed.total)
+    while size is not None:  # of a smaller model, activations are a larger part
+        shape = shape_of(plan.family, size)
+        footprint = replace(plan, shape=shape).footprint(device)
+        if footprint.total < free:
+            break
+        size = largest_size(plan.family, plan.heads, 0.99 * footprint.weights)
+    smaller = "" if size is None else f"--size {size} would fit; or "
+    return f"{smaller}take a machine with more memory"
+
+
+def _largest(samples: Iterable[Samples]) -> list[Samples]:
+    """Of samples that differ in number alone, the most."""
+    found: dict[str, Samples] = {}
+    for each in samples:
+        kind = repr((each.objective, sorted(each.options.items()), each.length))
+        if kind not in found or found[kind].rows < each.rows:
+            found[kind] = each
+    return list(found.values())
+
+
+def stand_in_tokenizer(family: Family, vocabulary: int) -> Tokenizer:
+    """A tokenizer with the family's special tokens and made-up words, where the real one is not there yet."""
+    choice = family.tokenizer
+    specials = dict.fromkeys(choice.specials.values())
+    sentinels = [f"<extra_id_{number}>" for number in range(choice.sentinels)]
+    count = max(1000, min(WORDS, vocabulary - len(specials) - len(sentinels)))
+    words = [*specials, *(f"word{number}" for number in range(count)), *sentinels]
+    ids = {word: number for number, word in enumerate(words)}
+    unknown = choice.specials.get("unknown", words[len(specials)])
+    return Tokenizer(
+        tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=unknown)),
+        choice.specials,
+        framing=family.framing,
+    )
+
+
+def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, rows: int) -> list[Prepared]:
+    """A slice of a made-up text; of streams, with those before it. Documents are long, so that most samples are full, and frequent
+    words come more often."""
+    size = 8 * max(length, 32)
+    count = size * max(rows, 8)
+    special = [number for role in tokenizer.roles if (number := tokenizer.id(role)) is not None]
+    first, last = max(special, default=-1) + 1, tokenizer.size - len(tokenizer.sentinels)
+    draw = np.random.default_rng(0).random(count) ** 3
+    documents = np.arange(0, count, size)
+    sentences = np.union1d(documents, np.arange(0, count, 20))
+    split = Split.of((first + draw * (last - first)).astype(np.int64), documents, sentences)  # type: ignore[arg-type]
+    feed = Feed(objective, split, 0, slices=1, rows=rows)
+    position, slices = Position(), []
+    for _ in range(SEGMENTS if objective.streaming else 1):
+        (addresses,), position = feed.addresses(position)
+        slices.append(feed.slice(addresses))
+    return slices
+
+
+def with_vocabulary(shape: Any, vocabulary: int) -> Any:
+    """The same shape for so many words; an adaptive softmax is cut where it was, as far as there are words."""
+    cutoffs = getattr(shape, "cutoffs", ())
+    kept = {"cutoffs": tuple(cut for cut in cutoffs if cut < vocabulary)} if cutoffs else {}
+    return replace(shape, vocabulary=vocabulary, **kept)
+
+
+def usual_plan(family: Family, shape: Any) -> Plan:
+    """A run of `etymon pretrain` on a model of this shape that is told nothing else."""
+    recipe = family.recipe
+    length = recipe.length or min(getattr(shape, "positions", None) or USUAL_LENGTH, USUAL_LENGTH)
+    samples = Samples(family.objective, dict(recipe.options), length, max(1, TOKENS_A_STEP // length))
+    return Plan(family, shape, [samples], OptimiserChoice(name=recipe.optimiser))

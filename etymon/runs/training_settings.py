@@ -1,0 +1,97 @@
+"""A family's recipe and what the user asked for, made into the settings of a run."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from etymon.errors import EtymonError
+from etymon.families.family import Recipe
+from etymon.runs.run_file import CommonFile, PhaseFile
+from etymon.training.loop import TrainingSettings
+from etymon.training.optimisers import OptimiserChoice
+from etymon.training.schedules import ScheduleChoice
+
+Value = TypeVar("Value")
+
+VALIDATIONS = 10
+"""As many as a run has, if it is long enough for them."""
+
+
+def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validations: int) -> TrainingSettings:
+    """The recipe for so many steps, with everything that was asked for otherwise."""
+    if file.learning_rate is None and not _alike(recipe.optimiser, file.optimiser):
+        raise EtymonError(
+            f"the rate of the recipe, {recipe.learning_rate:g}, is one for {recipe.optimiser}: give --learning-rate "
+            f"with {file.optimiser}"
+        )
+    every = file.validate_every or max(1, -(-steps // validations))
+    warmup = max(1, round(chosen(file.warmup, recipe.warmup) * steps))
+    if file.warmup is None and file.schedule is None and recipe.warmup_steps is not None:
+        # A short run would end on the way up; T5's, which is at the full rate at once, may.
+        rises = recipe.schedule != "inverse-square-root"
+        warmup = min(recipe.warmup_steps, max(1, steps // 2)) if rises else recipe.warmup_steps
+    return TrainingSettings(
+        steps=steps,
+        optimiser=OptimiserChoice(
+            name=chosen(file.optimiser, recipe.optimiser),
+            learning_rate=chosen(file.learning_rate, recipe.learning_rate),
+            betas=recipe.betas,
+            epsilon=recipe.epsilon,
+            weight_decay=chosen(file.weight_decay, recipe.weight_decay),
+            undecayed=tuple(recipe.undecayed),
+            layer_decay=chosen(file.layer_decay, recipe.layer_decay),
+            frozen=file.frozen,
+        ),
+        schedule=ScheduleChoice(
+            name=chosen(file.schedule, recipe.schedule),
+            warmup=warmup,
+            final=recipe.final,
+            end=recipe.decay_end if file.schedule is None else 1.0,
+        ),
+        clip=chosen(file.clip, recipe.clip) or None,
+        seed=file.seed,
+        validate_every=every,
+        patience=file.patience,
+        # A checkpoint with every validation, so that the best one is there to be kept.
+        save_every=file.save_every or every,
+        keep=file.keep,
+        paced="samples" if file.grows(recipe.ramp) else "steps",
+        adversarial=file.adversarial,
+        unfreeze=file.unfreeze,
+    )
+
+
+STAGES = 8
+"""Of a growing batch."""
+
+
+def ramped(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
+    """The phases of a run whose batch grows from a sixteenth to `batch` over a share of its samples, by equal steps of samples."""
+    sizes = [batch * (1 + 15 * (number + 0.5) / STAGES) / 16 for number in range(STAGES)]
+    whole = [max(slices, round(size / slices) * slices) for size in sizes]
+    parts: dict[int, float] = {}
+    for size, samples in [*((size, share / STAGES) for size in whole), (batch, 1 - share)]:
+        parts[size] = parts.get(size, 0.0) + samples / size  # in steps
+    total = sum(parts.values())
+    return tuple(PhaseFile(steps / total, batch=size) for size, steps in parts.items() if steps)
+
+
+def _alike(usual: str, asked: str | None) -> bool:
+    """Whether a learning rate means the same to both: to each kind of Adam it does."""
+    return asked in (None, usual) or {asked, usual} <= {"adamw", "adam-bert"}
+
+
+def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:
+    """How many steps fit into a budget of seconds, and how many validations beside the one before the first step.
+
+    Validating takes a tenth of the time at most, but for the two at the ends, or as often as was asked for.
+    """
+    if every is not None:
+        steps = max(1, int((budget - 2 * validation) / (step + validation / every)))
+        return steps, -(-steps // every)
+    validations = VALIDATIONS if validation <= 0 else max(1, min(VALIDATIONS, int(budget / 10 / validation)))
+    return max(1, int((budget - (validations + 1) * validation) / step)), validations
+
+
+def chosen(asked: Value | None, usual: Value) -> Value:
+    return usual if asked is None else asked

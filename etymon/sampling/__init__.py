@@ -1,0 +1,1 @@
+"""Which tokens make up the samples of a batch: plans, packing, streams, noise."""

@@ -1,0 +1,205 @@
+"""Plans: which spans of the store make up an epoch's samples, and in which order.
+
+A plan is a numpy table, a pure function of (split, seed, epoch): ranks and workers only decide who reads
+which rows. All randomness is keyed through `key`, so any row can be made again at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import numpy as np
+
+from etymon.errors import EtymonError
+from etymon.text.store import Split
+
+logger = logging.getLogger("etymon.text")
+
+SHORT = 0.1
+"""The share of documents whose pairs are gathered up to a smaller length."""
+RETRIES = 10  # how often BERT's pipeline draws again to find another document
+
+
+def key(seed: int, *parts: int | str) -> np.random.Generator:
+    """The generator for (seed, *parts): the one place where randomness is keyed.
+
+    Different parts give independent streams; the same parts always give the same stream.
+    """
+    plain = [part if isinstance(part, str) else int(part) for part in (seed, *parts)]
+    # Hashed, not fed to a SeedSequence: that takes (1,) and (1, 0) for the same.
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def stream_windows(split: Split, length: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
+    """Windows [start, stop) of the virtual stream, `length` + 1 tokens each and overlapping by one.
+
+    Inputs are all but a window's last token, targets all but its first, so every token of the text (and
+    every separator) is a target exactly once; the last window is short. The first window starts at -1, the
+    separator before the text. In order if not `shuffle`, as for validation.
+    """
+    _require_length(length)
+    starts = np.arange(-1, split.stream_length - 1, length, dtype=np.int64)
+    table = np.column_stack((starts, np.minimum(starts + length + 1, split.stream_length)))
+    return shuffled(table, seed, "stream windows", epoch) if shuffle else table
+
+
+def chunks(
+    split: Split, length: int, seed: int, epoch: int, separator: int | None = None, shuffle: bool = True
+) -> np.ndarray:
+    """T5's samples: all documents end to end, cut into spans [start, stop) of `length` tokens.
+
+    With a `separator` the spans are of the virtual stream (`split.stream`), else of `split.tokens`, where
+    documents meet without a mark, as in T5's own data. Where the cuts fall changes from epoch to epoch, so
+    the first and the last span may be short; a single token, which cannot be corrupted, is left out.
+    (T5 concatenates random chunks of at most 65,536 tokens; end to end and in order they are the text.)
+    """
+    _require_length(length)
+    total = len(split.tokens) if separator is None else split.stream_length
+    phase = int(key(seed, "chunk phase", epoch).integers(length)) if shuffle else 0
+    starts = np.arange(phase - length if phase else 0, total, length, dtype=np.int64)
+    table = np.column_stack((np.maximum(starts, 0), np.minimum(starts + length, total)))
+    table = table[table[:, 1] - table[:, 0] > 1]
+    return shuffled(table, seed, "chunks", epoch) if shuffle else table
+
+
+def sentence_pairs(
+    split: Split, max_length: int, seed: int, epoch: int, overhead: int = 3, shuffle: bool = True
+) -> np.ndarray:
+    """BERT's next-sentence samples: rows (a_start, a_stop, b_start, b_stop, is_random), spans of `tokens`.
+
+    As in BERT's released pipeline: sentences of a document are gathered up to `max_length` - `overhead`
+    tokens (a random smaller target for a share `SHORT` of the documents) and divided at random
+    into A and B; half the time, and always for a single sentence, B comes from another document and the
+    unused sentences go back; then the longer of the two loses tokens from front or back. Unlike there, a
+    random B never comes from the same document.
+
+    With a single document there is no other: then every pair is a true continuation (and the log says so).
+    """
+    if len(split) == 1 and shuffle and epoch == 0:
+        logger.warning("the text is one document: no random second sentence exists, every pair is a true one")
+    pairs = _Pairs(split, max_length, overhead, true=len(split) == 1)
+    table = pairs.table(seed, epoch)
+    return shuffled(table, seed, "pair order", epoch) if shuffle else table
+
+
+def ordered_pairs(
+    split: Split, max_length: int, seed: int, epoch: int, overhead: int = 3, shuffle: bool = True
+) -> np.ndarray:
+    """ALBERT's sentence-order samples: rows (a_start, a_stop, b_start, b_stop, is_swapped), spans of `tokens`.
+
+    Gathered and cut like `sentence_pairs`, but A and B are always consecutive, and half of the time they change places.
+    A single sentence, for which ALBERT's pipeline takes B from another document and says that it was swapped, gets
+    the next one for its B, or is divided if it is the document's last: a strange topic would give the answer away.
+    """
+    table = _Pairs(split, max_length, overhead, true=True).table(seed, epoch)
+    swapped = key(seed, "pair swaps", epoch).random(len(table)) < 0.5
+    table[swapped] = table[swapped][:, [2, 3, 0, 1, 4]]
+    table[:, 4] = swapped
+    return shuffled(table, seed, "pair order", epoch) if shuffle else table
+
+
+class _Pairs:
+    """The pairs of one document at a time, each document with its own generator; `true` ones only, or random ones too."""
+
+    def __init__(self, split: Split, max_length: int, overhead: int, true: bool) -> None:
+        self.room, self.true = max_length - overhead, true
+        if self.room < 2:
+            raise EtymonError(
+                f"sentence pairs need room for two tokens: use a length of at least {overhead + 2}"
+            )
+        # Sentences lie end to end, so sentences i to j are the one span [bounds[i], bounds[j + 1]).
+        self.bounds: list[int] = [*split.sentences.tolist(), len(split.tokens)]
+        self.first: list[int] = split.first_sentences.tolist()
+
+    def table(self, seed: int, epoch: int) -> np.ndarray:
+        rows = [
+            row
+            for document in range(len(self.first) - 1)
+            for row in self.of(document, key(seed, "pairs", epoch, document))
+        ]
+        return np.array(rows, np.int64).reshape(-1, 5)
+
+    def of(self, document: int, rng: np.random.Generator) -> Iterator[tuple[int, int, int, int, bool]]:
+        bounds, room, alone = self.bounds, self.room, self.true
+        uniform = uniforms(rng)
+        target = room
+        if next(uniform) < SHORT:
+            target = 2 + int(next(uniform) * (room - 1))
+        here, last = self.first[document], self.first[document + 1]
+        while here < last:
+            stop = min(bisect_left(bounds, bounds[here] + target, here + 1), last)
+            if alone and stop == here + 1:  # a lone sentence needs a true neighbour
+                stop = min(stop + 1, last)
+            count = stop - here
+            if alone and count == 1:  # the last sentence has none: divide it
+                middle = (bounds[here] + bounds[stop]) // 2
+                if middle > bounds[here]:
+                    yield *self._fit(bounds[here], middle, middle, bounds[stop], rng), False
+                return
+            middle = here + 1 + (int(next(uniform) * (count - 1)) if count > 1 else 0)
+            a_start, a_stop = bounds[here], bounds[middle]
+            is_random = not alone and (count == 1 or next(uniform) < 0.5)
+            if is_random:
+                b_start, b_stop = self._elsewhere(document, target - (a_stop - a_start), uniform)
+                here = middle
+            else:
+                b_start, b_stop = a_stop, bounds[stop]
+                here = stop
+            yield *self._fit(a_start, a_stop, b_start, b_stop, rng), is_random
+
+    def _elsewhere(self, document: int, length: int, uniform: Iterator[float]) -> tuple[int, int]:
+        """Sentences of another document from a random one on, until they reach `length`."""
+        count = len(self.first) - 1
+        for _ in range(RETRIES):
+            other = int(next(uniform) * count)
+            if other != document:
+                break
+        else:
+            other = (document + 1) % count
+        first, last = self.first[other], self.first[other + 1]
+        start = first + int(next(uniform) * (last - first))
+        stop = min(bisect_left(self.bounds, self.bounds[start] + length, start + 1), last)
+        return self.bounds[start], self.bounds[stop]
+
+    def _fit(
+        self, a_start: int, a_stop: int, b_start: int, b_stop: int, rng: np.random.Generator
+    ) -> tuple[int, int, int, int]:
+        """Take single tokens from the longer of A and B, front or back with equal chance, until both fit."""
+        a, b = a_stop - a_start, b_stop - b_start
+        excess = a + b - self.room
+        if excess <= 0:
+            return a_start, a_stop, b_start, b_stop
+        # How many each one loses is certain: the longer one first, then, from a tie on, B and A in turn.
+        uneven = min(excess, abs(a - b))
+        rest = excess - uneven
+        lost_a = (uneven if a > b else 0) + rest // 2
+        lost_b = (uneven if b > a else 0) + (rest + 1) // 2
+        front_a, front_b = int(rng.binomial(lost_a, 0.5)), int(rng.binomial(lost_b, 0.5))
+        return (
+            a_start + front_a,
+            a_stop - (lost_a - front_a),
+            b_start + front_b,
+            b_stop - (lost_b - front_b),
+        )
+
+
+def uniforms(rng: np.random.Generator) -> Iterator[float]:
+    """Uniform numbers drawn in blocks: one call of numpy for many samples."""
+    size = 16
+    while True:
+        yield from rng.random(size).tolist()
+        size = min(2 * size, 1024)
+
+
+def shuffled(table: np.ndarray, seed: int, what: str, epoch: int) -> np.ndarray:
+    """The rows of a plan in the epoch's order; `what` keeps the orders of different plans apart."""
+    return table[key(seed, what, epoch).permutation(len(table))]
+
+
+def _require_length(length: int) -> None:
+    if length < 2:
+        raise EtymonError(f"a sample needs at least 2 tokens, not {length}")

@@ -1,0 +1,1 @@
+"""Rows with named columns: reading them from files and programs, and writing them."""

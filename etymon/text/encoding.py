@@ -1,0 +1,230 @@
+"""Text to tokens, and where documents and sentences are among them: pure work on a batch, which any process may do.
+
+Between words that are separated by a space or a line break no pipeline of ours joins anything, so the tokens of a text
+are those of its words in a row, and each different word is encoded once. That is several times faster than the library
+on running text. What is not certain to be like that goes to the library in longer pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+
+from etymon.text import cutting
+from etymon.text.reading import Document
+from etymon.text.sentences import is_wrapped, sentence_starts
+from etymon.text.tokenizer import Tokenizer
+
+BATCH = 1 << 20  # characters that are encoded together
+CONTEXT = 512  # characters before a part that tell whether a sentence begins with it
+KNOWN = 1 << 18  # words that are remembered
+LONGEST = 32  # characters of a word; longer ones count as several
+MOST_ADDED = 1 << 10  # special and added tokens to look for in every text
+
+SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])
+
+
+class Part(NamedTuple):
+    """A document, or a part of one: `before` is the end of the part before it, `wrapped` the document's nature."""
+
+    text: str
+    before: str
+    wrapped: bool | None
+    more: bool
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch. A place is what is before it in the batch: a row of tokens, UTF-8 bytes and white-space words."""
+
+    tokens: np.ndarray
+    ends: np.ndarray
+    """The places where parts end."""
+    sentences: np.ndarray
+    """The places where sentences begin, each at a token of its own."""
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Part]]:
+    """Parts of documents, about BATCH characters together. The cut depends on the text alone."""
+    batch: list[Part] = []
+    size = 0
+    before, wrapped, begun = "", None, False
+    for document in documents:
+        front, rest = cutting.parts(document.text)
+        for text, more in [*((part, True) for part in front), (rest, document.more)]:
+            if not begun and not text.strip() and not (text and more):
+                continue  # there is nothing in it
+            if more and not begun:
+                wrapped = is_wrapped(text)
+            batch.append(Part(text, before, wrapped, more))
+            size += len(text)
+            before, wrapped, begun = (
+                ((before + text)[-CONTEXT:], wrapped, True) if more else ("", None, False)
+            )
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class Encoder:
+    """Encodes batches with one tokenizer, into ids of one type."""
+
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype) -> None:
+        self.tokenizer, self.dtype = tokenizer, dtype
+        added = tokenizer.backend.get_added_tokens_decoder().values()
+        self.added = ["▁", *(token.content for token in added)]  # where spaces become "▁", it is no letter
+        self.by_word = keeps_words_apart(tokenizer._description) and len(self.added) <= MOST_ADDED
+        # A line break parts words as a space does, unless spaces become "▁" and it stays what it is.
+        cleaned = tokenizer.backend.normalizer and tokenizer.backend.normalizer.normalize_str("a\nb")
+        spaces = (tokenizer._description["pre_tokenizer"] or {}).get("type") == "Metaspace"
+        self.line_break = 0x20 if spaces and cleaned != "a b" else 0x0A
+        self.space = tokenizer.backend.token_to_id("▁") if tokenizer.kind in ("unigram", "bpe") else None
+        self._forget()
+
+    def __call__(self, batch: list[Part]) -> Encoded:
+        text = "".join(part.text for part in batch)
+        sizes = [len(part.text) for part in batch]
+        stops = np.cumsum(sizes)
+        starts = stops - sizes
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        space = SPACES[np.minimum(codes, len(SPACES) - 1)]
+        new_word = ~space
+        new_word[1:] &= space[:-1]
+        for start, part in zip(starts.tolist(), batch, strict=True):
+            if part.text and not part.before[-1:].strip():  # a new document, or white space before
+                new_word[start] = not space[start]
+        widths = np.uint8(1) + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+        bytes_before, words_before = _before(widths), _before(new_word)
+
+        units = self._units(text, codes, space, starts.tolist(), batch)
+        tokens, lengths = self._encode(text.encode(), bytes_before[np.append(units, len(text))])
+        tokens_before = _before(lengths)
+        ends = tokens_before[np.searchsorted(units, stops)]
+
+        places = np.unique(np.concatenate([start + _sentences(part) for start, part in zip(starts, batch)]))
+        byte_lengths = self.tokenizer.byte_lengths
+        spelled = np.zeros(1) if byte_lengths is None else np.cumsum(byte_lengths[tokens], dtype=np.int64)
+        if len(spelled) and spelled[-1] == bytes_before[-1]:  # the bytes of the tokens say where they are
+            index = np.searchsorted(spelled, bytes_before[places], side="right")
+        else:
+            index = self._located(text, codes, units, tokens_before, places)
+        # What has no token of its own (white space, characters that the tokenizer drops) begins no sentence.
+        kept = index < ends[np.searchsorted(stops, places, side="right")]
+        index, first = np.unique(index[kept], return_index=True)
+        places = places[kept][first]
+        return Encoded(
+            tokens,
+            np.column_stack((ends, bytes_before[stops], words_before[stops])),
+            np.column_stack((index, bytes_before[places], words_before[places])),
+        )
+
+    def _units(
+        self, text: str, codes: np.ndarray, space: np.ndarray, starts: list[int], batch: list[Part]
+    ) -> np.ndarray:
+        """Where that begins which is encoded by itself: words, each with the space before it, or longer pieces."""
+        pieces = [
+            (start + first, start + last)
+            for start, part in zip(starts, batch, strict=True)
+            for first, last in cutting.pieces(part.text)
+            if first < last
+        ]
+        begins = np.zeros(len(text) + 1, bool)
+        if self.by_word:
+            # Other white space is left inside: libraries differ.
+            begins[:-2] = ((codes[:-1] == 0x20) | (codes[:-1] == self.line_break)) & ~space[1:]
+            begins[[first - 1 for first, _ in pieces]] = False
+            present = [token for token in self.added if token in text]
+            for first, last in pieces if present else ():
+                if any(text.find(token, first, last) >= 0 for token in present):
+                    begins[first:last] = False
+        begins[[first for first, _ in pieces]] = True
+        return np.flatnonzero(begins[:-1])
+
+    def _forget(self) -> None:
+        self._known: dict[str, int] = {}
+        self._tokens, self._firsts, self._lengths = (np.zeros(0, each) for each in (self.dtype, "i8", "i8"))
+        self._size = 0
+
+    def _encode(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of the units between those bytes, and how many each has."""
+        buffers = [None, pyarrow.py_buffer(bounds.astype(np.int32)), pyarrow.py_buffer(data)]
+        units = pyarrow.Array.from_buffers(pyarrow.string(), len(bounds) - 1, buffers).dictionary_encode()
+        words = units.dictionary.to_pylist()
+        if self._size > KNOWN:
+            self._forget()
+        new = [word for word in words if word not in self._known]
+        found = [each.ids for each in self.tokenizer.backend.encode_batch_fast(new, add_special_tokens=False)]
+        self._known |= {word: number for number, word in enumerate(new, len(self._known))}
+        self._size += sum(1 + len(word) // LONGEST for word in new)
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        self._firsts = np.append(self._firsts, len(self._tokens) + np.cumsum(lengths) - lengths)
+        self._lengths = np.append(self._lengths, lengths)
+        self._tokens = np.append(self._tokens, np.fromiter(chain.from_iterable(found), self.dtype))
+        rows = np.fromiter(map(self._known.__getitem__, words), np.int64, len(words))[
+            units.indices.to_numpy()
+        ]
+        lengths = self._lengths[rows]
+        shift = self._firsts[rows] - (np.cumsum(lengths) - lengths)
+        return self._tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths
+
+    def _located(
+        self, text: str, codes: np.ndarray, units: np.ndarray, tokens_before: np.ndarray, places: np.ndarray
+    ) -> np.ndarray:
+        """The number of the token that holds each character, or of the next one if none does; a space that is a
+        token of its own belongs to what follows it."""
+        unit = np.searchsorted(units, places, side="right") - 1
+        inside = places - units[unit]
+        index = tokens_before[unit]
+        # The space before a word, unless tokens spell the text and it may be one of them.
+        first = (
+            self.by_word
+            & (self.tokenizer.byte_lengths is None)
+            & np.isin(codes[units[unit]], (0x20, self.line_break))
+        )
+        deep = np.flatnonzero(inside > first)
+        for group in np.split(deep, np.flatnonzero(np.diff(unit[deep])) + 1) if len(deep) else ():
+            start, stop = np.append(units, len(text))[unit[group[0]] :][:2]
+            ids, _, stops = self.tokenizer.offsets(text[start:stop], quiet=True)
+            found = np.searchsorted(np.maximum.accumulate(stops), inside[group], side="right")
+            if self.space is not None and len(ids):
+                found -= (found > 0) & (ids[np.maximum(found - 1, 0)] == self.space)
+            index[group] += found
+        return index
+
+
+def _before(sizes: np.ndarray) -> np.ndarray:
+    """The sum of all sizes before each, and of all at the end."""
+    return np.cumsum(np.concatenate((np.zeros(1, sizes.dtype), sizes)), dtype=np.int32)
+
+
+def _sentences(part: Part) -> np.ndarray:
+    """The characters of a part with which sentences begin; a document always begins with one."""
+    starts = sentence_starts(part.before + part.text, part.wrapped) - len(part.before)
+    return np.append(0, starts) if part.text and not part.before else starts[starts >= 0]
+
+
+def keeps_words_apart(description: dict[str, Any]) -> bool:
+    """Whether a tokenizer, as its file describes it, never joins anything across a space or a line break."""
+    splitter, normalizer = description["pre_tokenizer"] or {}, description["normalizer"] or {}
+    steps = {step.get("type") for step in normalizer.get("normalizers", [normalizer])}
+    harmless = steps <= {"BertNormalizer", "NFC", "NFKC", "NFD", "Lowercase", "StripAccents", None}
+    letters = description["model"].get("merges") == []  # every character or byte is a token
+    if description["model"].get("dropout") or any(
+        token["normalized"] and not token["special"] for token in description["added_tokens"]
+    ):
+        return False
+    if splitter.get("type") == "ByteLevel":
+        return not normalizer and (splitter["use_regex"] or letters) and not splitter["add_prefix_space"]
+    if splitter.get("type") == "Metaspace":
+        return splitter["prepend_scheme"] == "always" and splitter.get("split", True)
+    splitters = [part.get("type") for part in splitter.get("pretokenizers", [splitter])]
+    if splitters in (["BertPreTokenizer"], ["BertPreTokenizer", "Split"]):
+        return harmless
+    return letters and not splitter and harmless

@@ -1,0 +1,404 @@
+"""The tokenizer: text to ids and back, over the `tokenizers` library, in Hugging Face files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+
+from etymon.errors import EtymonError
+from etymon.files import atomic_write
+from etymon.text.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing, ReadingSettings
+from etymon.text.token_bytes import BYTE_KINDS, BYTE_PIECE, incremental_decoder, token_bytes
+from etymon.text.tokenizer_kinds import whole_characters
+
+if TYPE_CHECKING:
+    from etymon.text.words import Lexicon
+
+logger = logging.getLogger("etymon.text")
+
+COUNTS = "token_counts.json"
+MANY_UNKNOWN = 0.1
+"""The share of a text's tokens above which it is said that they are unknown."""
+UNKNOWN_ADVICE = (
+    "it was made for other words, another script or other case; take one, or a model, that fits the text"
+)
+# Our roles and the names Transformers gives them in tokenizer_config.json.
+ROLE_KEYS = {
+    "pad": "pad_token",
+    "unknown": "unk_token",
+    "begin": "bos_token",
+    "end": "eos_token",
+    "class": "cls_token",
+    "separator": "sep_token",
+    "mask": "mask_token",
+}
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+# Thai, Lao, Tibetan; Myanmar; Khmer; Chinese and Japanese with their punctuation: words have no spaces between them.
+SPACELESS = re.compile(
+    "[\u0e00-\u0fda\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U000323af]"
+)
+
+
+class Tokenizer:
+    """Text to ids and back. `encode` adds no special tokens: that is the business of `framing`.
+
+    Special tokens that are spelled out in a text are recognised, as in Transformers.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        roles: Mapping[str, str],
+        *,
+        framing: Framing | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        missing = [token for token in roles.values() if backend.token_to_id(token) is None]
+        if missing:
+            raise EtymonError(f"the tokenizer's vocabulary lacks its special tokens {', '.join(missing)}")
+        self.backend = backend
+        self.roles = {role: roles[role] for role in ROLE_KEYS if role in roles}
+        self._config = dict(config or {})  # keys of a foreign tokenizer_config.json, carried verbatim
+        self._description = json.loads(backend.to_str())
+        self.framing = framing or self._usual_framing()
+        self._unknown_noted = False
+        self.counts: np.ndarray | None = None
+        """How often every id occurred in the text that a word tokenizer was trained on."""
+
+    # ------------------------------------------------------------ what it is
+
+    @cached_property
+    def kind(self) -> str:
+        """ "byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character" or "byte"."""
+        model, splitter = self._description["model"], self._description["pre_tokenizer"]
+        kind = model.get("type", "")
+        if kind == "BPE":
+            if model.get("end_of_word_suffix"):
+                return "word-bpe"
+            if '"ByteLevel"' in json.dumps([splitter, self._description["decoder"]]):
+                whole = (splitter or {}).get("use_regex") is False
+                return "byte" if whole and not model["merges"] else "byte-bpe"
+            return "character" if splitter is None and not model["merges"] else "bpe"
+        return {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}.get(kind, kind.lower())
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The token string of every id ("" for an id that no token has)."""
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        listed = [""] * (max(vocabulary.values()) + 1)
+        for token, number in vocabulary.items():
+            listed[number] = token
+        return listed
+
+    @property
+    def size(self) -> int:
+        """The number of ids; every id is below it."""
+        return len(self.tokens)
+
+    def id(self, role: str) -> int | None:
+        """The id of the special token in a role, or None."""
+        if role not in ROLE_KEYS:
+            raise ValueError(f"unknown role {role!r}; roles are {', '.join(ROLE_KEYS)}")
+        return self.backend.token_to_id(self.roles[role]) if role in self.roles else None
+
+    @cached_property
+    def sentinels(self) -> list[int]:
+        """The ids of <extra_id_0>, <extra_id_1>, ... in that order."""
+        numbered = ((SENTINEL.fullmatch(token), number) for number, token in enumerate(self.tokens))
+        return [
+            number for _, number in sorted((int(match[1]), number) for match, number in numbered if match)
+        ]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of special tokens and sentinels."""
+        added = self.backend.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
+        roles = {number for role in self.roles if (number := self.id(role)) is not None}
+        return frozenset(special | roles | set(self.sentinels))
+
+    @cached_property
+    def hidden_ids(self) -> frozenset[int]:
+        """The ids that `decode` leaves out: all special ones but that of the unknown, which stands for some text."""
+        others = {self.id(role) for role in self.roles if role != "unknown"}
+        return self.special_ids - ({self.id("unknown")} - others)
+
+    @cached_property
+    def spaced(self) -> np.ndarray:
+        """For every id, whether white space is before it or it is some: other tokens go on with what is there. Special
+        tokens stand by themselves."""
+        if self.kind in BYTE_KINDS:
+            begins = [token[:1] in ("Ġ", "Ċ", "ĉ", "č") for token in self.tokens]
+        elif self.kind == "character":
+            begins = [token.isspace() for token in self.tokens]
+        elif self.kind == "wordpiece":
+            prefix = self._description["model"].get("continuing_subword_prefix") or "##"
+            begins = [not token.startswith(prefix) for token in self.tokens]
+        elif self.kind in ("unigram", "bpe"):
+            begins = [token.startswith("▁") for token in self.tokens]
+        else:  # of `word-bpe` a token only tells whether it ends a word
+            begins = [True] * self.size
+        spaced = np.array(begins, bool)
+        spaced[list(self.special_ids)] = True
+        return spaced
+
+    @cached_property
+    def word_starts(self) -> np.ndarray:
+        """For every id, whether it begins a word: what is `spaced`, and every token with which a character of a script without
+        spaces begins. In unigrams a punctuation mark is a word as well, as for ALBERT and XLNet."""
+        if self.kind not in (*BYTE_KINDS, "character", "unigram", "bpe"):
+            return self.spaced
+        spelled = map(_first_character, self.tokens) if self.kind in BYTE_KINDS else self.tokens
+        begins = np.array([SPACELESS.match(text) is not None for text in spelled], bool)
+        if self.kind in ("unigram", "bpe"):
+            begins |= np.array([_is_mark(token) for token in self.tokens], bool)
+        return self.spaced | begins
+
+    def goes_on(self, number: int) -> bool:
+        """Whether a token begins inside a character."""
+        return self.kind in BYTE_KINDS and b"\x80" <= token_bytes(self.tokens[number])[:1] < b"\xc0"
+
+    @cached_property
+    def byte_lengths(self) -> np.ndarray | None:
+        """For every id, how many bytes of text it stands for (special tokens: 0). None if tokens do not
+        spell the text exactly; those of characters do, but for characters that are unknown."""
+        splitter = json.dumps(self._description["pre_tokenizer"])
+        altered = self._description["normalizer"] or '"add_prefix_space": true' in splitter
+        if self.kind not in ("byte-bpe", "byte", "character") or altered:
+            return None
+        spelled = str.encode if self.kind == "character" else token_bytes
+        lengths = np.array([len(spelled(token)) for token in self.tokens], np.int32)
+        lengths[list(self.special_ids)] = 0
+        return lengths
+
+    @cached_property
+    def character_lengths(self) -> np.ndarray | None:
+        """For every id, how many characters of text begin in it: over any text these add up exactly. Special tokens have
+        none, but one that stands for an unknown character has one. None where there are no `byte_lengths`."""
+        if self.byte_lengths is None:
+            return None
+        if self.kind == "character":
+            lengths = np.ones(self.size, np.int32)
+        else:  # every character has one byte that is none of those that go on
+            lengths = np.array(
+                [sum(b & 0xC0 != 0x80 for b in token_bytes(token)) for token in self.tokens], np.int32
+            )
+        lengths[[number for number in self.special_ids if number != self.id("unknown")]] = 0
+        return lengths
+
+    @cached_property
+    def lexicon(self) -> Lexicon:
+        """The letters of its words, for models that read characters."""
+        from etymon.text.words import Lexicon
+
+        return Lexicon(self)
+
+    @property
+    def framing(self) -> Framing:
+        """How sequences become model inputs; assigning a framing binds it to this tokenizer's ids."""
+        return self._framing
+
+    @framing.setter
+    def framing(self, framing: Framing) -> None:
+        self._framing = framing.resolve(self.id)
+
+    @property
+    def task_framing(self) -> Framing:
+        """The framing of tasks: where the framing only joins two texts, the end of a text stands between them."""
+        if "end" not in self.roles:
+            return self._framing
+        return self._framing.with_separator("end").resolve(self.id)
+
+    def _usual_framing(self) -> Framing:
+        if "class" in self.roles and "separator" in self.roles:
+            return {"<s>": ROBERTA, "_classify_": GPT1}.get(self.roles["class"], BERT)
+        return T5 if self.kind == "unigram" and "end" in self.roles else PLAIN
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hex digest that is equal for tokenizers that give the same ids and roles."""
+        return self._digest(self.roles)
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Its own, and those that it had while padding with another role's token counted as a role of its own."""
+        padded = (
+            [] if "pad" in self.roles else [{**self.roles, "pad": token} for token in self.roles.values()]
+        )
+        return [self.fingerprint, *map(self._digest, padded)]
+
+    def _digest(self, roles: Mapping[str, str]) -> str:
+        encoding = {key: value for key, value in self._description.items() if key != "post_processor"}
+        text = json.dumps([encoding, roles], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    # ------------------------------------------------------------ text to ids
+
+    def encode(self, text: str, *, quiet: bool = False) -> np.ndarray:
+        """The ids of a text (int32), without special tokens around it."""
+        return self.encode_batch([text], quiet=quiet)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, quiet: bool = False) -> list[np.ndarray]:
+        """The ids of many texts, on all cores. Unless it is `quiet`, many unknown tokens among them are noted."""
+        with whole_characters():
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        found = [np.array(encoding.ids, np.int32) for encoding in encodings]
+        if not quiet:
+            self.note_unknown(found)
+        return found
+
+    def offsets(self, text: str, *, quiet: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ids of a text and the characters [start, stop) that each token stands for."""
+        with whole_characters():
+            encoding = self.backend.encode(text, add_special_tokens=False)
+        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        ids = np.array(encoding.ids, np.int32)
+        if not quiet:
+            self.note_unknown([ids])
+        return ids, spans[:, 0], spans[:, 1]
+
+    def note_unknown(self, rows: Sequence[np.ndarray]) -> None:
+        """Says in the log, once for a tokenizer, if more than a tenth of the tokens of some texts, and more than one, are unknown."""
+        number = self.id("unknown")
+        if number is None or self._unknown_noted or self.kind in BYTE_KINDS:
+            return
+        tokens, unknown = sum(map(len, rows)), sum(int((row == number).sum()) for row in rows)
+        if unknown > max(1, MANY_UNKNOWN * tokens):
+            self._unknown_noted = True
+            told = f"{unknown:,} of {tokens:,} tokens of the text are unknown to the tokenizer ({self.roles['unknown']})"
+            logger.warning("%s: %s", told, UNKNOWN_ADVICE)
+
+    # ------------------------------------------------------------ ids to text
+
+    def decode(
+        self, ids: Iterable[int] | np.ndarray, skip_special: bool = True, *, whole: bool = False
+    ) -> str:
+        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD. If only `whole` characters are wanted, bytes
+        at the end that merely begin one are left out."""
+        listed = ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]
+        if listed and not 0 <= min(listed) <= max(listed) < self.size:
+            wrong = max(listed) if max(listed) >= self.size else min(listed)
+            raise EtymonError(f"token id {wrong} is outside the vocabulary of {self.size} tokens")
+        if skip_special:
+            listed = [number for number in listed if number not in self.hidden_ids]
+        if whole and self.kind in BYTE_KINDS:
+            return incremental_decoder().decode(
+                b"".join(token_bytes(self.tokens[number]) for number in listed)
+            )
+        return self.backend.decode(listed, skip_special_tokens=False)
+
+    def stream(self, skip_special: bool = True) -> TokenStream:
+        """Decode token by token; see TokenStream."""
+        return TokenStream(self, skip_special)
+
+    # ------------------------------------------------------------ files
+
+    @classmethod
+    def of_words(cls, specials: Mapping[str, str], framing: Framing | None = None) -> Tokenizer:
+        """A tokenizer of words between white space that knows none of them: for models that read letters."""
+        words = {token: number for number, token in enumerate(specials.values())}
+        backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=specials["unknown"]))
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        backend.add_special_tokens(list(words))
+        return cls(backend, specials, framing=framing)
+
+    def forget_reading(self, reading: ReadingSettings | None = None) -> None:
+        """Drops what its files said of how a model reads texts: all of it, or only what follows from these settings, so that
+        it follows from those of the model that it is saved with."""
+        from etymon.text.tokenizer_files import reading_config
+
+        known = reading_config(self, reading or ReadingSettings())
+        for key, value in known.items():
+            if reading is None or self._config.get(key) == value:
+                self._config.pop(key, None)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Tokenizer:
+        """Read the tokenizer of a checkpoint folder, ours or a foreign one."""
+        from etymon.text.tokenizer_files import load_tokenizer
+
+        return load_tokenizer(folder)
+
+    def save(self, folder: str | os.PathLike[str], reading: ReadingSettings | None = None) -> None:
+        """Write tokenizer.json and tokenizer_config.json, with which Transformers reads texts as the model of these
+        settings does, or any of its framing."""
+        from etymon.text.tokenizer_files import framed_json, hub_config
+
+        folder = Path(folder)
+        with atomic_write(folder / "tokenizer.json") as file:
+            file.write(framed_json(self, reading))
+        with atomic_write(folder / "tokenizer_config.json") as file:
+            json.dump(hub_config(self, self._config, reading), file, indent=2, ensure_ascii=False)
+        if self.counts is None:
+            (folder / COUNTS).unlink(missing_ok=True)  # of another tokenizer that was there
+        else:
+            with atomic_write(folder / COUNTS) as file:
+                json.dump(self.counts.tolist(), file)
+
+
+class TokenStream:
+    """Incremental decoding: what `feed` and `finish` return adds up to `decode` of all ids.
+
+    Never half a character: bytes are held back until they are complete. Constant work a token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.hidden_ids if skip_special else frozenset()
+        self._bytes = incremental_decoder()
+        # Spaces depend on the neighbour: decode each token after the one before it and cut that one's text.
+        self._before: list[int] = []
+        self._held: list[int] = []
+
+    def feed(self, number: int) -> str:
+        """The text that became certain with this token."""
+        if number in self._skip:
+            return ""
+        token = self._tokenizer.tokens[number]
+        if self._tokenizer.kind in BYTE_KINDS:
+            return self._bytes.decode(token_bytes(token))
+        self._held.append(number)
+        # A run of byte pieces is decoded as a whole, once it has ended.
+        return "" if BYTE_PIECE.fullmatch(token) else self._release()
+
+    def finish(self, *, whole: bool = False) -> str:
+        """The rest; the stream is new afterwards. As in `decode`, only `whole` characters if asked."""
+        half = self._bytes.decode(b"", final=True)
+        rest = ("" if whole else half) + self._release()
+        self._before = []
+        return rest
+
+    def _release(self) -> str:
+        if not self._held:
+            return ""
+        decode = self._tokenizer.backend.decode
+        known = decode(self._before, skip_special_tokens=False)
+        text = decode(self._before + self._held, skip_special_tokens=False)[len(known) :]
+        self._before, self._held = self._held[-1:], []
+        return text
+
+
+def _first_character(token: str) -> str:
+    """The character that a byte-level token begins. Of half a character the rest is made up, so that its script is
+    known as far as its bytes tell; "" if the token goes on with one."""
+    spelled = token_bytes(token)
+    size = 1 + sum(spelled[:1] >= lead for lead in (b"\xc0", b"\xe0", b"\xf0"))
+    return spelled[:size].ljust(size, b"\xbf").decode(errors="ignore")
+
+
+def _is_mark(token: str) -> bool:
+    """Punctuation or a symbol, but for apostrophes, which are inside words."""
+    return token not in ("", "'", "’") and all(unicodedata.category(each)[0] in "PS" for each in token)
