@@ -2,6 +2,7 @@
 
 Both are run side by side on this machine by `record.py`, and nothing is kept: there is no file of expected figures that
 another processor would contradict. What differs is listed, with how far weights are apart; the exit code is then 1.
+With `--keep FOLDER`, what the other revision gave is kept there for the next stage of a day's work on this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
     parser.add_argument("revision", help="a commit, branch or tag to compare with")
     parser.add_argument("--only", default="*", help="a pattern of cases, e.g. 'finetune/bert/*'")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for what the other revision gave; used again if it is there"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="etymon-golden-") as folder:
         place = Path(folder)
@@ -94,8 +99,13 @@ def main() -> None:
             ["git", "worktree", "add", "--detach", "-q", str(tree), options.revision], cwd=TREE, check=True
         )
         try:
-            before = record(tree, place / "before", "--only", options.only)
-            after = record(TREE, place / "after", "--only", options.only, "--before", str(place / "before"))
+            old = place / "before" if options.keep is None else options.keep.resolve()
+            if (old / "results.json").exists():
+                before = json.loads((old / "results.json").read_text(encoding="utf-8"))
+                before = {case: told for case, told in before.items() if fnmatch(case, options.only)}
+            else:
+                before = record(tree, old, "--only", options.only)
+            after = record(TREE, place / "after", "--only", options.only, "--before", str(old))
             found = [
                 line for case, now in after.items() for line in differences(case, expected(before, case), now)
             ]
@@ -107,9 +117,7 @@ def main() -> None:
             print(f"{len(after)} cases, {refused} of them refused by both; {len(found)} differences")
             if found:
                 print("\n".join(found))
-                print(
-                    f"weights are at most {farthest(place / 'before' / 'runs', place / 'after' / 'runs'):g} apart"
-                )
+                print(f"weights are at most {farthest(old / 'runs', place / 'after' / 'runs'):g} apart")
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=TREE, check=True)
     sys.exit(1 if found else 0)
