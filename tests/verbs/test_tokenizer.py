@@ -10,7 +10,7 @@ import pytest
 
 import etymon
 from etymon.text.tokenizer import Tokenizer
-from tests.data.conftest import story
+from tests.text.conftest import story
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -26,7 +26,7 @@ from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, spellings
 from etymon.verbs.pretrain import Pretrained
 from tests import tiny
-from tests.data.test_growing import DOMAIN
+from tests.text.test_growing import DOMAIN
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume
 
 PEERS = {

@@ -12,8 +12,7 @@ from etymon.sampling import plans
 from etymon.text.reading import Document
 from etymon.text.store import Split, TokenStore, build_store
 from etymon.text.tokenizer import Tokenizer
-
-from .conftest import story
+from tests.text.conftest import story
 
 
 @pytest.fixture(scope="module")

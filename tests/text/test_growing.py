@@ -12,7 +12,7 @@ from etymon.errors import EtymonError
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, grow_tokenizer, spellings
 from tests import tiny
-from tests.data.test_tokenizer_kinds import train
+from tests.text.test_tokenizer_kinds import train
 
 KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word", "character")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
