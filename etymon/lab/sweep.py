@@ -23,6 +23,7 @@ from etymon.objectives import objective_class
 from etymon.report.page import Code, Curve, Figures, Section, Table, write_report
 from etymon.runs.folder import claimed, require_free
 from etymon.runs.pretraining import USUAL_BUDGET, Pretraining
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile, assemble, differing, plain
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore
@@ -32,7 +33,6 @@ from etymon.training.loop import Diverged
 from etymon.training.progress import Kind, format_seconds
 from etymon.training.progress import progress as make_progress
 from etymon.training.state import JUDGED, Run
-from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.sweep import Cell, Outcome, Ranking, Swept
 
 NOTE = "sweep.json"

@@ -13,6 +13,7 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.files import read_json, write_json
 from etymon.runs.run_file import RunFile
+from etymon.runs.tokenizer import training_choice
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore, ensure_store, link_store
 from etymon.text.tokenizer import Tokenizer
@@ -21,7 +22,6 @@ from etymon.text.tokenizer_sample import sampled
 from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.distributed import World
 from etymon.training.progress import Progress, format_bytes
-from etymon.verbs.tokenizer import training_choice
 
 EVERY = 30
 """Seconds after which it is said how much of a text is encoded."""

@@ -18,6 +18,7 @@ from etymon.runs.data import RunTokenizer
 from etymon.runs.dry_run import tried
 from etymon.runs.folder import made_once
 from etymon.runs.memory import task_footprint
+from etymon.runs.result import Finetuned
 from etymon.runs.running import USUAL_BUDGET, OnSample
 from etymon.runs.task_file import TaskFile
 from etymon.runs.task_report import compare, error_sections
@@ -36,7 +37,6 @@ from etymon.training.feeding import Feed
 from etymon.training.loop import TrainingSettings
 from etymon.training.progress import Kind, format_count
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.finetune import Finetuned
 
 COLUMNS = ("text", "second", "label", "tokens", "tags", "entities")
 """Options of tasks with a teacher that name columns."""

@@ -25,6 +25,7 @@ from etymon.runs.memory import (
     with_vocabulary,
 )
 from etymon.runs.report import write_run_report
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import PhaseFile, RunFile
 from etymon.runs.running import USUAL_BUDGET, OnSample, Trained, TrainingRun
 from etymon.runs.training_settings import chosen, ramped, training_settings
@@ -36,7 +37,6 @@ from etymon.training.feeding import Feed, check_streams
 from etymon.training.loop import TrainingSettings
 from etymon.training.progress import Kind
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.pretrain import Pretrained
 
 
 class Pretraining(TrainingRun[Pretrained]):

@@ -40,7 +40,7 @@ from etymon.training.unit import TrainingUnit
 if TYPE_CHECKING:
     import torch
 
-    from etymon.verbs.pretrain import Pretrained
+    from etymon.runs.result import Pretrained
 
 USUAL_BUDGET = "10m"
 OnSample = Callable[[int, str], None]

@@ -11,9 +11,9 @@ from typing import Any
 from etymon.errors import EtymonError
 from etymon.files import finite, write_json
 from etymon.runs.finetuning import Finetuning
+from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
 from etymon.tasks.task import falling
-from etymon.verbs.finetune import Finetuned
 
 SUMMARY = "seeds.json"
 

@@ -18,6 +18,7 @@ from etymon.nn.lora import merge
 from etymon.report.page import Curve, Section
 from etymon.runs.memory import require_states, require_task_training, with_vocabulary
 from etymon.runs.report import write_run_report
+from etymon.runs.result import Finetuned
 from etymon.runs.running import Trained, TrainingRun
 from etymon.runs.task_file import TaskFile
 from etymon.runs.task_report import Judged
@@ -30,7 +31,6 @@ from etymon.training.feeding import Feed
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.state import JUDGED
 from etymon.training.unit import TrainingUnit
-from etymon.verbs.finetune import Finetuned
 
 USUAL_SHARE, LARGEST_SHARE = 0.05, 0.2
 """Of the rows that are held out; the larger one of small tables."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
-    from etymon.verbs.pretrain import Pretrained
+    from etymon.runs.result import Pretrained
 
 
 def demo(

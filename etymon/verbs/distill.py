@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from etymon.errors import EtymonError
+from etymon.runs.result import Pretrained
 from etymon.verbs.options import Documents, IgnoreConfigKey, Resume, opens_models
-from etymon.verbs.pretrain import Pretrained, present, started, texts
+from etymon.verbs.pretrain import present, started, texts
 
 __all__ = ["distill", "present"]
 

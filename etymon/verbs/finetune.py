@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from etymon.errors import EtymonError
+from etymon.runs.result import Finetuned
 from etymon.verbs import options
-from etymon.verbs.pretrain import Pretrained
 from etymon.verbs.pretrain import present as present_run
-
-if TYPE_CHECKING:
-    from etymon.tasks.scores import Score
-
-
-@dataclass
-class Finetuned(Pretrained):
-    """What a run gave. `metrics` are those of the best model over all validation rows."""
-
-    best_step: int | None = None
-    scores: dict[str, Score] = field(default_factory=dict)
-    """With their confidence intervals."""
-    beside: dict[str, dict[str, Score]] = field(default_factory=dict)
-    """The scores of baselines, and of the model where texts have typos, by who it is."""
-    seeds: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Of several seeds, the metrics of each."""
 
 
 @options.opens_models

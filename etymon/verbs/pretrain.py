@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
+from etymon.runs.result import Pretrained
 from etymon.verbs.options import (
     Column,
     Documents,
@@ -21,35 +21,7 @@ from etymon.verbs.options import (
 )
 
 if TYPE_CHECKING:
-    from etymon.families.model import Model
     from etymon.text.sources import TextSource
-
-
-@dataclass
-class Pretrained:
-    """What a run gave: the model's folder, its figures, and where to look."""
-
-    folder: Path
-    model_folder: Path
-    report: Path | None
-    model: Model
-    metrics: dict[str, float]
-    steps: int
-    stopped: bool
-    command: str = ""
-    """How to go on, when it was stopped."""
-    samples: list[tuple[int, str]] = field(default_factory=list)
-    plan: dict[str, str] = field(default_factory=dict)
-    """Of a dry run: what would be done, by name."""
-    quiet: bool = False
-    """Of several processes, only the first presents its result."""
-    signal: int | None = None
-    """What it was stopped by."""
-
-    @property
-    def exit_code(self) -> int:
-        """Of the command: as a shell has it for a process that a signal ended, 130 for Ctrl-C and 143 for SIGTERM."""
-        return 128 + self.signal if self.stopped and self.signal else 0
 
 
 @opens_models

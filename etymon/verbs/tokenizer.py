@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from etymon.text.tokenizer_report import TokenizerReport
     from etymon.text.tokenizer_sample import Sample
 
-DEFAULT_SIZE = 8000
-PLAIN = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>", "mask": "<mask>"}
-HOMES = {"byte-bpe": "gpt2", "word-bpe": "gpt1", "wordpiece": "bert", "unigram": "t5"}
-"""The family whose special tokens a kind has, unless another is named."""
 MANY_UNKNOWN = 0.01
 
 
@@ -80,6 +75,7 @@ def tokenizer(
     The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
     recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
     """
+    from etymon.runs.tokenizer import training_choice
     from etymon.text.tokenizer_growing import grow_tokenizer, require_room
     from etymon.text.tokenizer_report import measure_tokenizer
     from etymon.text.tokenizer_training import train_tokenizer
@@ -131,46 +127,6 @@ def tokenizer(
         "held-out text" if judging.size else "the text it was trained on (too little to hold some out)"
     )
     return Tokenized(Path(out), made, report, judged_by, text.skipped)
-
-
-def training_choice(
-    kind: str | None,
-    family: str | None,
-    size: int | None,
-    lowercase: bool | None = None,
-    strip_accents: bool | None = None,
-    form: str | None = None,
-) -> dict[str, Any]:
-    """What `train_tokenizer` is told: the family's recipe, as far as it is not overridden."""
-    from etymon.text.tokenizer_training import LOSSLESS
-
-    if kind is None and family is None:
-        raise EtymonError(
-            "say which tokenizer: --kind byte-bpe, unigram, wordpiece, ..., or --family gpt2, bert, t5, ..."
-        )
-    home = family or HOMES.get(kind or "")
-    specials, sentinels, framing = dict(PLAIN), 0, None
-    if home is not None:
-        from etymon.families import get_family
-
-        known = get_family(home)
-        own, framing = known.tokenizer, known.framing
-        specials = dict(own.specials)
-        sentinels = own.sentinels if family is not None or kind == own.kind else 0
-        kind = kind or own.kind
-        if family is not None and kind not in LOSSLESS:  # case and accents go only where a family was named
-            lowercase = own.lowercase if lowercase is None else lowercase
-            strip_accents = own.strip_accents if strip_accents is None else strip_accents
-    if kind not in LOSSLESS:
-        specials.setdefault("unknown", PLAIN["unknown"])
-    elif home is None:
-        del specials["unknown"]
-    usual = {"byte": 256 + len(set(specials.values())) + sentinels, "character": sys.maxunicode}
-    return {
-        "kind": kind, "size": size or usual.get(kind or "", DEFAULT_SIZE),
-        "lowercase": bool(lowercase), "strip_accents": bool(strip_accents), "normalise": form, "specials": specials, "sentinels": sentinels, "framing": framing,
-        "min_frequency": own.min_frequency if family is not None else 2,
-    }  # fmt: skip
 
 
 def tokenizer_at(name: str | Path) -> Tokenizer:

@@ -13,8 +13,8 @@ import pytest
 
 import etymon
 from etymon.families import REGISTRY
+from etymon.runs.result import Pretrained
 from etymon.text.sources import Texts
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 
 FAMILIES = ["gpt2", "bert", "t5", "electra"]

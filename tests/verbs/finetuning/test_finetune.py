@@ -15,11 +15,11 @@ import yaml
 
 import etymon
 from etymon.errors import EtymonError
+from etymon.runs.result import Finetuned
 from etymon.runs.run_file import CommonFile
 from etymon.runs.task_file import TaskFile
 from etymon.tasks.text2text import Text2TextOptions
 from etymon.training.state import Run
-from etymon.verbs.finetune import Finetuned
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 

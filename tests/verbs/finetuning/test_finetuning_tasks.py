@@ -27,13 +27,14 @@ from etymon.errors import EtymonError
 from etymon.families.loading import build
 from etymon.families.saving import save
 from etymon.runs import seeds
+from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
 from etymon.runs.task_validation import TaskData
 from etymon.sampling.examples import Examples
 from etymon.tables.table import read_table
 from etymon.text.sources import Texts
 from etymon.training.state import Run
-from etymon.verbs.finetune import Finetuned, present
+from etymon.verbs.finetune import present
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
 

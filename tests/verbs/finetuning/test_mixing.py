@@ -18,10 +18,10 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.runs import mixing
 from etymon.runs.mixing import Mixing
+from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
 from etymon.tasks.task import falling
 from etymon.training.state import Run
-from etymon.verbs.finetune import Finetuned
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from etymon.runs.result import Pretrained
 from etymon.training.state import Run
-from etymon.verbs.pretrain import Pretrained
 from tests.verbs.small_runs import pretrain, with_test_sizes
 
 

@@ -13,10 +13,10 @@ import etymon
 from etymon.errors import EtymonError
 from etymon.families.loading import load
 from etymon.generation import decoding
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile, assemble
 from etymon.text.sources import Texts
 from etymon.text.tokenizer import Tokenizer
-from etymon.verbs.pretrain import Pretrained
 from tests.generation.test_text import Scripted
 from tests.verbs.small_runs import metrics, pretrain, resume
 

@@ -11,8 +11,8 @@ import pytest
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.families.loading import TOKENIZER_FILES
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume
 

@@ -20,11 +20,11 @@ from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
 from etymon.nn.batch import Batch
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile
 from etymon.text.sources import Texts
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, spellings
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.text.test_growing import DOMAIN
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume

@@ -13,11 +13,11 @@ import pytest
 import etymon
 from etymon.errors import EtymonError
 from etymon.runs.pretraining import Pretraining
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import PhaseFile, RunFile
 from etymon.runs.training_settings import ramped
 from etymon.text.sources import Texts
 from etymon.training.state import Run, read_state
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume

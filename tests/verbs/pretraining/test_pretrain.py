@@ -16,6 +16,7 @@ import etymon
 from etymon import cli
 from etymon.families import get_family
 from etymon.objectives import get_objective
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile
 from etymon.runs.running import TrainingRun
 from etymon.runs.training_settings import steps_within, training_settings
@@ -27,7 +28,6 @@ from etymon.training.loop import Trainer
 from etymon.training.state import Run
 from etymon.training.unit import TrainingUnit
 from etymon.verbs import pretrain as verb
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain
 

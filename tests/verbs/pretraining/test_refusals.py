@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from etymon.errors import EtymonError
+from etymon.runs.result import Pretrained
 from etymon.text.sources import Texts
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, pretrain, resume
 

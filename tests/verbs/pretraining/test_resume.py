@@ -15,11 +15,11 @@ import etymon
 from etymon import cli
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile
 from etymon.text.sources import Texts
 from etymon.training.loop import Trainer
 from etymon.training.state import Run
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume, weight_files
 

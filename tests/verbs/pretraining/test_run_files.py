@@ -13,11 +13,11 @@ import yaml
 
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
+from etymon.runs.result import Pretrained
 from etymon.runs.run_file import PhaseFile, RunFile, assemble, differing, plain, settings_of
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume
 

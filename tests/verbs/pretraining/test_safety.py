@@ -19,11 +19,11 @@ import etymon
 from etymon import cli
 from etymon.errors import EtymonError
 from etymon.runs.folder import require_agreement
+from etymon.runs.result import Pretrained
 from etymon.training import state as runs
 from etymon.training.distributed import World
 from etymon.training.progress import Progress
 from etymon.training.state import Run
-from etymon.verbs.pretrain import Pretrained
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import crash, metrics, pretrain, resume

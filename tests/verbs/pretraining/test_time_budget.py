@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from etymon.runs.result import Pretrained
 from etymon.runs.running import TrainingRun
 from etymon.training.loop import Trainer
-from etymon.verbs.pretrain import Pretrained
 from tests.verbs.small_runs import crash, metrics, pretrain, resume
 
 BUDGET = 40.0

@@ -1,0 +1,52 @@
+"""What a run returns to its caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from etymon.families.model import Model
+    from etymon.tasks.scores import Score
+
+
+@dataclass
+class Pretrained:
+    """The trained model, its folder and its last validation."""
+
+    folder: Path
+    model_folder: Path
+    report: Path | None
+    model: Model
+    metrics: dict[str, float]
+    steps: int
+    stopped: bool
+    command: str = ""
+    """Resumes the run, when it was stopped."""
+    samples: list[tuple[int, str]] = field(default_factory=list)
+    """(step, text) of what the model wrote or answered at the validations."""
+    plan: dict[str, str] = field(default_factory=dict)
+    """Of a dry run: what would be done, by name."""
+    quiet: bool = False
+    """Of several processes, only the first presents its result."""
+    signal: int | None = None
+    """The signal that stopped it."""
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit code: 128 + signal, as a shell has it (130 for Ctrl-C, 143 for SIGTERM), or 0."""
+        return 128 + self.signal if self.stopped and self.signal else 0
+
+
+@dataclass
+class Finetuned(Pretrained):
+    """The same of a fine-tuning run; `metrics` are those of the best model over all validation rows."""
+
+    best_step: int | None = None
+    scores: dict[str, Score] = field(default_factory=dict)
+    """By metric, with their confidence intervals."""
+    beside: dict[str, dict[str, Score]] = field(default_factory=dict)
+    """The same scores of the baselines, and of the model on texts with typos."""
+    seeds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """With several seeds, the metrics of each."""
