@@ -12,6 +12,7 @@ from typing import Any
 
 from etymon.errors import EtymonError
 from etymon.objectives import check_options, get_objective, objective_class
+from etymon.objectives.mixture import MixedSplit, RateMixture, mixing_rates
 from etymon.objectives.objective import Objective, check_fit
 from etymon.report.page import Section
 from etymon.runs.data import RunTokenizer, verify_stores
@@ -25,7 +26,6 @@ from etymon.runs.validation import PhasePlan
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_class
 from etymon.tasks.language_model import family_options
-from etymon.tasks.mixture import MixedSplit, TaskMixture, mixing_rates
 from etymon.tasks.task import MOST_TOKENS, Task, falling
 from etymon.text.reading import Document
 from etymon.text.sources import PreparedText, Texts, TextSource, text_source
@@ -190,8 +190,9 @@ class Mixing(TaskRun):
         told = ", ".join(f"{name} {rates[name]:.1%} ({size:,})" for name, size in sizes.items())
         self.progress.note(f"shares of the examples, and how many there are: {told}")
         batch = self.file.batch_tokens or MOST_TOKENS
-        objective = TaskMixture(
-            {name: member.part for name, member in self.members.items()}, lengths, rates,
+        text_lengths = {name: lengths[name] for name, member in self.members.items() if member.task is None}
+        objective = RateMixture(
+            {name: member.part for name, member in self.members.items()}, text_lengths, rates,
             batch_tokens=max(1, batch // self.file.slices), slices=self.file.slices,
         )  # fmt: skip
         split: Any = MixedSplit({name: member.data.train for name, member in self.members.items()})

@@ -86,7 +86,7 @@ def test_an_epoch_takes_the_share_of_each_plan(mixture: Any, split: Split, shuff
     for number, (name, part) in enumerate(mixture.parts.items()):
         own = part.plan(split, 0, 3, shuffle=shuffle)
         assert abs(taken[number] - mixture.weights[name] * len(own)) <= 1
-        rows = {tuple(row[2 : 2 + row[1]].tolist()) for row in plan[plan[:, 0] == number]}
+        rows = {tuple(row[3 : 3 + row[2]].tolist()) for row in plan[plan[:, 0] == number]}
         assert len(rows) == taken[number] and rows <= {tuple(row.tolist()) for row in own}
     # Objectives are mixed all through the epoch.
     thirds = [part[:, 0].mean() for part in np.array_split(plan, 3)]
@@ -96,7 +96,7 @@ def test_an_epoch_takes_the_share_of_each_plan(mixture: Any, split: Split, shuff
 def test_the_same_plan_is_shared_out(split: Split) -> None:
     options = {"replaced": {"packing": "stream"}}
     made: Any = get_objective("masked=1,replaced=2", tiny.tokenizer("albert"), 24, **options)
-    rows = made.plan(split, 0, 1)[:, 2:4].tolist()
+    rows = made.plan(split, 0, 1)[:, 3:5].tolist()
     assert sorted(rows) == sorted(made.parts["masked"].plan(split, 0, 1).tolist()), "all of the text, once"
 
 
@@ -111,7 +111,7 @@ def test_samples_and_loss_are_those_of_the_parts(mixture: Any, split: Split) -> 
     expected, tokens = torch.zeros(()), 0
     for number, (name, part) in enumerate(mixture.parts.items()):
         own = [
-            part.prepare(split, row[2 : 2 + row[1]], key(0, place))
+            part.prepare(split, row[3 : 3 + row[2]], key(0, place))
             for place, row in enumerate(plan)
             if row[0] == number
         ]
@@ -149,7 +149,7 @@ def test_a_slice_without_some_objective_has_all_terms_and_changes_nothing(
     assert lacking.counts.keys() == whole.counts.keys()
     assert list(unit(lacking)) == list(unit(whole))
     masked = mixture.parts["masked"]
-    alone = masked.collate([example for _, example in only])
+    alone = masked.collate([example for _, bundle in only for example in bundle])
     assert lacking.tokens == alone.tokens
     terms = unit(lacking)
     expected = 0.7 * weighted_loss(masked.loss(unit, alone), alone.counts)

@@ -15,12 +15,12 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.generation.likelihood import score_texts
 from etymon.objectives import get_objective
+from etymon.objectives.mixture import MixedSplit, RateMixture
 from etymon.sampling.examples import bundled
 from etymon.sampling.plans import key
 from etymon.tables.table import read_table
 from etymon.tasks import get_task, task_for
 from etymon.tasks.language_model import LanguageModel
-from etymon.tasks.mixture import MixedSplit, TaskMixture
 from etymon.tasks.task import falling
 from etymon.text.store import Split
 from etymon.training.feeding import Feed, Position, validation_slices
@@ -200,9 +200,9 @@ def test_it_can_be_a_part_of_a_mixture(tmp_path: Path) -> None:
     task, model = bound("gpt2")
     text = get_objective("causal", tiny.tokenizer("gpt2"), 24)
     split = MixedSplit({"rows": task.encode(TABLE), "text": tiny.store("gpt2", tmp_path / "store").train})
-    mixture = TaskMixture(
+    mixture = RateMixture(
         {"rows": task, "text": text},
-        {"rows": 24, "text": 24},
+        {"text": 24},
         {"rows": 0.5, "text": 0.5},
         batch_tokens=60,
         slices=1,

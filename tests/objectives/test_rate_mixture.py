@@ -11,11 +11,11 @@ import torch
 
 from etymon.families import get_family
 from etymon.objectives import get_objective
+from etymon.objectives.mixture import MixedSplit, RateMixture, mixing_rates
 from etymon.sampling.examples import NONE
 from etymon.sampling.plans import key
 from etymon.tables.table import read_table
 from etymon.tasks import get_task
-from etymon.tasks.mixture import MixedSplit, TaskMixture, mixing_rates
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 
@@ -37,7 +37,7 @@ def test_rates() -> None:
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> tuple[TaskMixture, MixedSplit, Any]:
+def mixed(tmp_path: Path) -> tuple[RateMixture, MixedSplit, Any]:
     task = get_task("text2text", {}, get_family("t5"))
     model = tiny.model("t5", task)
     task.bind(model, 40)
@@ -46,13 +46,11 @@ def mixed(tmp_path: Path) -> tuple[TaskMixture, MixedSplit, Any]:
     text = get_objective("span-corruption", tiny.tokenizer("t5"), 24)
     split = MixedSplit({"pairs": task.encode(read_table(rows)), "text": store.train})
     rates = {"pairs": 0.25, "text": 0.75}
-    mixture = TaskMixture(
-        {"pairs": task, "text": text}, {"pairs": 40, "text": 24}, rates, batch_tokens=96, slices=SLICES
-    )
+    mixture = RateMixture({"pairs": task, "text": text}, {"text": 24}, rates, batch_tokens=96, slices=SLICES)
     return mixture, split, model
 
 
-def test_quotas_are_exact_and_every_step_is_of_one_member(mixed: tuple[TaskMixture, MixedSplit, Any]) -> None:
+def test_quotas_are_exact_and_every_step_is_of_one_member(mixed: tuple[RateMixture, MixedSplit, Any]) -> None:
     mixture, split, _ = mixed
     plan = mixture.plan(split, 3, 0)
     owners = plan[:, 0].reshape(-1, SLICES)
@@ -67,7 +65,7 @@ def test_quotas_are_exact_and_every_step_is_of_one_member(mixed: tuple[TaskMixtu
 
 
 def test_a_member_that_is_asked_for_more_than_it_has_gives_it_again(
-    mixed: tuple[TaskMixture, MixedSplit, Any],
+    mixed: tuple[RateMixture, MixedSplit, Any],
 ) -> None:
     mixture, split, _ = mixed
     mixture.rates = {"pairs": 0.999, "text": 0.001}
@@ -79,7 +77,7 @@ def test_a_member_that_is_asked_for_more_than_it_has_gives_it_again(
 
 
 @torch.no_grad()
-def test_the_terms_are_those_of_the_members(mixed: tuple[TaskMixture, MixedSplit, Any]) -> None:
+def test_the_terms_are_those_of_the_members(mixed: tuple[RateMixture, MixedSplit, Any]) -> None:
     mixture, split, model = mixed
     unit = TrainingUnit(model.eval(), mixture)
     for row in mixture.plan(split, 0, 0)[::SLICES]:
