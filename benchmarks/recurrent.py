@@ -33,8 +33,8 @@ from benchmarks.harness import (
 from benchmarks.training_steps import RATE, our_step, tokenizer_of
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.batch import Batch
-from etymon.objectives.permutation import Permutation, PermutedPrepared
-from etymon.objectives.recurrent import Recurrent, RecurrentPrepared
+from etymon.objectives.permutation import Permutation, PermutationBatch
+from etymon.objectives.recurrent import Recurrent, RecurrentBatch
 from etymon.training.unit import TrainingUnit
 
 PEER = Path(os.environ.get("ETYMON_PEER", Path(__file__).parents[1] / ".venv-peer")) / "bin" / "python"
@@ -98,7 +98,7 @@ def xl_step() -> Callable[[], float]:
     draw = np.random.default_rng(0)
     ids = draw.integers(0, SHAPE["vocabulary"], (STEP["batch"], STEP["length"] + 1))
     batch, targets = Batch.of(list(ids[:, :-1])), torch.from_numpy(ids[:, 1:].ravel().copy())
-    prepared = RecurrentPrepared(
+    prepared = RecurrentBatch(
         counts={"loss": len(targets)}, tokens=len(targets), bytes=0.0, batch=batch, targets=targets, at=None,
         streams=tuple(range(STEP["batch"])), fresh=(False,) * STEP["batch"],
     )  # fmt: skip
@@ -236,7 +236,7 @@ def xlnet_ours() -> Callable[[], float]:
     at = (np.arange(len(ids))[:, None] * ids.shape[1] + places).ravel()
     batch = Batch.of(list(ids))
     batch.order = torch.from_numpy(order.ravel())
-    prepared = PermutedPrepared(
+    prepared = PermutationBatch(
         counts={"permuted": len(at)}, tokens=ids.size, bytes=0.0, streams=tuple(range(len(ids))),
         fresh=(False,) * len(ids), batch=batch, at=torch.from_numpy(at),
         asked=(PERMUTED["asked"],) * len(ids), targets=torch.from_numpy(ids.ravel()[at].copy()),

@@ -23,7 +23,7 @@ import etymon
 from benchmarks.harness import Comparison, needed_corpora, sized
 from benchmarks.training_steps import tokenizer_of
 from etymon.nn.batch import Batch
-from etymon.objectives.causal import Causal, CausalPrepared
+from etymon.objectives.causal import CausalBatch, CausalLM
 from etymon.objectives.objective import weighted_loss
 from etymon.training.optimisers import OptimiserChoice, build_optimiser, set_rate
 from etymon.training.schedules import ScheduleChoice
@@ -160,8 +160,8 @@ CHOICE = OptimiserChoice(
 STEPS, BATCH, EVERY = sized((600, 12, 25), (2, 4, 1))
 
 
-def prepared(ids: np.ndarray, targets: np.ndarray) -> CausalPrepared:
-    return CausalPrepared(
+def prepared(ids: np.ndarray, targets: np.ndarray) -> CausalBatch:
+    return CausalBatch(
         counts={"loss": targets.size}, tokens=targets.size, bytes=float(targets.size),
         batch=Batch.of(list(ids)), targets=torch.from_numpy(targets.reshape(-1)), at=None,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def ours(
         "vocabulary": vocabulary, "positions": BLOCK, "dim": WIDTH, "layers": LAYERS, "heads": HEADS,
     }  # fmt: skip
     model = etymon.build("gpt2", "pocket", shape=shape, seed=seed)
-    unit = TrainingUnit(model, Causal(tokenizer_of("gpt2"), BLOCK))
+    unit = TrainingUnit(model, CausalLM(tokenizer_of("gpt2"), BLOCK))
     optimiser = build_optimiser(model, choice)
     schedule = ScheduleChoice("wsd", warmup=20, decay_share=0.5)
     batches = windows(train, batch, seed)

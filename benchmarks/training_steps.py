@@ -26,8 +26,8 @@ from benchmarks.harness import (
 from etymon.families import get_family
 from etymon.families.companions import generator_for
 from etymon.nn.batch import Batch
-from etymon.objectives.causal import Causal, CausalPrepared
-from etymon.objectives.masked import Masked, MaskedExample
+from etymon.objectives.causal import CausalBatch, CausalLM
+from etymon.objectives.masked import MaskedExample, MaskedLM
 from etymon.objectives.objective import weighted_loss
 from etymon.objectives.replaced import Replaced, ReplacedExample
 from etymon.text.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ def masked_ours(family: str) -> Callable[[], float]:
     if family == "albert":
         shape |= {"embedding_dim": EMBEDDED, "dropout": 0.0, "attention_dropout": 0.0}
     model = etymon.build(family, "base", heads=["vocabulary"], shape=shape)
-    objective, segments = Masked(tokenizer_of(family), LENGTH), np.zeros(LENGTH, np.int64)
+    objective, segments = MaskedLM(tokenizer_of(family), LENGTH), np.zeros(LENGTH, np.int64)
     prepared = objective.collate(
         [MaskedExample(ids, segments, at, words) for ids, at, words in zip(shown, places, targets)]
     )
@@ -204,11 +204,11 @@ def gpt2_ours() -> Callable[[], float]:
     ids = gpt2_ids()
     model = etymon.build("gpt2", "small", heads=["vocabulary"], shape=GPT2)
     targets = ids[:, 1:].ravel()
-    prepared = CausalPrepared(
+    prepared = CausalBatch(
         counts={"loss": targets.size}, tokens=targets.size, bytes=0.0,
         batch=Batch.of(list(ids[:, :-1])), targets=torch.from_numpy(targets), at=None,
     )  # fmt: skip
-    return our_step(TrainingUnit(model, Causal(tokenizer_of("gpt2"), GPT2_LENGTH)), prepared)
+    return our_step(TrainingUnit(model, CausalLM(tokenizer_of("gpt2"), GPT2_LENGTH)), prepared)
 
 
 def gpt2_theirs() -> Callable[[], float]:

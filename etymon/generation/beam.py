@@ -18,7 +18,7 @@ from torch import Tensor
 from etymon.generation.processors import Processing
 from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.settings import DecodingSettings
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 
 OUT = -1.0e9
 """Added to a score, it takes a text out of the race."""
@@ -27,8 +27,8 @@ BLOCK = 64
 
 
 @dataclass
-class Texts:
-    """Texts of every prompt side by side, `[B, n]` and `[B, n, T]`."""
+class Beams:
+    """Beams of every prompt side by side, `[B, n]` and `[B, n, T]`."""
 
     scores: Tensor
     lengths: Tensor
@@ -40,19 +40,19 @@ class Texts:
     log_probs: Tensor
     """What the model itself gives each token."""
 
-    def at(self, places_Bn: Tensor) -> Texts:
+    def at(self, places_Bn: Tensor) -> Beams:
         """Chosen texts of each prompt."""
-        return Texts(**{
+        return Beams(**{
             name: column.take_along_dim(places_Bn if column.dim() == 2 else places_Bn[:, :, None], 1)
             for name, column in self._columns()
         })  # fmt: skip
 
-    def of(self, prompts: Tensor) -> Texts:
+    def of(self, prompts: Tensor) -> Beams:
         """The texts of chosen prompts."""
-        return Texts(**{name: column[prompts] for name, column in self._columns()})
+        return Beams(**{name: column[prompts] for name, column in self._columns()})
 
-    def beside(self, others: Texts) -> Texts:
-        return Texts(**{
+    def beside(self, others: Beams) -> Beams:
+        return Beams(**{
             name: torch.cat([column, getattr(others, name)], 1) for name, column in self._columns()
         })  # fmt: skip
 
@@ -60,9 +60,9 @@ class Texts:
         return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
     @staticmethod
-    def placeholders(prompts: int, beams: int, longest: int, device: torch.device) -> Texts:
+    def placeholders(prompts: int, beams: int, longest: int, device: torch.device) -> Beams:
         shape = (prompts, beams)
-        return Texts(
+        return Beams(
             scores=torch.full(shape, OUT, device=device),
             lengths=torch.zeros(shape, dtype=torch.long, device=device),
             ended=torch.zeros(shape, dtype=torch.bool, device=device),
@@ -90,9 +90,9 @@ def beam_search(
     scores_RV = scores_BV[forked]
     ends = torch.tensor(end_ids, dtype=torch.long, device=device)
     limits_B1 = torch.tensor(limits, device=device)[:, None]
-    running = Texts.placeholders(len(prompts), beams, max(limits), device)
+    running = Beams.placeholders(len(prompts), beams, max(limits), device)
     running.scores[:, 0] = 0  # at first all beams are the same text: one of them counts
-    finished = Texts.placeholders(len(prompts), beams, max(limits), device)
+    finished = Beams.placeholders(len(prompts), beams, max(limits), device)
     hopeful_B1 = torch.ones(len(prompts), 1, dtype=torch.bool, device=device)
     results: list[list[Sequence]] = [[] for _ in prompts]
     for step in range(max(limits)):
@@ -151,15 +151,15 @@ def beam_search(
     return results
 
 
-def best_sum(running: Texts, candidates: Texts) -> Tensor:
+def best_sum(running: Beams, candidates: Beams) -> Tensor:
     """The greatest sum of log-probabilities that a prompt has hopes for: that of its open texts (before the vectorised
     search, Transformers took the candidates', ended ones included)."""
     return running.scores[:, :1]
 
 
 def _extend(
-    running: Texts, own_RV: Tensor, allowed_RV: Tensor, width: int, step: int
-) -> tuple[Texts, Tensor]:
+    running: Beams, own_RV: Tensor, allowed_RV: Tensor, width: int, step: int
+) -> tuple[Beams, Tensor]:
     """The `width` best continuations of every prompt, and the beams they come from."""
     prompts, beams = running.scores.shape
     vocabulary = own_RV.shape[1]
@@ -192,7 +192,7 @@ def _spelled(tokens_BWT: Tensor, stopped: Callable[[list[int]], bool]) -> Tensor
     return torch.tensor(verdicts, device=tokens_BWT.device)
 
 
-def _harvest(finished: Texts, place: int, settings: DecodingSettings) -> list[Sequence]:
+def _harvest(finished: Beams, place: int, settings: DecodingSettings) -> list[Sequence]:
     columns = (finished.tokens, finished.log_probs, finished.lengths, finished.scores, finished.ended)
     return [
         Sequence(ids[:length], sum(own[:length]), score, ended, own[:length] if settings.log_probs else None)

@@ -19,7 +19,7 @@ from torch import Tensor
 from etymon.generation.following import own_log_probs
 from etymon.generation.processors import NEVER, Processing
 from etymon.generation.sequences import Sequence, Writing
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 from etymon.nn.ragged import Layout
 
 

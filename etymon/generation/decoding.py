@@ -15,14 +15,14 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.families.special_tokens import forced_ids, start_id, token_ids
 from etymon.generation.beam import beam_search
-from etymon.generation.choosing import choice_ids, choose
+from etymon.generation.choices import choice_ids, choose
 from etymon.generation.contrastive import contrastive_search
 from etymon.generation.following import follow
 from etymon.generation.processors import Processing
 from etymon.generation.sequences import OnToken, Sequence, Writing
 from etymon.generation.settings import DEFAULT_NEW_TOKENS, DecodingSettings
 from etymon.generation.speculative import Speculation, check_draft
-from etymon.generation.stepping import SlidingStepper, Stepper
+from etymon.generation.stepper import SlidingStepper, Stepper
 from etymon.generation.stopping import watcher
 
 
@@ -82,7 +82,7 @@ def decode(
         first_ids=forced_ids(model, "forced_bos_token_id") if start is not None else (),
         last_ids=forced_ids(model, "forced_eos_token_id"),
     )
-    with evaluating(model):
+    with eval_mode(model):
         stepper = _stepper(model, settings)
         scores_RV = stepper.prefill(prompts, longest, start)
         if choices:
@@ -93,7 +93,7 @@ def decode(
             return contrastive_search(stepper, processing, scores_RV, writing)
         if draft is None:
             return follow(stepper, processing, scores_RV, writing)
-        with evaluating(draft):
+        with eval_mode(draft):
             ahead = Stepper(draft, normalised=False)
             ahead.prefill(prompts, longest, start_token(draft, generating=True))
             return Speculation(stepper, ahead, processing, writing).run(scores_RV)
@@ -205,7 +205,7 @@ def absent_ids(model: Model, vocabulary: int) -> Tensor | None:
 
 
 @contextmanager
-def evaluating(model: Model) -> Iterator[None]:
+def eval_mode(model: Model) -> Iterator[None]:
     """Dropout is off, and afterwards as it was."""
     training = model.training
     model.eval()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from etymon.generation.processors import Processing, draw, likeliest, warp
 from etymon.generation.sequences import Sequence, Writing
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 
 
 def follow(

@@ -15,7 +15,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import check_ids, evaluating, first_token, first_tokens, start_token
+from etymon.generation.decoding import check_ids, eval_mode, first_token, first_tokens, start_token
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
@@ -27,7 +27,7 @@ SEGMENT = 256
 
 
 @dataclass(frozen=True)
-class Score:
+class TextScore:
     """The logarithm is natural. Figures by the token count every scored token; the end token of a target is one."""
 
     text: str
@@ -46,7 +46,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoredRow:
     """A model input, and which of its positions to score against which tokens."""
 
     text: int
@@ -67,7 +67,7 @@ def score_texts(
     overlap: int | None = None,
     memory: int | None = None,
     segment: int | None = None,
-) -> list[Score]:
+) -> list[TextScore]:
     """The score of every text, or of its target given the text (T5 and decoders).
 
     A decoder predicts the first token from its end-of-text token (without one, the first is given and not scored). Long texts are
@@ -97,7 +97,7 @@ def score_texts(
         if not len(ids) and not model.encoder_decoder:
             raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
     kind: Literal["likelihood", "pseudo-likelihood"] = "likelihood"
-    rows: Iterable[Row] = ()
+    rows: Iterable[ScoredRow] = ()
     if memory is not None:
         computed = _remembering(model, encoded, None if targets is None else wanted, memory, segment)
     elif model.encoder_decoder:
@@ -125,7 +125,7 @@ def score_texts(
         total, size = math.fsum(log_probs), len(text[begin:].encode())
         bits, perplexity = _figures(total, len(log_probs), size)
         bits = bits if kind == "likelihood" else None
-        scores.append(Score(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs))
+        scores.append(TextScore(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs))
     return scores
 
 
@@ -163,7 +163,7 @@ def read_segments(
     """
     state = model.remember(1, memory) if memory else None
     head, device = model.heads["vocabulary"], model.device
-    with evaluating(model):
+    with eval_mode(model):
         for ids, asked in _segments(first_token(model), parts, segment or SEGMENT):
             batch = Batch.of([ids[:-1]], device=device)
             hidden_ND, state = model.hidden(batch, state)
@@ -196,11 +196,11 @@ def _remembering(
     targets: list[np.ndarray] | None,
     memory: int,
     segment: int | None,
-) -> Iterator[tuple[Row, list[float]]]:
+) -> Iterator[tuple[ScoredRow, list[float]]]:
     for text, ids in enumerate(encoded):
         parts = [(ids, True)] if targets is None else [(ids, False), (targets[text], True)]
         for scored, log_probs in read_segments(model, parts, memory, segment):
-            yield Row(text, scored, np.zeros(0, np.int64), scored), log_probs
+            yield ScoredRow(text, scored, np.zeros(0, np.int64), scored), log_probs
 
 
 def score_parts(
@@ -210,7 +210,7 @@ def score_parts(
     memory: int,
     segment: int | None = None,
     tell: Callable[[int], None] | None = None,
-) -> Score:
+) -> TextScore:
     """The score of one text that may be far larger than the machine's memory: its tokens, their bytes and whether they
     are scored come in parts. `text` is what to call it; `tell` gets the tokens scored so far."""
     size = 0
@@ -229,7 +229,7 @@ def score_parts(
             tell(tokens)
     if not tokens:
         raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
-    return Score(text, "likelihood", total, tokens, size, *_figures(total, tokens, size), [], [])
+    return TextScore(text, "likelihood", total, tokens, size, *_figures(total, tokens, size), [], [])
 
 
 def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int, int]]:
@@ -247,7 +247,7 @@ def _causal_rows(
     targets: list[np.ndarray] | None,
     window: int | None,
     overlap: int | None,
-) -> Iterator[Row]:
+) -> Iterator[ScoredRow]:
     first = np.array(first_tokens(model), np.int32)
     room = model.positions
     if window is not None and (window < 1 or (room is not None and window > room)):
@@ -272,7 +272,7 @@ def _causal_rows(
             new = max(new, given)
             if new < end:
                 prefix = 0 if targets is None else max(0, given + 1 - begin)
-                yield Row(
+                yield ScoredRow(
                     text,
                     inputs[begin:end],
                     np.arange(new - begin, end - begin),
@@ -281,16 +281,18 @@ def _causal_rows(
                 )
 
 
-def _conditional_rows(model: Model, encoded: list[np.ndarray], targets: list[np.ndarray]) -> Iterator[Row]:
+def _conditional_rows(
+    model: Model, encoded: list[np.ndarray], targets: list[np.ndarray]
+) -> Iterator[ScoredRow]:
     framing, start = tokenizer_of(model).framing, start_token(model)
     source_framing = source_tokenizer_of(model).framing
     for text, (source, target) in enumerate(zip(encoded, targets, strict=True)):
         following = framing.frame(target).ids
         inputs = np.concatenate((np.array([start], np.int32), following[:-1]))
-        yield Row(text, inputs, np.arange(len(inputs)), following, source_framing.frame(source).ids)
+        yield ScoredRow(text, inputs, np.arange(len(inputs)), following, source_framing.frame(source).ids)
 
 
-def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[Row]:
+def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[ScoredRow]:
     tokenizer = tokenizer_of(model)
     for text, ids in enumerate(encoded):
         framed = tokenizer.framing.frame(ids)
@@ -302,13 +304,13 @@ def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[Row]:
         for place in np.flatnonzero(~framed.special):
             masked = framed.ids.copy()
             masked[place] = tokenizer.id("mask")
-            yield Row(text, masked, np.array([place]), framed.ids[place : place + 1])
+            yield ScoredRow(text, masked, np.array([place]), framed.ids[place : place + 1])
 
 
 @torch.inference_mode()
-def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[float]]]:
+def _computed(model: Model, rows: Iterable[ScoredRow]) -> Iterator[tuple[ScoredRow, list[float]]]:
     head = model.heads["vocabulary"]
-    with evaluating(model):
+    with eval_mode(model):
         for part in _batches(rows):
             batch = Batch.of(
                 [row.ids for row in part],
@@ -331,8 +333,8 @@ def _computed(model: Model, rows: Iterable[Row]) -> Iterator[tuple[Row, list[flo
                 yield row, own.tolist()
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    part: list[Row] = []
+def _batches(rows: Iterable[ScoredRow]) -> Iterator[list[ScoredRow]]:
+    part: list[ScoredRow] = []
     tokens = 0
     for row in rows:
         size = len(row.ids) + (0 if row.source is None else len(row.source))

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import check_ids, decode, evaluating, first_token, first_tokens, start_token
+from etymon.generation.decoding import check_ids, decode, eval_mode, first_token, first_tokens, start_token
 from etymon.generation.likelihood import BATCH_TOKENS
 from etymon.generation.settings import DecodingSettings
-from etymon.generation.stepping import Stepper, begin, sharable
+from etymon.generation.stepper import Stepper, begin, sharable
 from etymon.generation.stopping import cut
 from etymon.generation.text import Generation, encode_prompts, tokenizer_of
 
@@ -56,7 +56,7 @@ class Likelihood:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EncodedPrompt:
     """A prompt and its completions as tokens. Of an encoder-decoder the prompt is the `source`."""
 
     context: list[int]
@@ -105,7 +105,7 @@ class Prompter:
     def _lines(self, text: str) -> list[str]:
         return LINE.split(text) if self._by_line else [text]
 
-    def ask(self, prompt: str, completions: Sequence[str]) -> Asked:
+    def ask(self, prompt: str, completions: Sequence[str]) -> EncodedPrompt:
         """A prompt and its completions, encoded as one text where that leaves the prompt's own tokens as they are.
 
         If a token would stand on both sides of the border, the two are encoded apart. A prompt stands behind the
@@ -116,7 +116,7 @@ class Prompter:
             assert start is not None
             targets = self.tokens([one.strip() for one in completions])
             framed = [framing.frame(np.array(ids, np.int32)).ids.tolist() for ids in targets]
-            return Asked([start], framed, encode_prompts(self.model, [prompt])[0])
+            return EncodedPrompt([start], framed, encode_prompts(self.model, [prompt])[0])
         # Only the last line meets the completions: the lines before it are encoded as they are, whatever follows.
         last = self._lines(prompt)[-1]
         end, *wholes = self.tokens([last, *(last + one for one in completions)])
@@ -128,7 +128,7 @@ class Prompter:
             if not found[-1]:
                 raise EtymonError(f"the choice {text!r} has no tokens: there is nothing to score")
         context = [*self._first, *self.tokens([prompt])[0]] or [first_token(self.model)]
-        return Asked(context, found, [], apart)
+        return EncodedPrompt(context, found, [], apart)
 
     # --- what comes after
 
@@ -147,7 +147,7 @@ class Prompter:
         check_ids(written, self.model.shape.vocabulary)
         results: list[list[Likelihood]] = [[] for _ in prompts]
         done = 0
-        with evaluating(self.model):
+        with eval_mode(self.model):
             for group in self._groups(prompts):
                 # Neighbours of similar length waste less.
                 order = sorted(group, key=lambda number: len(asked[number].context))
@@ -194,7 +194,7 @@ class Prompter:
         alone = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
         return [*(numbers for numbers in alike.values() if len(numbers) > 1), *([alone] if alone else [])]
 
-    def _scored(self, asked: list[Asked]) -> Iterator[list[float]]:
+    def _scored(self, asked: list[EncodedPrompt]) -> Iterator[list[float]]:
         """The log-probabilities of every prompt's completions, in turn."""
         model, stepper = self.model, Stepper(self.model, normalised=True)
         # Whatever tokens the prompts have in common is shared, also beyond the text that was said to be.
@@ -218,7 +218,7 @@ class Prompter:
                 first_RV = stepper.prefill(prompts, longest, start_token(model))
             yield from self._completed(stepper, part, first_RV)
 
-    def _completed(self, stepper: Stepper, part: list[Asked], first_RV: Tensor) -> list[list[float]]:
+    def _completed(self, stepper: Stepper, part: list[EncodedPrompt], first_RV: Tensor) -> list[list[float]]:
         """The same for prompts that were just read."""
         sums = [first_RV[row, [ids[0] for ids in each.completions]].tolist() for row, each in enumerate(part)]
         longer = [[n for n, ids in enumerate(each.completions) if len(ids) > 1] for each in part]

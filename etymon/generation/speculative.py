@@ -23,7 +23,7 @@ from etymon.generation.following import forked, own_log_probs
 from etymon.generation.processors import NEVER, Processing, draw, likeliest, warp
 from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.settings import DecodingSettings
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 
 DRAFT, ACCEPT, SETTLE = range(3)
 """Every token of a text has a number for each. A draft that is dropped was never looked at, so that its are as good as new."""

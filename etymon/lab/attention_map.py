@@ -13,7 +13,7 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import decode, evaluating, start_token
+from etymon.generation.decoding import decode, eval_mode, start_token
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import encode_prompts, source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
@@ -25,7 +25,7 @@ from etymon.text.tokenizer import Tokenizer
 def attended(model: Model, source: str, target: str | None = None) -> list[Attended]:
     """The attention of a text. A target is what an encoder-decoder writes (its own greedy text if it is not told), the second
     text of a pair for an encoder, and a continuation for a decoder."""
-    with torch.inference_mode(), evaluating(model):
+    with torch.inference_mode(), eval_mode(model):
         found = _both(model, source, target) if model.encoder_decoder else _one(model, source, target)
     if not found:
         raise EtymonError(f"{model.family.title} has no attention to look at: it is recurrent")

@@ -19,7 +19,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import check_ids, evaluating
+from etymon.generation.decoding import check_ids, eval_mode
 from etymon.generation.likelihood import BATCH_TOKENS, SEGMENT
 from etymon.generation.text import tokenizer_of
 from etymon.nn.batch import Batch
@@ -274,7 +274,7 @@ def _losses(
     ]
     losses_T = np.zeros(len(spans))
     together = max(1, BATCH_TOKENS // length)
-    with evaluating(model):
+    with eval_mode(model):
         for begin in range(0, len(places), together):
             part = places[begin : begin + together]
             rows = np.stack([texts[text][at - length : at] for _, text, at in part])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import evaluating
+from etymon.generation.decoding import eval_mode
 from etymon.generation.text import source_tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.ragged import Layout
@@ -125,7 +125,7 @@ def represent(
     numbers_of = [np.array(numbers)[found[numbers]] for numbers in wanted.values()]
     states: np.ndarray | None = None
     done = 0
-    with torch.inference_mode(), evaluating(model):
+    with torch.inference_mode(), eval_mode(model):
         for chosen, batch in reader.batches(encoded, batch_size):
             layers = model.layers(batch)
             if states is None:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
 
 REGISTRY = {
-    "causal": "etymon.objectives.causal:Causal",
+    "causal": "etymon.objectives.causal:CausalLM",
     "recurrent": "etymon.objectives.recurrent:Recurrent",
-    "prefix": "etymon.objectives.prefix:Prefix",
-    "masked": "etymon.objectives.masked:Masked",
+    "prefix": "etymon.objectives.prefix:PrefixLM",
+    "masked": "etymon.objectives.masked:MaskedLM",
     "masked-next-sentence": "etymon.objectives.sentence_pair:MaskedNextSentence",
     "masked-sentence-order": "etymon.objectives.sentence_pair:MaskedSentenceOrder",
     "permutation": "etymon.objectives.permutation:Permutation",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.sampled import SampledVocabulary
-from etymon.objectives.objective import Streamed, Streaming, Term, Unit, needed_id
+from etymon.objectives.objective import StreamBatch, Streaming, Term, Unit, needed_id
 from etymon.sampling.sentence_streams import SEPARATOR, by_sentence
 from etymon.sampling.streams import FRESH, START, STOP, STREAM, read, stream_segments
 from etymon.text.store import Split
@@ -39,7 +39,7 @@ class TwoWayExample:
 
 
 @dataclass
-class TwoWayPrepared(Streamed):
+class TwoWayBatch(StreamBatch):
     batch: Batch
     targets: Tensor
     back_targets: Tensor
@@ -89,7 +89,7 @@ class Bidirectional(Streaming):
             fresh=bool(row[FRESH]),
         )
 
-    def collate(self, examples: Sequence[TwoWayExample]) -> TwoWayPrepared:
+    def collate(self, examples: Sequence[TwoWayExample]) -> TwoWayBatch:
         batch = Batch.of([example.ids for example in examples])
         targets, back_ids, back_targets = (
             np.concatenate([getattr(example, part) for example in examples])
@@ -98,7 +98,7 @@ class Bidirectional(Streaming):
         letters, index = self.lexicon.spelled(np.concatenate((batch.ids.numpy(), back_ids)))
         ahead_N, back_N = torch.from_numpy(index).chunk(2)
         batch.letters = Letters(torch.from_numpy(letters), ahead_N, back_N)
-        return TwoWayPrepared(
+        return TwoWayBatch(
             counts=dict.fromkeys(("loss", *self.perplexities), len(targets)),
             tokens=batch.layout.tokens,
             batch=batch,
@@ -108,7 +108,7 @@ class Bidirectional(Streaming):
             fresh=tuple(example.fresh for example in examples),
         )
 
-    def loss(self, unit: Unit, prepared: TwoWayPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: TwoWayBatch) -> dict[str, Term]:
         """The mean of both directions, and each by itself."""
         hidden, state = unit.model.hidden(prepared.batch, unit.recall(prepared))
         unit.keep(prepared, state)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
-from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id, text_lengths
+from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, by_length, needed_id, text_lengths
 from etymon.sampling import plans
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ class CausalExample:
 
 
 @dataclass
-class CausalPrepared(Prepared):
+class CausalBatch(MicroBatch):
     batch: Batch
     targets: Tensor
     at: Tensor | None
@@ -35,7 +35,7 @@ class CausalPrepared(Prepared):
 
 
 def asked(examples: Sequence[CausalExample], batch: Batch, text_lengths: np.ndarray) -> dict[str, Any]:
-    """The fields of a `CausalPrepared`: a batch of these examples, and what the last of their ids are asked for."""
+    """The fields of a `CausalBatch`: a batch of these examples, and what the last of their ids are asked for."""
     targets = np.concatenate([example.targets for example in examples])
     at = batch.layout.flat([np.arange(len(one.ids) - len(one.targets), len(one.ids)) for one in examples])
     count_bytes, characters = text_lengths[targets].sum(0).tolist()
@@ -50,7 +50,7 @@ def asked(examples: Sequence[CausalExample], batch: Batch, text_lengths: np.ndar
     }
 
 
-class Causal(Objective):
+class CausalLM(Objective):
     """Documents follow one another, an end token between them, and are cut into windows of `length` tokens.
 
     In training, `z_loss` times log² of the softmax's normaliser is added for every target (GPT-J: 1e-4)."""
@@ -73,17 +73,17 @@ class Causal(Objective):
         ids = split.stream(start, stop, self.separator)
         return CausalExample(ids[:-1], ids[1:])
 
-    def collate(self, examples: Sequence[CausalExample]) -> CausalPrepared:
+    def collate(self, examples: Sequence[CausalExample]) -> CausalBatch:
         examples = by_length(examples)
         prefix = [len(example.ids) - len(example.targets) + 1 for example in examples]
         batch = Batch.of([example.ids for example in examples], prefix=prefix)
-        return CausalPrepared(**asked(examples, batch, self.text_lengths))
+        return CausalBatch(**asked(examples, batch, self.text_lengths))
 
-    def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: CausalBatch) -> dict[str, Term]:
         hidden, _ = unit.model.hidden(prepared.batch)
         return self._terms(unit.model, prepared, hidden)
 
-    def _terms(self, model: Any, prepared: CausalPrepared, hidden: Tensor) -> dict[str, Term]:
+    def _terms(self, model: Any, prepared: CausalBatch, hidden: Tensor) -> dict[str, Term]:
         head = model.heads["vocabulary"]
         if self.z_loss and model.training:
             return {

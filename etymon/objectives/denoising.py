@@ -15,7 +15,7 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
-from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id
+from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, by_length, needed_id
 from etymon.sampling import noise as algebra
 from etymon.sampling import plans
 from etymon.sampling.corruption import NOISES, Amounts, Text
@@ -34,7 +34,7 @@ START = 0
 
 
 @dataclass
-class WrittenPrepared(Prepared):
+class Seq2SeqBatch(MicroBatch):
     """A source that is read apart (or None) and what a decoder reads, which writes the targets `at` some places, or everywhere."""
 
     source: Batch | None
@@ -44,13 +44,13 @@ class WrittenPrepared(Prepared):
     at: Tensor | None = None
 
     @staticmethod
-    def of(term: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> WrittenPrepared:
+    def of(term: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Seq2SeqBatch:
         """Sources and targets for an encoder and a decoder."""
         source = Batch.of([one for one, _ in pairs])
         decoder = Batch.of([np.concatenate([[START], target[:-1]]) for _, target in pairs])
         targets = np.concatenate([target for _, target in pairs]).astype(np.int64)
         tokens = source.layout.tokens + decoder.layout.tokens
-        return WrittenPrepared({term: len(targets)}, tokens, source, decoder, torch.from_numpy(targets))
+        return Seq2SeqBatch({term: len(targets)}, tokens, source, decoder, torch.from_numpy(targets))
 
     def inputs(self, model: Any) -> Batch:
         """What the decoder reads: over an encoder, the targets behind the token that the model begins with."""
@@ -156,11 +156,11 @@ class Denoising(Objective):
         shown, target = self.noise.corrupt(text, self.amounts, rng)
         return DenoisingExample(self.framing.frame(shown).ids, self.framing.frame(target).ids)
 
-    def collate(self, examples: Sequence[DenoisingExample]) -> WrittenPrepared:
+    def collate(self, examples: Sequence[DenoisingExample]) -> Seq2SeqBatch:
         pairs = [(example.ids, example.targets) for example in by_length(examples)]
-        return WrittenPrepared.of(self.term, pairs)
+        return Seq2SeqBatch.of(self.term, pairs)
 
-    def loss(self, unit: Unit, prepared: WrittenPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: Seq2SeqBatch) -> dict[str, Term]:
         return {self.term: Term(prepared.loss(unit.model, self.smoothing))}
 
 

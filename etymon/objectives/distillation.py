@@ -23,8 +23,8 @@ from torch import Tensor
 from etymon.nn.batch import Batch
 from etymon.nn.trace import Trace, trace
 from etymon.nn.vocabulary import Context
-from etymon.objectives.causal import Causal, CausalPrepared
-from etymon.objectives.masked import Masked, MaskedPrepared
+from etymon.objectives.causal import CausalBatch, CausalLM
+from etymon.objectives.masked import MaskedBatch, MaskedLM
 from etymon.objectives.objective import Term, Unit
 from etymon.text.tokenizer import Tokenizer
 
@@ -83,11 +83,11 @@ class Teaching:
         return terms
 
 
-class DistilledMasked(Masked):
+class DistilledMasked(MaskedLM):
     """Masked language modelling with a teacher; rare words are masked more often, as DistilBERT did."""
 
     name = "distilled-masked"
-    taught = True
+    needs_teacher = True
 
     def __init__(
         self,
@@ -109,15 +109,15 @@ class DistilledMasked(Masked):
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {**super()._counts(masked, tokens, rows), **self.teaching.counts(masked, tokens)}
 
-    def loss(self, unit: Unit, prepared: MaskedPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: MaskedBatch) -> dict[str, Term]:
         return self.teaching.terms(unit, prepared, self._terms)
 
 
-class DistilledCausal(Causal):
+class DistilledCausal(CausalLM):
     """Language modelling with a teacher."""
 
     name = "distilled-causal"
-    taught = True
+    needs_teacher = True
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class DistilledCausal(Causal):
         super().__init__(tokenizer, length)
         self.teaching = Teaching(temperature, soft, hard, cosine, attention)
 
-    def collate(self, examples: Any) -> CausalPrepared:
+    def collate(self, examples: Any) -> CausalBatch:
         prepared = super().collate(examples)
         prepared.counts |= self.teaching.counts(prepared.tokens, prepared.tokens)
         return prepared
 
-    def loss(self, unit: Unit, prepared: CausalPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: CausalBatch) -> dict[str, Term]:
         return self.teaching.terms(unit, prepared, self._terms)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from etymon.nn.batch import Batch
 from etymon.objectives.masking import SCHEMES, Masking
-from etymon.objectives.objective import Objective, Prepared, Term, Unit, by_length, needed_id, target_terms
+from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, by_length, needed_id, target_terms
 from etymon.sampling import packing, plans
 from etymon.text.framing import Framed
 from etymon.text.store import Split
@@ -33,13 +33,13 @@ class MaskedExample:
 
 
 @dataclass
-class MaskedPrepared(Prepared):
+class MaskedBatch(MicroBatch):
     batch: Batch
     at: Tensor
     targets: Tensor
 
 
-class Masked(Objective):
+class MaskedLM(Objective):
     name = "masked"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"bidirectional"})
@@ -113,13 +113,13 @@ class Masked(Objective):
         places, shown = self.masking.draw(ids, framed.special | (ids == self.separator), split, rng)
         return MaskedExample(shown, framed.segments, places, ids[places])
 
-    def collate(self, examples: Sequence[MaskedExample]) -> MaskedPrepared:
+    def collate(self, examples: Sequence[MaskedExample]) -> MaskedBatch:
         examples = by_length(examples)
         batch = Batch.of(
             [example.ids for example in examples], segments=[example.segments for example in examples]
         )
         at = batch.layout.flat([example.places for example in examples])
-        return MaskedPrepared(
+        return MaskedBatch(
             counts=self._counts(len(at), batch.layout.tokens, len(examples)),
             tokens=batch.layout.tokens,
             batch=batch,

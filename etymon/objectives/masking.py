@@ -47,11 +47,11 @@ class Masking:
         `special` marks what the framing added and what separates documents; `split` is where the text comes from.
         """
         scheme = SCHEMES[self.name]
-        places = scheme.choose(self, Sample(ids, ~special, split), rng)
+        places = scheme.choose(self, MaskingSample(ids, ~special, split), rng)
         return places, noise.mask_eighty_ten_ten(ids, places, self.mask, self.vocabulary, rng, scheme.shares)
 
 
-class Sample(NamedTuple):
+class MaskingSample(NamedTuple):
     """Ids; the positions that are text; where the text comes from."""
 
     ids: np.ndarray
@@ -59,34 +59,34 @@ class Sample(NamedTuple):
     split: Split
 
 
-Choose = Callable[[Masking, Sample, np.random.Generator], np.ndarray]
+Choose = Callable[[Masking, MaskingSample, np.random.Generator], np.ndarray]
 """Chooses places."""
 
 
-def _tokens(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
+def _tokens(own: Masking, sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
     count = noise.masked_count(len(sample.ids), own.density)
     return np.flatnonzero(noise.count_mask(sample.text, count, rng))
 
 
-def _anywhere(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
+def _anywhere(own: Masking, sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
     count = noise.chance_count(len(sample.ids), own.density, rng)
     return np.flatnonzero(noise.count_mask(np.ones(len(sample.ids), bool), count, rng))
 
 
-def _words(own: Masking, sample: Sample, rng: np.random.Generator, longest: int) -> np.ndarray:
+def _words(own: Masking, sample: MaskingSample, rng: np.random.Generator, longest: int) -> np.ndarray:
     count = noise.masked_count(len(sample.ids), own.density)
     starts = own.word_starts[sample.ids]
     return np.flatnonzero(noise.words_mask(starts, sample.text, count, rng, longest))
 
 
-def _rare(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
+def _rare(own: Masking, sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
     ids, text, split = sample
     weights = np.zeros(len(ids))
     weights[text] = split.token_counts[ids[text]] ** -RARITY
     return np.flatnonzero(noise.weighted_mask(weights, math.ceil(own.density * len(ids)), rng))
 
 
-def _repeated(own: Masking, sample: Sample, rng: np.random.Generator) -> np.ndarray:
+def _repeated(own: Masking, sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
     slots = int((own.density + 0.005) * own.longest)
     return noise.repeated_places(sample.text, max(1, min(slots, round(own.density * len(sample.ids)))), rng)
 

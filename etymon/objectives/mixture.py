@@ -20,7 +20,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.objectives import get_objective, objective_class
-from etymon.objectives.objective import Objective, Prepared, Term, Unit
+from etymon.objectives.objective import MicroBatch, Objective, Term, Unit
 from etymon.sampling import plans
 from etymon.sampling.examples import NONE, bundled, filled, sample_bundles
 from etymon.text.store import Split
@@ -30,10 +30,10 @@ Rates = Literal["proportional", "temperature", "equal"]
 
 
 @dataclass
-class MixturePrepared(Prepared):
+class MixtureBatch(MicroBatch):
     """A slice of every member that has samples in it, by name."""
 
-    parts: dict[str, Prepared]
+    parts: dict[str, MicroBatch]
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, parts={name: part.to(device) for name, part in self.parts.items()})
@@ -62,8 +62,8 @@ class Mixture(Objective):
         part, split = self.parts[name], self.split_of(split, name)
         return name, [part.prepare(split, sample, rng) for sample in bundled(row[1:])]
 
-    def collate(self, examples: Sequence[tuple[str, list[Any]]]) -> MixturePrepared:
-        parts: dict[str, Prepared] = {}
+    def collate(self, examples: Sequence[tuple[str, list[Any]]]) -> MixtureBatch:
+        parts: dict[str, MicroBatch] = {}
         for name, objective in self.parts.items():
             samples = [sample for member, bundle in examples if member == name for sample in bundle]
             if samples:
@@ -72,7 +72,7 @@ class Mixture(Objective):
                 part = objective.collate([self.stand_ins[name]])
                 zeros = dict.fromkeys(part.counts, 0.0)
                 parts[name] = replace(part, counts=zeros, tokens=0, bytes=0.0, characters=0.0)
-        return MixturePrepared(
+        return MixtureBatch(
             counts={f"{name}/{term}": n for name, part in parts.items() for term, n in part.counts.items()},
             tokens=sum(part.tokens for part in parts.values()),
             bytes=sum(part.bytes for part in parts.values()),
@@ -80,7 +80,7 @@ class Mixture(Objective):
             parts=parts,
         )
 
-    def loss(self, unit: Unit, prepared: MixturePrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: MixtureBatch) -> dict[str, Term]:
         terms = {}
         for name, part in prepared.parts.items():
             real = float(part.tokens > 0)  # a stand-in has none
@@ -97,7 +97,7 @@ class WeightedMixture(Mixture):
     def __init__(self, blend: Blend, parts: dict[str, Objective], tokenizer: Tokenizer) -> None:
         super().__init__(blend.name, parts)
         self.requires, self.weights = blend.requires, blend.weights
-        self.member, self.taught, self.companions = blend.member, blend.taught, blend.companions
+        self.folder, self.needs_teacher, self.companions = blend.folder, blend.needs_teacher, blend.companions
         likelihoods = [f"{name}/{part.likelihood}" for name, part in parts.items() if part.likelihood]
         self.likelihood = likelihoods[0] if len(likelihoods) == 1 else None
         # Two documents of four sentences, of no meaning, are enough for one sample of anything. With a stand-in for every
@@ -162,8 +162,8 @@ class Blend:
         self.heads: frozenset[str] = frozenset().union(*(kind.heads for kind in kinds))
         self.requires: frozenset[str] = frozenset().union(*(kind.requires for kind in kinds))
         self.companions: frozenset[str] = frozenset().union(*(kind.companions for kind in kinds))
-        self.taught = any(kind.taught for kind in kinds)
-        self.member: str = next((kind.member for kind in kinds if kind.member != "model"), "model")
+        self.needs_teacher = any(kind.needs_teacher for kind in kinds)
+        self.folder: str = next((kind.folder for kind in kinds if kind.folder != "model"), "model")
 
     def __call__(self, tokenizer: Tokenizer, length: int, **options: dict[str, Any]) -> WeightedMixture:
         parts = {
@@ -225,7 +225,7 @@ class RateMixture(Mixture):
         super().__init__("mixture of " + ", ".join(parts), parts)
         self.lengths, self.rates = lengths, rates
         self.batch_tokens, self.slices = batch_tokens, slices
-        self.partial = any(part.partial or part.heads != self.heads for part in parts.values())
+        self.skips_heads = any(part.skips_heads or part.heads != self.heads for part in parts.values())
         for name in parts.keys() - lengths.keys():
             task: Any = parts[name]
             task.batch_tokens, task.batch_rows = batch_tokens, None

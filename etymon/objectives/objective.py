@@ -34,7 +34,7 @@ class Term:
 
 
 @dataclass
-class Prepared:
+class MicroBatch:
     """A slice of a step, ready for the model. `counts` are the denominators of its terms, known before any forward."""
 
     counts: dict[str, float]
@@ -55,7 +55,7 @@ class Prepared:
 
 
 @dataclass
-class Streamed(Prepared):
+class StreamBatch(MicroBatch):
     """A slice whose rows are the next segments of streams, in the order of the streams."""
 
     streams: tuple[int, ...]
@@ -82,11 +82,11 @@ class Unit(Protocol):
     def teacher(self) -> Any:
         """A model that is never trained, if the objective has one."""
 
-    def recall(self, prepared: Streamed) -> Any:
+    def recall(self, prepared: StreamBatch) -> Any:
         """What the slice's streams remember of their earlier segments, as a state for the model; None if nothing is to be
         remembered."""
 
-    def keep(self, prepared: Streamed, state: Any) -> None:
+    def keep(self, prepared: StreamBatch, state: Any) -> None:
         """Keeps the state that the model gave back, for the streams' next segments."""
 
 
@@ -100,13 +100,13 @@ class Objective(Protocol):
     """The term that is the negative log-likelihood of the text, if there is one: bits per byte are then reported."""
     perplexities: tuple[str, ...] = ()
     """Terms whose perplexity is reported as well where the model is judged."""
-    member: str = "model"
+    folder: str = "model"
     """The name of the folder that the trained model is saved in."""
-    taught: bool = False
+    needs_teacher: bool = False
     """Whether it needs a teacher."""
     companions: frozenset[str] = frozenset()
     """Who is trained beside the model, and saved in a folder of that name."""
-    partial: bool = False
+    skips_heads: bool = False
     """Whether a step may leave some of its heads out."""
     streaming: bool = False
     """Whether its samples are segments of streams, which go on from step to step: see `Streaming`."""
@@ -117,7 +117,7 @@ class Objective(Protocol):
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> Any:
         """One sample as an example: a function of the row and the generator alone."""
 
-    def collate(self, examples: Sequence[Any]) -> Prepared:
+    def collate(self, examples: Sequence[Any]) -> MicroBatch:
         """Examples as one slice; rows may be reordered."""
 
     def loss(self, unit: Unit, prepared: Any) -> dict[str, Term]:
@@ -128,20 +128,20 @@ class Objective(Protocol):
         return 1.0
 
 
-OWN = -1
+FROM_MODEL = -1
 """The length of a memory that the model's shape decides."""
 
 
 class Streaming(Objective, Protocol):
     """An objective over contiguous streams. Its plan is time-major (`data/streams.py`): of S streams, sample t * S + s is
-    segment t of stream s. `collate` keeps the rows' order and gives a `Streamed`; `loss` asks the unit to `recall` the
+    segment t of stream s. `collate` keeps the rows' order and gives a `StreamBatch`; `loss` asks the unit to `recall` the
     state of those streams and to `keep` the new one."""
 
     streaming: bool = True
-    memory: int = OWN
-    """Tokens that a stream remembers beside its segment; 0 for none, `OWN` for as many as the model's shape says."""
-    validation_memory: int = OWN
-    """The same where the model is judged; `OWN` for as many as in training."""
+    memory: int = FROM_MODEL
+    """Tokens that a stream remembers beside its segment; 0 for none, `FROM_MODEL` for as many as the model's shape says."""
+    validation_memory: int = FROM_MODEL
+    """The same where the model is judged; `FROM_MODEL` for as many as in training."""
 
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1

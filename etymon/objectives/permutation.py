@@ -18,7 +18,15 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.two_stream import Asked
-from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, needed_id, target_terms
+from etymon.objectives.objective import (
+    FROM_MODEL,
+    StreamBatch,
+    Streaming,
+    Term,
+    Unit,
+    needed_id,
+    target_terms,
+)
 from etymon.sampling import plans
 from etymon.sampling import streams as text_streams
 from etymon.sampling.streams import FRESH, ORDER, START, STREAM, Reset
@@ -43,7 +51,7 @@ class PermutedExample:
 
 
 @dataclass
-class PermutedPrepared(Streamed):
+class PermutationBatch(StreamBatch):
     batch: Batch
     at: Tensor
     asked: tuple[int, ...]
@@ -68,8 +76,8 @@ class Permutation(Streaming):
         longest: int = 5,
         reuse: int = 0,
         both_ways: bool = True,
-        memory: int = OWN,
-        validation_memory: int = OWN,
+        memory: int = FROM_MODEL,
+        validation_memory: int = FROM_MODEL,
         reset: Reset = "epoch",
     ) -> None:
         self.length, self.predict, self.longest = length, predict, longest
@@ -191,7 +199,7 @@ class Permutation(Streaming):
         asked[rng.choice(free, more, replace=False)] = True
         return asked
 
-    def collate(self, examples: Sequence[PermutedExample]) -> PermutedPrepared:
+    def collate(self, examples: Sequence[PermutedExample]) -> PermutationBatch:
         # Always the same streams: always the same order.
         examples = sorted(examples, key=lambda example: example.backward)
         batch = Batch.of(
@@ -201,7 +209,7 @@ class Permutation(Streaming):
         batch.backward = sum(example.backward for example in examples)
         at = batch.layout.flat([example.places for example in examples])
         targets = np.concatenate([example.ids[example.places] for example in examples])
-        return PermutedPrepared(
+        return PermutationBatch(
             counts={"permuted": len(at), "permuted_accuracy": len(at)},
             tokens=batch.layout.tokens,
             streams=tuple(example.stream for example in examples),
@@ -212,7 +220,7 @@ class Permutation(Streaming):
             targets=torch.from_numpy(targets),
         )
 
-    def loss(self, unit: Unit, prepared: PermutedPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: PermutationBatch) -> dict[str, Term]:
         state = unit.recall(prepared)
         asked = Asked(prepared.at, prepared.asked)
         hidden_nD, state = unit.model.two_stream(prepared.batch, asked, state, reuse=self.reuse)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from etymon.objectives.causal import Causal, CausalExample
+from etymon.objectives.causal import CausalExample, CausalLM
 from etymon.text.store import Split
 
 
-class Prefix(Causal):
+class PrefixLM(CausalLM):
     """The windows of `causal`. Each is divided anywhere between its first token and its last; what stands before is its
     prefix, and only what follows is asked for. So bits per byte are those of the second parts, given the first."""
 

@@ -9,8 +9,16 @@ import numpy as np
 
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
-from etymon.objectives.causal import CausalExample, CausalPrepared, asked
-from etymon.objectives.objective import OWN, Streamed, Streaming, Term, Unit, needed_id, text_lengths
+from etymon.objectives.causal import CausalBatch, CausalExample, asked
+from etymon.objectives.objective import (
+    FROM_MODEL,
+    StreamBatch,
+    Streaming,
+    Term,
+    Unit,
+    needed_id,
+    text_lengths,
+)
 from etymon.sampling import streams as text_streams
 from etymon.sampling.streams import FRESH, STREAM, Reset
 from etymon.text.store import Split
@@ -24,7 +32,7 @@ class Segment(CausalExample):
 
 
 @dataclass
-class RecurrentPrepared(CausalPrepared, Streamed):
+class RecurrentBatch(CausalBatch, StreamBatch):
     pass
 
 
@@ -46,8 +54,8 @@ class Recurrent(Streaming):
         self,
         tokenizer: Tokenizer,
         length: int,
-        memory: int = OWN,
-        validation_memory: int = OWN,
+        memory: int = FROM_MODEL,
+        validation_memory: int = FROM_MODEL,
         reset: Reset = "epoch",
         recent: float = 1.0,
     ) -> None:
@@ -72,15 +80,15 @@ class Recurrent(Streaming):
         ids = text_streams.read(split, row, self.separator)
         return Segment(ids[:-1], ids[len(ids) - row[-1] :], int(row[STREAM]), bool(row[FRESH]))
 
-    def collate(self, examples: Sequence[Segment]) -> RecurrentPrepared:
+    def collate(self, examples: Sequence[Segment]) -> RecurrentBatch:
         batch = Batch.of([example.ids for example in examples])
-        return RecurrentPrepared(
+        return RecurrentBatch(
             **asked(examples, batch, self.text_lengths),
             streams=tuple(example.stream for example in examples),
             fresh=tuple(example.fresh for example in examples),
         )
 
-    def loss(self, unit: Unit, prepared: RecurrentPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: RecurrentBatch) -> dict[str, Term]:
         hidden, state = unit.model.hidden(prepared.batch, unit.recall(prepared))
         unit.keep(prepared, state)
         head, context = unit.model.heads["vocabulary"], Context(prepared.batch)

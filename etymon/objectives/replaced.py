@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.objectives.masked import Masked, MaskedExample, MaskedPrepared
+from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM
 from etymon.objectives.objective import Term, Unit, by_length
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
@@ -30,15 +30,15 @@ class ReplacedExample(MaskedExample):
 
 
 @dataclass
-class ReplacedPrepared(MaskedPrepared):
+class ReplacedBatch(MaskedBatch):
     uniforms: Tensor
 
 
-class Replaced(Masked):
+class Replaced(MaskedLM):
     name = "replaced"
     heads = frozenset({"replaced"})
     requires = frozenset({"bidirectional", "generator"})
-    member = "discriminator"
+    folder = "discriminator"
     companions = frozenset({"generator"})
 
     def __init__(
@@ -60,15 +60,15 @@ class Replaced(Masked):
         uniforms = rng.random(len(distinct), dtype=np.float32)[which]
         return ReplacedExample(**vars(example), uniforms=uniforms)
 
-    def collate(self, examples: Sequence[Any]) -> ReplacedPrepared:
+    def collate(self, examples: Sequence[Any]) -> ReplacedBatch:
         examples = by_length(examples)
         uniforms = torch.from_numpy(np.concatenate([example.uniforms for example in examples]))
-        return ReplacedPrepared(**vars(super().collate(examples)), uniforms=uniforms)
+        return ReplacedBatch(**vars(super().collate(examples)), uniforms=uniforms)
 
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {"generator": masked, "generator_accuracy": masked, "discriminator": tokens}
 
-    def loss(self, unit: Unit, prepared: ReplacedPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: ReplacedBatch) -> dict[str, Term]:
         generator, model, at = unit.companions["generator"], unit.model, prepared.at
         hidden, _ = generator.hidden(prepared.batch)
         head = generator.heads["vocabulary"]

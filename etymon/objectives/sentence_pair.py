@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.objectives.masked import Masked, MaskedExample, MaskedPrepared
+from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM
 from etymon.objectives.objective import Term, by_length
 from etymon.sampling import plans
 from etymon.text.store import Split
@@ -28,11 +28,11 @@ class PairExample(MaskedExample):
 
 
 @dataclass
-class PairPrepared(MaskedPrepared):
+class PairBatch(MaskedBatch):
     labels: Tensor
 
 
-class SentencePair(Masked):
+class SentencePair(MaskedLM):
     """What both have in common: rows of two spans and a label, 1 where the second text does not follow the first."""
 
     requires = frozenset({"bidirectional", "pairs"})
@@ -52,10 +52,10 @@ class SentencePair(Masked):
         *where, label = row.tolist()
         return PairExample(**vars(self.example(self.framed(split, *where), split, rng)), label=label)
 
-    def collate(self, examples: Sequence[Any]) -> PairPrepared:
+    def collate(self, examples: Sequence[Any]) -> PairBatch:
         examples = by_length(examples)
         labels = torch.tensor([example.label for example in examples])
-        return PairPrepared(**vars(super().collate(examples)), labels=labels)
+        return PairBatch(**vars(super().collate(examples)), labels=labels)
 
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {**super()._counts(masked, tokens, rows), self.head: rows, f"{self.head}_accuracy": rows}

@@ -23,14 +23,14 @@ from etymon.training.unit import TrainingUnit
 
 def member_of(objectives: Sequence[Objective | type[Objective]]) -> str:
     """What the trained model is called: `model`, unless an objective has a name for it."""
-    return next((each.member for each in objectives if each.member != "model"), "model")
+    return next((each.folder for each in objectives if each.folder != "model"), "model")
 
 
 def opened_teacher(
     file: RunFile, family: Family, objectives: Sequence[type[Objective]], device: Any
 ) -> Model | None:
     """The run's teacher, if it has one; what cannot teach is refused with the reason."""
-    wanting = next((each.name for each in objectives if each.taught), None)
+    wanting = next((each.name for each in objectives if each.needs_teacher), None)
     if file.teacher is None:
         if wanting is not None:
             raise EtymonError(f"the objective {wanting!r} needs a teacher: use `etymon distill TEACHER`")

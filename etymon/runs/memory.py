@@ -20,7 +20,7 @@ from etymon.nn.blocks import Stack
 from etymon.nn.bodies import EncoderDecoder
 from etymon.nn.footprint import CPU, Footprint, available_memory, extrapolate, no_memory
 from etymon.objectives import get_objective, objective_class
-from etymon.objectives.objective import Objective, Prepared
+from etymon.objectives.objective import MicroBatch, Objective
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.feeding import Feed, Position
@@ -197,7 +197,7 @@ def task_footprint(
     return _in_a_run(step_footprint(copied, _large_slice(feed), choice, feed.slices), device)
 
 
-def _large_slice(feed: Feed) -> Prepared:
+def _large_slice(feed: Feed) -> MicroBatch:
     places = sorted({int(place) for place in np.linspace(0, feed.samples - 1, min(LOOKS, feed.samples))})
     slices = (feed.slice([Position(0, place)]) for place in places)
     return max(slices, key=lambda prepared: prepared.tokens)
@@ -267,7 +267,7 @@ def stand_in_tokenizer(family: Family, vocabulary: int) -> Tokenizer:
     )
 
 
-def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, rows: int) -> list[Prepared]:
+def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, rows: int) -> list[MicroBatch]:
     """A slice of a made-up text; of streams, with those before it. Documents are long, so that most samples are full, and frequent
     words come more often."""
     size = 8 * max(length, 32)

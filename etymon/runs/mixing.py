@@ -131,7 +131,7 @@ class Mixing(TaskRun):
             kind = objective_class(file.objective)
             check_fit(kind, self.family)
             check_options(file.objective, file.options)
-            if kind.streaming or kind.taught or kind.companions:
+            if kind.streaming or kind.needs_teacher or kind.companions:
                 raise EtymonError(
                     f"the objective {kind.name!r} cannot be a part of a mixture: give it a run of its own"
                 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from etymon.objectives.objective import Objective, Prepared
+from etymon.objectives.objective import MicroBatch, Objective
 from etymon.runs.report import sample_text
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
@@ -46,7 +46,7 @@ class Judge:
     progress: Progress
     world: World
     on_sample: Callable[[int, str], None]
-    _slices: dict[int, Sequence[Prepared]] = field(default_factory=dict)
+    _slices: dict[int, Sequence[MicroBatch]] = field(default_factory=dict)
     _first: tuple[int, dict[str, Any]] | None = None
     """The phase and the figures before the first step, which are asked for when a budget is measured and once more."""
 
@@ -73,7 +73,7 @@ class Judge:
             self.on_sample(step, text)
         return figures
 
-    def _read(self, phase: PhasePlan, most: int | None) -> Sequence[Prepared]:
+    def _read(self, phase: PhasePlan, most: int | None) -> Sequence[MicroBatch]:
         held = phase.store.validation
         return validation_slices(
             phase.objective, held, self.seed, rows=phase.rows, slices=phase.feed.slices, most=most

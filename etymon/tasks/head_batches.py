@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from etymon.nn.batch import Batch
-from etymon.objectives.objective import Prepared
+from etymon.objectives.objective import MicroBatch
 
 
 @dataclass
-class HeadPrepared(Prepared):
+class HeadPrepared(MicroBatch):
     """Rows of a batch. `at` are the places that the head is asked at, if the family does not know them itself; `rows`
     how many each example has."""
 

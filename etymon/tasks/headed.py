@@ -25,7 +25,7 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.generation.decoding import evaluating
+from etymon.generation.decoding import eval_mode
 from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
@@ -197,7 +197,7 @@ class HeadTask(Task):
         self.limits["length"] = self.reader.length
         self.known = model.labels if self.outputs is None else self.known
         # Nobody asks here for what a second stream begins with, or, of features, for a decoder behind them.
-        self.partial = "two-stream" in model.capabilities or model.features is not None
+        self.skips_heads = "two-stream" in model.capabilities or model.features is not None
 
     def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
         self.bind(model, length)
@@ -372,7 +372,7 @@ class HeadTask(Task):
         """What `look` says of every example, in their order."""
         found: dict[int, Any] = {}
         rng = np.random.default_rng(0)  # which nothing that is only read asks for
-        with torch.inference_mode(), evaluating(model):
+        with torch.inference_mode(), eval_mode(model):
             for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
                 chosen = np.array(sorted(row[row != NONE], key=lambda number: int(examples.sizes[number])))
                 prepared = self.collate([self.prepare(examples, chosen, rng)]).to(model.device)

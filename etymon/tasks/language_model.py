@@ -22,7 +22,7 @@ from etymon.generation import likelihood
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.objectives import get_objective, objective_class
-from etymon.objectives.objective import Objective, Prepared, Term, Unit, check_fit
+from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, check_fit
 from etymon.sampling.examples import bundled, filled, sample_bundles
 from etymon.tables.table import Table
 from etymon.tasks.reading import require_one_tokenizer
@@ -57,7 +57,7 @@ class LanguageModel(Task):
     def fit(self, family: Family) -> Fit:
         kind, self.likely = self._kind(family), "causal" in family.capabilities
         check_fit(kind, family)
-        if kind.streaming or kind.taught or kind.companions:
+        if kind.streaming or kind.needs_teacher or kind.companions:
             raise EtymonError(
                 f"the objective {kind.name!r} cannot be learnt from rows: leave it out, or give it a run of its own (etymon pretrain)"
             )
@@ -106,7 +106,7 @@ class LanguageModel(Task):
         own = family_options(model.family, kind)
         self.objective = get_objective(kind.name, tokenizer, self.limits["length"], **own)
         self.tokenizer, self.heads = tokenizer, self.objective.heads
-        self.partial = self.objective.partial or "two-stream" in model.capabilities
+        self.skips_heads = self.objective.skips_heads or "two-stream" in model.capabilities
         self.likelihood, self.perplexities = self.objective.likelihood, self.objective.perplexities
 
     def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
@@ -136,17 +136,17 @@ class LanguageModel(Task):
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[Any]:
         return [self.objective.prepare(split, each, rng) for each in bundled(row)]
 
-    def collate(self, examples: Sequence[list[Any]]) -> Prepared:
+    def collate(self, examples: Sequence[list[Any]]) -> MicroBatch:
         return self.objective.collate([one for bundle in examples for one in bundle])
 
-    def loss(self, unit: Unit, prepared: Prepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: MicroBatch) -> dict[str, Term]:
         return self.objective.loss(unit, prepared)
 
     # --- use
 
     def predict(
         self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
-    ) -> list[likelihood.Score]:
+    ) -> list[likelihood.TextScore]:
         """How likely every text is by itself, as `etymon score` tells."""
         if model.encoder_decoder:
             raise EtymonError(
@@ -156,7 +156,7 @@ class LanguageModel(Task):
 
     def score(
         self,
-        predictions: Sequence[likelihood.Score],
+        predictions: Sequence[likelihood.TextScore],
         table: Table,
         metrics: Sequence[str],
         resamples: int = 0,
@@ -167,11 +167,11 @@ class LanguageModel(Task):
         places = {"bits_per_byte": 0, "bits_per_character": 1, "loss": 2}
         return {metric: _ratio(bits, sizes[:, places[metric]], resamples) for metric in metrics}
 
-    def record(self, prediction: likelihood.Score) -> dict[str, Any]:
+    def record(self, prediction: likelihood.TextScore) -> dict[str, Any]:
         told = {name: getattr(prediction, name) for name in self.tells[1:]}
         return {"prediction": prediction.log_likelihood, **{k: v for k, v in told.items() if v is not None}}
 
-    def shown(self, table: Table, number: int, prediction: likelihood.Score) -> str:
+    def shown(self, table: Table, number: int, prediction: likelihood.TextScore) -> str:
         bits = "" if prediction.bits_per_byte is None else f", {prediction.bits_per_byte:.3f} bits per byte"
         kind = prediction.kind.replace("likelihood", "log-likelihood")
         return f"{prediction.text}\n-> {kind} {prediction.log_likelihood:.2f}{bits}"

@@ -24,7 +24,7 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
-from etymon.objectives.denoising import WrittenPrepared
+from etymon.objectives.denoising import Seq2SeqBatch
 from etymon.objectives.objective import Term, Unit, needed_id
 from etymon.sampling.examples import Examples, Ragged
 from etymon.tables.table import Table
@@ -135,18 +135,18 @@ class Text2Text(Task):
 
     # --- training
 
-    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> WrittenPrepared:
+    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> Seq2SeqBatch:
         pairs = [(one["source"], one["target"]) for bundle in examples for one in bundle]
         pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])))
         if self.apart:
-            return WrittenPrepared.of("loss", pairs)
+            return Seq2SeqBatch.of("loss", pairs)
         rows = [np.concatenate([one, target[:-1]]) for one, target in pairs]
         batch = Batch.of(rows, prefix=[len(one) for one, _ in pairs] if self.prefixed else None)
         at = batch.layout.flat([np.arange(len(one) - 1, len(row)) for row, (one, _) in zip(rows, pairs)])
         targets = torch.from_numpy(np.concatenate([target for _, target in pairs]).astype(np.int64))
-        return WrittenPrepared({"loss": len(targets)}, batch.layout.tokens, None, batch, targets, at)
+        return Seq2SeqBatch({"loss": len(targets)}, batch.layout.tokens, None, batch, targets, at)
 
-    def loss(self, unit: Unit, prepared: WrittenPrepared) -> dict[str, Term]:
+    def loss(self, unit: Unit, prepared: Seq2SeqBatch) -> dict[str, Term]:
         return {"loss": Term(prepared.loss(unit.model, self.options.smoothing))}
 
     # --- use

@@ -17,7 +17,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Objective, Prepared, Streaming
+from etymon.objectives.objective import MicroBatch, Objective, Streaming
 from etymon.sampling.plans import key
 from etymon.text.store import Split
 
@@ -34,7 +34,7 @@ class Position:
 class Step:
     """The slices of one step that are computed here, by number, and where the next step begins."""
 
-    slices: dict[int, Prepared]
+    slices: dict[int, MicroBatch]
     after: Position
     feed: Feed
     anew: bool = False
@@ -99,7 +99,7 @@ class Feed:
             slices.append(samples)
         return slices, position
 
-    def slice(self, samples: Sequence[Position]) -> Prepared:
+    def slice(self, samples: Sequence[Position]) -> MicroBatch:
         """One slice, as a function of its samples' addresses."""
         prepare, split = self.objective.prepare, self.split
         examples = [
@@ -133,7 +133,7 @@ def check_streams(batches: Sequence[tuple[Objective | type[Objective], int]]) ->
         )
 
 
-class Course(Dataset[Prepared]):
+class Course(Dataset[MicroBatch]):
     """The phases of a run, as steps. `rank` of `ranks` computes the slices rank, rank + ranks, ..."""
 
     def __init__(self, phases: Sequence[Phase], *, rank: int = 0, ranks: int = 1, workers: int = 0) -> None:
@@ -155,7 +155,7 @@ class Course(Dataset[Prepared]):
         """The number of the phase that has trained last when `steps` steps are done."""
         return self.phases.index(self.phase(max(0, steps - 1)))
 
-    def __getitem__(self, address: tuple[int, tuple[Position, ...]]) -> Prepared:
+    def __getitem__(self, address: tuple[int, tuple[Position, ...]]) -> MicroBatch:
         number, samples = address
         return self.phases[number].feed.slice(samples)
 
@@ -219,7 +219,7 @@ class Course(Dataset[Prepared]):
             for number in range(self.rank, len(addresses), self.ranks):
                 yield self.phases.index(phase), tuple(addresses[number])
 
-    def _slices(self, addresses: Iterator[tuple[int, tuple[Position, ...]]]) -> Generator[Prepared]:
+    def _slices(self, addresses: Iterator[tuple[int, tuple[Position, ...]]]) -> Generator[MicroBatch]:
         if not self.workers:
             return _ahead(self[address] for address in addresses)
         loader = DataLoader(
@@ -232,7 +232,7 @@ class Course(Dataset[Prepared]):
         return (prepared for prepared in loader)
 
 
-def _ahead(items: Iterator[Prepared], most: int = 3) -> Generator[Prepared]:
+def _ahead(items: Iterator[MicroBatch], most: int = 3) -> Generator[MicroBatch]:
     """The same items, made by a thread while the reader is busy; an error is raised in its item's place."""
     maker = ThreadPoolExecutor(1, "etymon-feed")
     try:
@@ -245,7 +245,7 @@ def _ahead(items: Iterator[Prepared], most: int = 3) -> Generator[Prepared]:
 
 
 @dataclass(eq=False)
-class ValidationSlices(Sequence[Prepared]):
+class ValidationSlices(Sequence[MicroBatch]):
     """Slices that are made when they are read: all of a large text would not fit into memory."""
 
     objective: Objective
@@ -271,7 +271,7 @@ class ValidationSlices(Sequence[Prepared]):
 
 def validation_slices(
     objective: Objective, split: Split, seed: int, *, rows: int, slices: int = 1, most: int | None = None
-) -> Sequence[Prepared]:
+) -> Sequence[MicroBatch]:
     """The validation text as slices, in order and the same every time; at most `most` samples, evenly spread, which are read
     again and again and so made once.
 

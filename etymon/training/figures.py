@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from etymon.objectives.objective import Prepared, Term
+from etymon.objectives.objective import MicroBatch, Term
 from etymon.training.distributed import World
 from etymon.training.unit import TrainingUnit
 
@@ -15,7 +15,7 @@ BYTES, CHARACTERS, TOKENS = "/bytes", "/characters", "/tokens"
 """What is added up over the processes beside the terms' counts."""
 
 
-def add_counts(slices: Iterable[Prepared], before: dict[str, float] | None = None) -> dict[str, float]:
+def add_counts(slices: Iterable[MicroBatch], before: dict[str, float] | None = None) -> dict[str, float]:
     """The denominators of slices, known before any backward, and what they are made of; added to those from `before`."""
     counts = {} if before is None else before
     for prepared in slices:
@@ -58,7 +58,9 @@ def shown(record: Mapping[str, float], validation: Mapping[str, float]) -> dict[
 
 
 @torch.no_grad()
-def evaluate(unit: TrainingUnit, slices: Sequence[Prepared], world: World | None = None) -> dict[str, float]:
+def evaluate(
+    unit: TrainingUnit, slices: Sequence[MicroBatch], world: World | None = None
+) -> dict[str, float]:
     """The objective's terms over prepared slices, in evaluation mode; several processes share the work. What streams
     remember in training is left as it is."""
     world = world or World()

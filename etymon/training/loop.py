@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass as strict_dataclass
 from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Prepared, Term, weighted_loss
+from etymon.objectives.objective import MicroBatch, Term, weighted_loss
 from etymon.training.adversarial import AdversarialSettings, Back, back_propagate
 from etymon.training.budgets import Budget
 from etymon.training.distributed import World
@@ -237,7 +237,7 @@ class Trainer:
     def _wrap(self) -> None:
         """From now on processes add up their gradients."""
         heads = {phase.feed.objective.heads for phase in self.course.phases}
-        some = len(heads) > 1 or any(phase.feed.objective.partial for phase in self.course.phases)
+        some = len(heads) > 1 or any(phase.feed.objective.skips_heads for phase in self.course.phases)
         self.wrapped = self.world.wrap(self.unit, find_unused=some or self.settings.unfreeze is not None)
 
     @property
@@ -347,7 +347,7 @@ class Trainer:
         return {**record, **{f"gradient_norm/{name}": value for name, value in layers.items()}}
 
     def _pass_over(
-        self, prepared: Prepared, number: int, counts: Mapping[str, float], ends: bool,
+        self, prepared: MicroBatch, number: int, counts: Mapping[str, float], ends: bool,
         back: Back = torch.Tensor.backward, last: bool = True,
     ) -> dict[str, Term]:  # fmt: skip
         """One pass over slice `number`; in the last one over the slice that ends a step, processes add up their gradients."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Streamed
+from etymon.objectives.objective import StreamBatch
 
 LENGTHS = "lengths"
 
@@ -25,7 +25,7 @@ class Memories:
             streams, _, part = name.partition("/")
             self._saved.setdefault(streams, {})[part] = tensor
 
-    def recall(self, prepared: Streamed, new: Callable[[int], Any], device: torch.device) -> Any:
+    def recall(self, prepared: StreamBatch, new: Callable[[int], Any], device: torch.device) -> Any:
         """The state of the slice's streams, fresh ones forgotten; `new(rows)` makes an empty one."""
         streams = prepared.streams
         if self._saved:
@@ -43,7 +43,7 @@ class Memories:
             state.forget([row for row, fresh in enumerate(prepared.fresh) if fresh])
         return state
 
-    def keep(self, prepared: Streamed, state: Any) -> None:
+    def keep(self, prepared: StreamBatch, state: Any) -> None:
         self._states[prepared.streams] = state
 
     def copy(self) -> Memories:
@@ -53,7 +53,7 @@ class Memories:
         same._saved = dict(self._saved)
         return same
 
-    def _load(self, prepared: Streamed, new: Callable[[int], Any], device: torch.device) -> None:
+    def _load(self, prepared: StreamBatch, new: Callable[[int], Any], device: torch.device) -> None:
         name = _name(prepared.streams)
         if name in self._saved:
             parts = {part: tensor.to(device, copy=True) for part, tensor in self._saved.pop(name).items()}

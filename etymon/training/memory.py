@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from etymon.nn.footprint import Footprint
-from etymon.objectives.objective import Prepared, weighted_loss
+from etymon.objectives.objective import MicroBatch, weighted_loss
 from etymon.training.memories import Memories
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
 from etymon.training.unit import TrainingUnit
@@ -52,10 +52,10 @@ def valueless(unit: TrainingUnit) -> TrainingUnit:
 
 def step_footprint(
     unit: TrainingUnit,
-    prepared: Prepared | None,
+    prepared: MicroBatch | None,
     choice: OptimiserChoice,
     slices: int = 1,
-    before: Sequence[Prepared] = (),
+    before: Sequence[MicroBatch] = (),
 ) -> Footprint:
     """What steps of such slices take; of `prepared` None, without what depends on the slice. `before` are the slices that its
     streams have read and remember.

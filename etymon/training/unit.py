@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from etymon.nn.alignment import align
-from etymon.objectives.objective import OWN, Objective, Streamed, Term
+from etymon.objectives.objective import FROM_MODEL, Objective, StreamBatch, Term
 from etymon.training.memories import Memories
 
 
@@ -43,21 +43,21 @@ class TrainingUnit(nn.Module):
     def teacher(self) -> Any:
         return self._teacher[0]
 
-    def recall(self, prepared: Streamed) -> Any:
+    def recall(self, prepared: StreamBatch) -> Any:
         """The state of the slice's streams; None if the objective or the model remembers nothing."""
         asked: Any = self.objective
         length = asked.memory
-        if not self.training and asked.validation_memory != OWN:
+        if not self.training and asked.validation_memory != FROM_MODEL:
             length = asked.validation_memory
         model: Any = self.model
         if length == 0 or "memory" not in model.capabilities:
             return None
         device = next(self.parameters()).device
         return self.memories.recall(
-            prepared, lambda rows: model.remember(rows, None if length == OWN else length), device
+            prepared, lambda rows: model.remember(rows, None if length == FROM_MODEL else length), device
         )
 
-    def keep(self, prepared: Streamed, state: Any) -> None:
+    def keep(self, prepared: StreamBatch, state: Any) -> None:
         if state is not None:
             self.memories.keep(prepared, state)
 

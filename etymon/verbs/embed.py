@@ -73,7 +73,7 @@ def embed(
     import torch
 
     from etymon.config import did_you_mean
-    from etymon.generation.decoding import evaluating
+    from etymon.generation.decoding import eval_mode
     from etymon.lab.representations import Reader
     from etymon.verbs.opening import opened, texts_from, writable
 
@@ -106,7 +106,7 @@ def embed(
     def vectors_of(block: Sequence[str]) -> np.ndarray:
         vectors: np.ndarray | None = None
         read = [text.lower() for text in block] if own.lowercase else block
-        with torch.inference_mode(), evaluating(chosen_model):
+        with torch.inference_mode(), eval_mode(chosen_model):
             for chosen, batch in reader.batches(reader.encode(read), batch_size):
                 if mixed is not None:
                     hidden_ND = mixed(chosen_model.layers(batch))

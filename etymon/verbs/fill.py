@@ -11,7 +11,7 @@ from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
-    from etymon.generation.blanks import Filling
+    from etymon.generation.fill import Filling
 
 
 @opens_models
@@ -35,7 +35,7 @@ def fill(
     An encoder (BERT and its relatives) gives every blank its likeliest tokens; T5 writes a span into each by beam search, and
     BART the whole text. Of several blanks, the last line is the text with all of them filled.
     """
-    from etymon.generation.blanks import fill_texts
+    from etymon.generation.fill import fill_texts
     from etymon.verbs.opening import opened, texts_of
 
     asked = texts_of(texts, on_note=on_note)

@@ -48,7 +48,7 @@ def replaced(
     """
     import torch
 
-    from etymon.generation.decoding import evaluating
+    from etymon.generation.decoding import eval_mode
     from etymon.nn.batch import Batch
     from etymon.verbs.opening import opened, texts_of
 
@@ -64,7 +64,7 @@ def replaced(
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     found = []
-    with torch.inference_mode(), evaluating(loaded):
+    with torch.inference_mode(), eval_mode(loaded):
         for first in range(0, len(asked), batch_size):
             some = asked[first : first + batch_size]
             read = [tokenizer.offsets(text) for text in some]

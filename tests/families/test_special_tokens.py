@@ -19,7 +19,7 @@ from etymon.families import REGISTRY, get_family
 from etymon.families.model import Model
 from etymon.families.special_tokens import START_KEY, TOKEN_KEYS, start_id, token_ids
 from etymon.generation import DecodingSettings, decode
-from etymon.objectives.denoising import WrittenPrepared
+from etymon.objectives.denoising import Seq2SeqBatch
 from tests import tiny
 from tests.families import folders
 
@@ -130,7 +130,7 @@ def test_what_a_folder_says_of_its_tokens_survives_and_is_used(
         if model.encoder_decoder:
             assert model.decoder_start == config[START_KEY]
             assert start_id(model, generating=True) == (generation or config)[START_KEY]
-            prepared = WrittenPrepared.of("loss", [(np.array(SOURCE), np.array([7, 8, 9]))])
+            prepared = Seq2SeqBatch.of("loss", [(np.array(SOURCE), np.array([7, 8, 9]))])
             assert prepared.inputs(model).ids.tolist() == [config[START_KEY], 7, 8]
             found.append(pytest.approx(prepared.loss(model, 0.0).item()))
         if generates(model):
@@ -172,7 +172,7 @@ def test_transformers_finds_the_same_before_and_after(family: str, files: str, t
         greedy = theirs.generate(ids, **given, **NEUTRAL, do_sample=False, max_new_tokens=NEW_TOKENS)
         assert greedy[0, 1 if ours.encoder_decoder else len(SOURCE) :].tolist() == written(ours)
         if ours.encoder_decoder:
-            prepared = WrittenPrepared.of("loss", [(np.array(SOURCE), labels[0].numpy())])
+            prepared = Seq2SeqBatch.of("loss", [(np.array(SOURCE), labels[0].numpy())])
             assert float(prepared.loss(ours, 0.0)) / 3 == pytest.approx(out.loss.item(), rel=1e-5)
     assert found[0] == found[1]
     torch.testing.assert_close(*logits)
@@ -205,7 +205,7 @@ def test_a_model_without_a_tokenizer_has_a_loss_in_transformers(family: str, tmp
     etymon.save(model, tmp_path)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
     loss = theirs(input_ids=torch.tensor([SOURCE]), labels=torch.tensor([[7, 8, 9]])).loss
-    prepared = WrittenPrepared.of("loss", [(np.array(SOURCE), np.array([7, 8, 9]))])
+    prepared = Seq2SeqBatch.of("loss", [(np.array(SOURCE), np.array([7, 8, 9]))])
     assert float(prepared.loss(model, 0.0)) / 3 == pytest.approx(loss.item(), rel=1e-5)
     greedy = theirs.generate(torch.tensor([SOURCE]), max_new_tokens=NEW_TOKENS)
     assert greedy[0, 1:].tolist() == written(model) == written(etymon.load(tmp_path))

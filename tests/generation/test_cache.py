@@ -12,7 +12,7 @@ from etymon.families import REGISTRY, get_family
 from etymon.families.model import Model
 from etymon.generation.beam import _best
 from etymon.generation.decoding import start_token
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 from etymon.nn.batch import Batch
 from etymon.nn.state import SPARE
 from etymon.nn.vocabulary import Context

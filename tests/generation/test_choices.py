@@ -11,7 +11,7 @@ import pytest
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation import DecodingSettings, choosing, decode, generate_texts
+from etymon.generation import DecodingSettings, decode, generate_texts
 from etymon.generation.likelihood import score_texts
 from etymon.generation.text import encode_prompts
 from tests.decoders import tiny_decoder
@@ -111,7 +111,7 @@ def test_groups_of_rows_change_nothing(tiny: Callable[[str], Model], monkeypatch
     model = tiny("t5")
     settings = DecodingSettings(choices=CHOICES, returns=3)  # type: ignore[arg-type]
     whole = decode(model, prompts_of(model), settings)
-    monkeypatch.setattr(choosing, "TOGETHER", 2)
+    monkeypatch.setattr("etymon.generation.choices.TOGETHER", 2)
     for row, other in zip(whole, decode(model, prompts_of(model), settings), strict=True):
         assert [one.ids for one in row] == [one.ids for one in other]
         assert [one.score for one in row] == pytest.approx([one.score for one in other], abs=1e-5)
@@ -121,7 +121,7 @@ def test_one_token_choices_need_one_reading(
     tiny: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("gpt2")
-    monkeypatch.setattr("etymon.generation.stepping.Stepper.branch", None)
+    monkeypatch.setattr("etymon.generation.stepper.Stepper.branch", None)
     found = decode(model, [[5]], DecodingSettings(choices=("a", "b"), returns=2))
     assert sum(np.exp(one.score) for one in found[0]) == pytest.approx(1)
 

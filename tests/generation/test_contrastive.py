@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from etymon.families.model import Model
 from etymon.generation import DecodingSettings, decode
-from etymon.generation.stepping import window_start
+from etymon.generation.stepper import window_start
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from tests.decoders import DECODERS, rows_of, tiny_decoder

@@ -12,7 +12,7 @@ from torch import Tensor
 from etymon.families.model import Model
 from etymon.generation import DecodingSettings, decode, decoding
 from etymon.generation.likelihood import score_texts
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from tests.decoders import DECODERS, rows_of, tiny_decoder

@@ -14,7 +14,7 @@ from etymon.families.model import Model
 from etymon.generation import DecodingSettings, decode, generate_texts, prompting
 from etymon.generation.likelihood import score_texts
 from etymon.generation.prompting import Prompt, Prompter
-from etymon.generation.stepping import common
+from etymon.generation.stepper import common
 from etymon.nn.batch import Batch
 from etymon.text.tokenizer_training import train_tokenizer
 from tests.generation.conftest import SHAPES, TEXTS, remembering, tiny_model, tiny_tokenizer, two_tongues
@@ -245,9 +245,9 @@ def test_a_prompt_that_fills_the_positions(tiny):
 @pytest.mark.parametrize("family", [*DECODERS, "t5"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generation_equals_that_of_each_prompt(tiny, family, beams, monkeypatch):
-    from etymon.generation import stepping
+    from etymon.generation import stepper
 
-    monkeypatch.setattr(stepping, "SHARED", 4)
+    monkeypatch.setattr(stepper, "SHARED", 4)
     model = tiny(family)
     settings = DecodingSettings(max_new_tokens=6, beams=beams, stop=("\n",))
     found = Prompter(model).generate(PROMPTS, settings)

@@ -13,7 +13,7 @@ import torch
 import etymon
 from etymon.families.model import Model
 from etymon.families.saving import save
-from etymon.generation.blanks import fill_texts
+from etymon.generation.fill import fill_texts
 from etymon.generation.likelihood import score_texts
 
 RELATIVES = ("roberta", "albert", "distilbert", "electra")
@@ -76,7 +76,7 @@ def test_embed(opened: tuple[Model, Path, Any, Any]) -> None:
 
 def test_pieces_of_words_are_joined(tiny: Callable[[str], Model]) -> None:
     """In byte-level BPE a token that begins no word goes on with the one before it."""
-    from etymon.generation.blanks import Blanked, _candidate
+    from etymon.generation.fill import Blanked, _candidate
 
     tokenizer = tiny("roberta").tokenizer
     assert tokenizer is not None

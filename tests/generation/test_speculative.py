@@ -14,7 +14,7 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation import DecodingSettings, decode, generate_texts
 from etymon.generation.processors import warp
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from tests.decoders import WORDS, rows_of, tiny_decoder

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.generation import DecodingSettings, decode, decoding, generate_texts
-from etymon.generation.stepping import SlidingStepper, window_start
+from etymon.generation.stepper import SlidingStepper, window_start
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from tests.decoders import DECODERS, rows_of

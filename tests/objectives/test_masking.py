@@ -11,7 +11,7 @@ import pytest
 
 from etymon.families import get_family
 from etymon.objectives import get_objective
-from etymon.objectives.masked import Masked
+from etymon.objectives.masked import MaskedLM
 from etymon.objectives.masking import SCHEMES, Masking
 from etymon.sampling import noise, packing
 from etymon.sampling.plans import key
@@ -292,5 +292,5 @@ def test_segments_are_framed_as_pairs(tokenizer: Tokenizer, split: Split) -> Non
 
 def test_the_page_names_them_all() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
-    for name in (*SCHEMES, *Masked.choices["packing"]):
+    for name in (*SCHEMES, *MaskedLM.choices["packing"]):
         assert f"\n| `{name}` | " in page, name

@@ -89,4 +89,4 @@ def test_the_terms_are_those_of_the_members(mixed: tuple[RateMixture, MixedSplit
         assert set(terms) == {f"{name}/{term}" for term in alone} == set(prepared.counts)
         for term, found in alone.items():
             assert torch.equal(terms[f"{name}/{term}"].sum, found.sum)
-    assert mixture.heads == {"vocabulary"} and not mixture.partial
+    assert mixture.heads == {"vocabulary"} and not mixture.skips_heads

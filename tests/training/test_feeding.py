@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from etymon.errors import EtymonError
-from etymon.objectives.objective import Objective, Prepared
+from etymon.objectives.objective import MicroBatch, Objective
 from etymon.training.feeding import Course, Feed, Phase, Position, Step, validation_slices
 
 
@@ -35,8 +35,8 @@ class Numbers(Objective):
             raise EtymonError(f"sample {row[1]} is broken")
         return int(row[0]), int(row[1]), float(rng.random())
 
-    def collate(self, examples: Sequence[Any]) -> Prepared:
-        prepared = Prepared(counts={"n": len(examples)}, tokens=len(examples), bytes=0.0)
+    def collate(self, examples: Sequence[Any]) -> MicroBatch:
+        prepared = MicroBatch(counts={"n": len(examples)}, tokens=len(examples), bytes=0.0)
         prepared.examples = list(examples)  # type: ignore[attr-defined]
         return prepared
 

@@ -11,7 +11,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.objectives import get_objective
-from etymon.objectives.objective import Streamed, check_fit, weighted_loss
+from etymon.objectives.objective import StreamBatch, check_fit, weighted_loss
 from etymon.training.feeding import Course, Feed, Phase, Position, validation_slices
 from etymon.training.figures import add_counts, evaluate
 from etymon.training.memories import Memories
@@ -138,7 +138,7 @@ def test_loss_on_the_recent_part_only(store: Any) -> None:
     feed = Feed(unit.objective, store.train, 0, slices=1, rows=2)
     step = next(Course([Phase(0, feed)]).steps(0, Position(), 1))
     prepared: Any = step.slices[0]
-    assert isinstance(prepared, Streamed)
+    assert isinstance(prepared, StreamBatch)
     assert prepared.counts == {"loss": 12} and prepared.at.tolist() == [*range(6, 12), *range(18, 24)]
     assert torch.equal(prepared.targets[:5], prepared.batch.ids[7:12])
 

@@ -13,7 +13,7 @@ import etymon
 from etymon.families.special_tokens import START_KEY, start_id
 from etymon.nn.batch import Batch
 from etymon.nn.lora import merge
-from etymon.objectives.denoising import WrittenPrepared
+from etymon.objectives.denoising import Seq2SeqBatch
 from etymon.text.sources import Texts
 from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
@@ -35,14 +35,14 @@ def test_a_trained_model_starts_as_the_folder_that_it_went_on_from_said(
     change(source / "config.json", **{START_KEY: START}, length_penalty=2.0)
     (source / "generation_config.json").write_text(json.dumps(GENERATION))
     starts: set[int] = set()
-    inputs_of = WrittenPrepared.inputs
+    inputs_of = Seq2SeqBatch.inputs
 
-    def inputs(prepared: WrittenPrepared, model: Any) -> Batch:
+    def inputs(prepared: Seq2SeqBatch, model: Any) -> Batch:
         found = inputs_of(prepared, model)
         starts.update(found.ids[found.layout.first].tolist())
         return found
 
-    monkeypatch.setattr(WrittenPrepared, "inputs", inputs)
+    monkeypatch.setattr(Seq2SeqBatch, "inputs", inputs)
     usual: dict[str, Any] = {"out": out, "steps": 2, "length": 32, "progress": "silent"}
     if verb == "pretrain":
         done: Any = etymon.pretrain("t5", from_=source, data=Texts(tiny.texts(20)), batch=4, **usual)

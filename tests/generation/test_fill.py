@@ -8,8 +8,8 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families.saving import save
-from etymon.generation import blanks, decode
-from etymon.generation.blanks import fill_texts, spans_of
+from etymon.generation import decode, fill
+from etymon.generation.fill import fill_texts, spans_of
 from etymon.generation.sequences import Sequence
 from etymon.text.tokenizer_training import train_tokenizer
 
@@ -91,7 +91,7 @@ def test_spans_take_their_places(tiny, monkeypatch):
         best = [first, *capital, second, *france, tokenizer.id("end")]
         return [[Sequence(best, -0.5, -0.1, True), Sequence([second, *capital], -2.0, -1.0, False)]]
 
-    monkeypatch.setattr(blanks, "decode", scripted)
+    monkeypatch.setattr(fill, "decode", scripted)
     found = fill_texts(model, ["Paris is the ___ of [MASK]."], top_k=2)[0]
     assert found.filled == "Paris is the capital of France."
     assert [one.text for one in found.blanks[0]] == ["capital", ""]
@@ -109,8 +109,8 @@ def test_spans_by_beams(tiny):
     probabilities = [one.probability for one in found.blanks[0]]
     assert len(probabilities) == 3
     assert all(0 < value < 1 for value in probabilities)
-    ids = blanks.encode_prompts(model, ["Paris is the <extra_id_0> of France."])
-    searched = decode(model, ids, blanks.DecodingSettings(max_new_tokens=5, beams=4, returns=3))[0]
+    ids = fill.encode_prompts(model, ["Paris is the <extra_id_0> of France."])
+    searched = decode(model, ids, fill.DecodingSettings(max_new_tokens=5, beams=4, returns=3))[0]
     assert probabilities == pytest.approx([np.exp(one.log_prob) for one in searched])
     assert [one.text for one in found.blanks[0]] == [
         spans_of(model.tokenizer, one.ids, 1)[0] for one in searched
@@ -131,7 +131,7 @@ def test_a_text_that_is_written_anew_tells_its_spans(tiny, monkeypatch):
         texts = ("Paris is the capital of France.", "Paris is the of old France.", "Rome is the city of")
         return [[written(text, -0.5 * number) for number, text in enumerate(texts, 1)]]
 
-    monkeypatch.setattr(blanks, "decode", scripted)
+    monkeypatch.setattr(fill, "decode", scripted)
     found = fill_texts(model, ["Paris is the ___ of [MASK]."], top_k=3)[0]
     assert heard[0].count(tokenizer.id("mask")) == 2
     assert found.filled == "Paris is the capital of France."
@@ -144,8 +144,8 @@ def test_a_text_that_is_written_anew_tells_its_spans(tiny, monkeypatch):
 def test_a_text_is_written_anew_by_beams(tiny):
     text = "Paris is the <mask> of France."
     found = fill_texts(tiny("bart"), [text], top_k=2)[0]
-    ids = blanks.encode_prompts(tiny("bart"), [text])
-    settings = blanks.DecodingSettings(max_new_tokens=len(ids[0]) + 12, beams=4, returns=2)
+    ids = fill.encode_prompts(tiny("bart"), [text])
+    settings = fill.DecodingSettings(max_new_tokens=len(ids[0]) + 12, beams=4, returns=2)
     searched = decode(tiny("bart"), ids, settings)[0]
     assert [one.probability for one in found.blanks[0]] == pytest.approx(
         [np.exp(one.log_prob) for one in searched]
@@ -179,9 +179,9 @@ def test_a_piece_goes_on_with_the_word_before_it(kind):
         if token.removeprefix("##").isalpha() and not tokenizer.spaced[number]
     )
     text = tokenizer.tokens[piece].removeprefix("##")
-    word = blanks._word(tokenizer, piece)
-    assert blanks.Blanked("jump [MASK] now", [(5, 11)]).with_words([word]) == f"jump{text} now"
-    assert blanks.Blanked("so:\n [MASK] now", [(5, 11)]).with_words([word]) == f"so:\n{text} now"
+    word = fill._word(tokenizer, piece)
+    assert fill.Blanked("jump [MASK] now", [(5, 11)]).with_words([word]) == f"jump{text} now"
+    assert fill.Blanked("so:\n [MASK] now", [(5, 11)]).with_words([word]) == f"so:\n{text} now"
 
 
 def test_refusals(tiny):

@@ -21,7 +21,7 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.generation.processors import draw, warp
 from etymon.generation.sequences import Sequence, Writing
-from etymon.generation.stepping import Stepper
+from etymon.generation.stepper import Stepper
 from etymon.text.tokenizer import Tokenizer
 
 TOGETHER = 64

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import absent_ids, decode, evaluating
+from etymon.generation.decoding import absent_ids, decode, eval_mode
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import encode_prompts, tokenizer_of
 from etymon.nn.batch import Batch
@@ -30,7 +30,7 @@ SPAN_TOKENS = 10
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FillCandidate:
     """One way to fill a blank."""
 
     text: str
@@ -49,7 +49,7 @@ class Filling:
     """
 
     text: str
-    blanks: list[list[Candidate]]
+    blanks: list[list[FillCandidate]]
     filled: str
 
 
@@ -165,7 +165,7 @@ def _fill_masks(model: Model, blanked: list[Blanked], top_k: int) -> list[Fillin
 def _mask_probabilities(model: Model, rows: list[np.ndarray], places: list[np.ndarray]) -> list[Tensor]:
     """`[n, V]` for every row: what the model expects at the places."""
     asked = [number for number, found in enumerate(places) if len(found)]
-    with evaluating(model):
+    with eval_mode(model):
         framed = [rows[number] for number in asked]
         segments = tokenizer_of(model).framing.segments(framed)
         batch = Batch.of(framed, segments=segments, device=model.device)
@@ -178,11 +178,13 @@ def _mask_probabilities(model: Model, rows: list[np.ndarray], places: list[np.nd
     return [next(split) if len(found) else torch.zeros(0, 0) for found in places]
 
 
-def _candidate(tokenizer: Tokenizer, one: Blanked, number: int, id_: int, probability: float) -> Candidate:
+def _candidate(
+    tokenizer: Tokenizer, one: Blanked, number: int, id_: int, probability: float
+) -> FillCandidate:
     word = _word(tokenizer, id_)
     words = [word if blank == number else None for blank in range(len(one.spans))]
     shown = tokenizer.tokens[id_] if tokenizer.kind == "wordpiece" else word[0]
-    return Candidate(shown, probability, one.with_words(words))
+    return FillCandidate(shown, probability, one.with_words(words))
 
 
 def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
@@ -218,7 +220,7 @@ def _fill_spans(
     written = decode(model, sources, settings, limits=rooms if max_new_tokens is None else None)
     fillings = []
     for one, source, found in zip(blanked, sources, written, strict=True):
-        blanks: list[list[Candidate]] = [[] for _ in one.spans]
+        blanks: list[list[FillCandidate]] = [[] for _ in one.spans]
         for sequence in found:
             if sentinels:
                 words = spans_of(tokenizer, sequence.ids, len(one.spans))
@@ -227,7 +229,7 @@ def _fill_spans(
                 words = spans_between(tokenizer, source, sequence.ids)
                 sentence = tokenizer.decode(sequence.ids).strip()
             for blank, word in zip(blanks, words, strict=True):
-                blank.append(Candidate(word, math.exp(sequence.log_prob), sentence))
+                blank.append(FillCandidate(word, math.exp(sequence.log_prob), sentence))
         fillings.append(Filling(one.text, blanks, blanks[0][0].sentence))
     return fillings
 
