@@ -24,7 +24,7 @@ from benchmarks.harness import (
     sized,
 )
 from etymon.families import get_family
-from etymon.families.companions import generator_for
+from etymon.families.surgery import generator_for
 from etymon.nn.batch import Batch
 from etymon.objectives.causal import CausalBatch, CausalLM
 from etymon.objectives.masked import MaskedExample, MaskedLM

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from etymon.checkpoints.config_keys import TABLE
+from etymon.checkpoints.settings import TABLE
 
 FOLDERS = {
     "albert": "albert", "bart": "bart", "bert": "bert", "camembert": "camembert", "distilbert": "distilbert",

@@ -8,14 +8,45 @@ maths. The rest are passed over. All that is refused is told in one line.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from etymon.checkpoints.config_keys import ConfigKeys, config_keys
 from etymon.errors import EtymonError
+
+TABLE = Path(__file__).with_name("config_keys.json")
+
+
+@dataclass(frozen=True)
+class TransformersKeys:
+    """Of one `model_type`: the `keys` that are read, the values that some have by default, and other names of keys."""
+
+    keys: frozenset[str]
+    defaults: Mapping[str, Any]
+    aliases: Mapping[str, str]
+    """Other name -> key."""
+
+
+@cache
+def config_keys(model_type: str) -> TransformersKeys | None:
+    """The keys of a model of Transformers; None if it has no such model."""
+    found = _models().get(model_type)
+    return (
+        None
+        if found is None
+        else TransformersKeys(frozenset(found["keys"]), found["defaults"], found["aliases"])
+    )
+
+
+@cache
+def _models() -> dict[str, Any]:
+    return json.loads(TABLE.read_text(encoding="utf-8"))["models"]
+
 
 OWN_TYPE = "etymon-"
 """Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
@@ -163,7 +194,7 @@ class SettingsMap:
         return {**self.usual, **_not_passed_over(config)}
 
     def _plain(
-        self, config: Mapping[str, Any], known: ConfigKeys | None, offending: dict[str, str]
+        self, config: Mapping[str, Any], known: TransformersKeys | None, offending: dict[str, str]
     ) -> dict[str, Any]:
         """The configuration with every key under its own name."""
         own = {*self.ignored, *(row.theirs for row in self.fields), *(row.theirs for row in self.constants)}
@@ -178,7 +209,7 @@ class SettingsMap:
                 )
         return plain
 
-    def _check(self, key: str, value: Any, known: ConfigKeys | None) -> None:
+    def _check(self, key: str, value: Any, known: TransformersKeys | None) -> None:
         """A ValueError if the key may change what the model computes, and says something else than is built."""
         fixed = next((row for row in self.constants if row.theirs == key), None)
         if fixed is not None:

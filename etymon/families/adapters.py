@@ -16,12 +16,11 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.peft import MERGE_THERE, Adapter, exported, ours, plain, read_adapters
 from etymon.config import strict
 from etymon.errors import EtymonError
+from etymon.families.checkpoint import extra_heads, head_of, name_map
 from etymon.families.family import Architecture, Family
-from etymon.families.filling import extra_heads, head_of, name_map
 from etymon.families.loading import HISTORY, _note, _tokenizer, load, model_folder, read_shape
 from etymon.families.model import Model
-from etymon.families.reading import reading_settings
-from etymon.families.special_tokens import leave_out_unusable_ids
+from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
 from etymon.nn.features import FeatureSettings
 from etymon.nn.linear import Linear
 from etymon.nn.lora import LoraSettings, adapters, attach, merge, trained_heads
@@ -37,7 +36,7 @@ def adapter_files(
     assert model.lora is not None
     _check_base(model)
     parts = adapters(model)
-    kept = {name: tensor.detach() for name, tensor in model.kept().items()}
+    kept = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
     found = {
         name: Adapter(kept[f"{name}.lora_a"], kept[f"{name}.lora_b"], part.alpha)
         for name, part in parts.items()
@@ -86,9 +85,9 @@ def _check_base(model: Model) -> None:
 
 
 def _task_type(model: Model) -> str | None:
-    if len(model.asked) != 1:
-        return None if model.asked else "FEATURE_EXTRACTION"
-    (head,) = model.asked
+    if len(model.head_names) != 1:
+        return None if model.head_names else "FEATURE_EXTRACTION"
+    (head,) = model.head_names
     if head == "vocabulary" and model.encoder_decoder:
         return "SEQ_2_SEQ_LM"
     return "CAUSAL_LM" if head == "vocabulary" and "causal" in model.capabilities else TASK_TYPES.get(head)
@@ -123,11 +122,13 @@ def load_adapted(
     model = load(base, heads=asked, labels=labels, features=features, **options)
     merge(model)  # where the base has adapters itself
     family = model.family
-    stored = model.asked if stored is None else stored
+    stored = model.head_names if stored is None else stored
     names = name_map(family, model.shape, extra_heads(found.heads))
     # Parameters that the folder may speak of: other heads may have been asked for.
     known = tuple(f"heads.{head}." for head in family.with_required(stored))
-    kept = {name: tensor for name, tensor in model.kept().items() if name.startswith(("body.", *known))}
+    kept = {
+        name: tensor for name, tensor in model.stored_tensors().items() if name.startswith(("body.", *known))
+    }
     trained = _fill_heads(model, names, kept, found.heads, folder)
     trained |= {name for name in trained_heads(model) if not name.startswith(known)}
     matrices = ours(names, kept, found.matrices, note.get("lora", {}).get("modules", ()))

@@ -11,9 +11,16 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
-from etymon.families.activations import ActivationName
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
-from etymon.families.positions import known_to_transformers
+from etymon.families.encoders import known_to_transformers
+from etymon.families.family import (
+    ActivationName,
+    Architecture,
+    Family,
+    Head,
+    Recipe,
+    TokenizerChoice,
+    classes,
+)
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.initialise import truncated_weights

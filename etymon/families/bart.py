@@ -16,9 +16,8 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
-from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.encoders import MASKED_BPE
-from etymon.families.family import Family, Recipe, classes, divides
+from etymon.families.family import ACTIVATION_NAMES, ActivationName, Family, Recipe, classes, divides
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.dropout import Rate

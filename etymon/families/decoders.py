@@ -11,8 +11,7 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field
-from etymon.families.activations import ACTIVATION_NAMES, ActivationName
-from etymon.families.family import Head, Recipe, TokenizerChoice, divides
+from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Recipe, TokenizerChoice, divides
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack

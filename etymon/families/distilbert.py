@@ -13,8 +13,7 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.families import encoders
-from etymon.families.activations import ACTIVATION_NAMES, ActivationName
-from etymon.families.family import Family, Head, Recipe, classes, divides
+from etymon.families.family import ACTIVATION_NAMES, ActivationName, Family, Head, Recipe, classes, divides
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import DeepProjection, Projection

@@ -16,9 +16,8 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders, summary
-from etymon.families.activations import ActivationName
-from etymon.families.family import Architecture, Family, Head, Recipe, classes
-from etymon.families.positions import known_to_transformers
+from etymon.families.encoders import known_to_transformers
+from etymon.families.family import ActivationName, Architecture, Family, Head, Recipe, classes
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate

@@ -230,4 +230,4 @@ FAMILY = Family(
     special_ids={"begin": 0, "end": 1},
     expressible=lambda shape: False,
     layers=lambda shape: (shape.layers + 1, 2 * shape.dim),
-).featured(FeatureSettings())  # tasks read it in no other way
+).with_features(FeatureSettings())  # tasks read it in no other way

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
-from etymon.families.activations import ACTIVATION_NAMES, ActivationName
-from etymon.families.family import Head, Recipe, TokenizerChoice, divides
-from etymon.families.positions import POSITION_KIND, PositionKind, position_kind, relative_part
+from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Recipe, TokenizerChoice, divides
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack
@@ -24,8 +22,33 @@ from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Pooler, Projection, TokenScore
 from etymon.nn.linear import Embedding, Linear
+from etymon.nn.relative_keys import RelativeKeys
 from etymon.nn.visibility import Everything
 from etymon.nn.vocabulary import DenseVocabulary, Transform
+
+PositionKind = Literal["learned", "relative_key", "relative_key_query"]
+NAMES = {kind: kind for kind in get_args(PositionKind)} | {"learned": "absolute"}
+POSITION_KIND = Field("position_kind", "position_embedding_type", NAMES, unless="learned")
+
+
+def position_kind(shape: Any) -> PositionKind:
+    """Families without a choice of kinds have learned positions."""
+    return getattr(shape, "position_kind", "learned")
+
+
+def relative_part(shape: Any, positions: int, scaled: bool) -> nn.Module | None:
+    """The part of an attention that knows distances, if the shape's kind of positions has one."""
+    kind = position_kind(shape)
+    if kind == "learned":
+        return None
+    by_keys = kind == "relative_key_query"
+    return RelativeKeys(positions, shape.dim // shape.heads, meets_keys=by_keys, scaled=scaled)
+
+
+def known_to_transformers(shape: Any) -> bool:
+    """Whether Transformers computes such a shape: its fifth release has no relative positions in encoders, and leaves out
+    without an error what a folder says of them."""
+    return position_kind(shape) == "learned"
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))

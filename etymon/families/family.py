@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import AfterValidator
 from torch import nn
 
-from etymon.checkpoints.config_keys import config_keys
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import SettingsMap
+from etymon.checkpoints.settings import SettingsMap, config_keys
+from etymon.config import did_you_mean
+from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.adaptive import choose_cutoffs
 from etymon.nn.features import FeatureHead, FeatureSettings
 from etymon.nn.initialise import Filler
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
 
 
+def _check_activation(name: str) -> str:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"which is no activation: {did_you_mean(name, ACTIVATIONS)}")
+    return name
+
+
+ActivationName = Annotated[str, AfterValidator(_check_activation)]
+"""The type of a shape's field that holds the name of an activation."""
+ACTIVATION_NAMES = {name: name for name in ACTIVATIONS} | {"gelu_tanh": "gelu_new"}
+"""Ours -> theirs, for every family whose class looks the name up in Transformers' common table."""
 Where = Literal["every", "first", "last", "mean"]
 """The states that a head reads: of every token, of the first or last one of a row, or the mean of a row's."""
 
@@ -201,7 +213,7 @@ class Family:
             self, model_type=model_type, architectures=named, settings=replace(self.settings, usual=usual)
         )
 
-    def featured(self, settings: FeatureSettings) -> Family:
+    def with_features(self, settings: FeatureSettings) -> Family:
         """The same family with task heads that read features, whether it has such heads of its own or not."""
         build = partial(FeatureBuild, settings, self.layers)
         own = {
@@ -218,14 +230,16 @@ class Family:
         """The heads that read features."""
         return frozenset(name for name, head in self.heads.items() if isinstance(head.build, FeatureBuild))
 
-    def fitted(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def tokenizer_fields(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions begin."""
         pad = tokenizer.id("pad")
         return (
             {"pad": pad} if pad is not None and any(one.name == "pad" for one in fields(self.shape)) else {}
         )
 
-    def suggested(self, tokenizer: Tokenizer, size: str | None, told: Mapping[str, Any]) -> dict[str, Any]:
+    def suggest_cutoffs(
+        self, tokenizer: Tokenizer, size: str | None, told: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Fields of a shape that nobody has told and that the text decides: where a published adaptive softmax is cut."""
         published = any(row.theirs == "cutoffs" for row in self.settings.fields)
         # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only asked for.

@@ -18,8 +18,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.errors import EtymonError
 from etymon.families import decoders
-from etymon.families.activations import ACTIVATION_NAMES
-from etymon.families.family import Family, Recipe, classes
+from etymon.families.family import ACTIVATION_NAMES, Family, Recipe, classes
 from etymon.nn.bodies import Body
 from etymon.nn.dropout import Rate
 from etymon.nn.visibility import Band, Causal

@@ -10,30 +10,32 @@ from typing import Any, Literal
 import torch
 
 from etymon.checkpoints import bilm
-from etymon.checkpoints.folder import ADAPTER_CONFIG, read_config
+from etymon.checkpoints.folder import ADAPTER_CONFIG, is_verifying, read_config, verified, verifying
 from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.keys import check_history
 from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.sentences import read_sentences
 from etymon.checkpoints.settings import pass_over
-from etymon.checkpoints.verifying import is_verifying, verified, verifying
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.families.family import Family
-from etymon.families.filling import extra_heads, fill, fill_int8, name_map, require_finite
-from etymon.families.memory import require_stored, require_weights
-from etymon.families.model import FEATURES_KEY, Model
-from etymon.families.reading import reading_settings
-from etymon.families.recognising import (
+from etymon.families.checkpoint import (
     LABELLING,
+    extra_heads,
+    fill,
+    fill_int8,
+    name_map,
     recognise_family,
+    require_finite,
     stored_heads,
     stored_labels,
     unnamed_labels,
 )
-from etymon.families.special_tokens import leave_out_unusable_ids
+from etymon.families.family import Family
+from etymon.families.memory import require_stored, require_weights
+from etymon.families.model import FEATURES_KEY, Model
+from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
 from etymon.files import read_json
 from etymon.nn.alignment import align
 from etymon.nn.features import FeatureSettings
@@ -132,7 +134,9 @@ def _read(
     shape: Any = strict(family.shape, fields, where)
     require_stored(family, shape, weights, where)
     own_features = carried.pop(FEATURES_KEY, None)
-    held = family if own_features is None else family.featured(strict(FeatureSettings, own_features, where))
+    held = (
+        family if own_features is None else family.with_features(strict(FeatureSettings, own_features, where))
+    )
     chosen = heads is not None or features is not None
     learnt, known = stored_labels(family, config, weights, stored), stored
     if labels is None or set(labels) == set(learnt):

@@ -60,14 +60,14 @@ class Model(nn.Module):
         features: FeatureSettings | None = None,
     ) -> None:
         super().__init__()
-        family = family if features is None else family.featured(features)
+        family = family if features is None else family.with_features(features)
         self.family, self.shape = family, shape
-        self.asked = _known_heads(family, heads)
+        self.head_names = _known_heads(family, heads)
         self.labels = tuple(labels)
-        self.body: Any = family.body(shape, self.asked - family.reading_features)
+        self.body: Any = family.body(shape, self.head_names - family.reading_features)
         self.heads = nn.ModuleDict()
         for name in family.heads:
-            if name in family.with_required(self.asked):
+            if name in family.with_required(self.head_names):
                 self.heads[name] = family.heads[name].build(shape, self.body, len(self.labels))
         if (window := getattr(shape, "pointer", 0)) and isinstance(own := self._vocabulary, DenseVocabulary):
             self.heads["vocabulary"] = PointerVocabulary(own, shape.dim, window)
@@ -158,7 +158,7 @@ class Model(nn.Module):
         assert "two-stream" in self.capabilities, f"{self.family.title} has one stream: use hidden"
         return self.body.two_stream(batch, asked, state, embedded, reuse), state
 
-    def missing(self, batch: Batch, at_n: Tensor) -> Tensor:
+    def hidden_behind_masks(self, batch: Batch, at_n: Tensor) -> Tensor:
         """Hidden states `[n, D]` of what stands behind the mask tokens at these places, which are in order. A model of two
         streams asks its query stream, unless its last training was on mask tokens."""
         last = str(self.history[-1].get("objective", "")) if self.history else ""
@@ -339,7 +339,7 @@ class Model(nn.Module):
             self.carried = {**self.carried, WEIGHTS_KEY: "int8"}
         return self
 
-    def kept(self) -> dict[str, Tensor]:
+    def stored_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: every parameter once, and the buffers that are stored (BART's bias of words)."""
         stored = self.state_dict()
         buffers = {name: buffer for name, buffer in self.named_buffers() if name in stored}
@@ -348,7 +348,7 @@ class Model(nn.Module):
     def parameter_count(self) -> int:
         """Every parameter once, tied ones not twice."""
         with torch.device("meta"):
-            whole = self if not self.int8 else Model(self.family, self.shape, self.asked, self.labels)
+            whole = self if not self.int8 else Model(self.family, self.shape, self.head_names, self.labels)
         return sum(parameter.numel() for parameter in whole.parameters())
 
     def token(self, role: str) -> int | None:

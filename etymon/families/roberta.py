@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
+from etymon.families.encoders import known_to_transformers
 from etymon.families.family import Family, Head, Recipe, classes
-from etymon.families.positions import known_to_transformers
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.bodies import Body
 from etymon.nn.heads import DeepProjection, Projection

@@ -15,9 +15,8 @@ from pydantic.dataclasses import dataclass as shape_class
 from torch import nn
 
 from etymon.checkpoints.settings import Constant, Field
-from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.decoders import DecoderShape
-from etymon.families.family import Head, Where
+from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Where
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.dropout import Rate
 from etymon.nn.heads import Projection

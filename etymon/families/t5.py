@@ -16,8 +16,7 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.config import did_you_mean
-from etymon.families.activations import ACTIVATION_NAMES
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.family import ACTIVATION_NAMES, Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, FeedForward, Stack

@@ -13,8 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
-from etymon.families.activations import ActivationName
-from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice, divides
+from etymon.families.family import ActivationName, Architecture, Family, Recipe, TokenizerChoice, divides
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.bodies import Body, EncoderDecoder
 from etymon.nn.dropout import Rate

@@ -18,10 +18,18 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.families import summary
-from etymon.families.activations import ACTIVATION_NAMES, ActivationName
 from etymon.families.decoders import vocabulary_head
 from etymon.families.encoders import LAYER, POCKET_RECIPE
-from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, divides
+from etymon.families.family import (
+    ACTIVATION_NAMES,
+    ActivationName,
+    Architecture,
+    Family,
+    Head,
+    Recipe,
+    TokenizerChoice,
+    divides,
+)
 from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.dropout import Rate

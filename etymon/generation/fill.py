@@ -169,7 +169,7 @@ def _mask_probabilities(model: Model, rows: list[np.ndarray], places: list[np.nd
         framed = [rows[number] for number in asked]
         segments = tokenizer_of(model).framing.segments(framed)
         batch = Batch.of(framed, segments=segments, device=model.device)
-        hidden_nD = model.missing(batch, batch.layout.flat([places[number] for number in asked]))
+        hidden_nD = model.hidden_behind_masks(batch, batch.layout.flat([places[number] for number in asked]))
         probabilities = model.heads["vocabulary"].log_probs(hidden_nD).exp()  # type: ignore[operator]
     absent = absent_ids(model, probabilities.shape[1])
     if absent is not None:

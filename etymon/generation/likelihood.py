@@ -327,7 +327,10 @@ def _computed(model: Model, rows: Iterable[ScoredRow]) -> Iterator[tuple[ScoredR
             following = np.concatenate([row.targets for row in part]).astype(np.int64)
             targets_n = torch.from_numpy(following).to(model.device)
             if not model.encoder_decoder and "causal" not in model.capabilities:  # behind masks
-                hidden_ND, at = model.missing(batch, at), torch.arange(len(at), device=model.device)
+                hidden_ND, at = (
+                    model.hidden_behind_masks(batch, at),
+                    torch.arange(len(at), device=model.device),
+                )
             log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
             for row, own in zip(part, log_probs_n.split([len(row.at) for row in part]), strict=True):
                 yield row, own.tolist()

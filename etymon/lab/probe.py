@@ -146,7 +146,7 @@ def probe_model(
 
 def untrained(model: Model, seed: int) -> Model:
     """A model of the same shape that has learnt nothing."""
-    twin = Model(model.family, model.shape, model.asked, model.labels).initialise(seed)
+    twin = Model(model.family, model.shape, model.head_names, model.labels).initialise(seed)
     twin.tokenizer, twin.source_tokenizer = model.tokenizer, model.source_tokenizer
     return twin.to(model.device).eval()
 

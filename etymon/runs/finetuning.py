@@ -60,7 +60,7 @@ class Finetuning(TaskRun):
     ) -> None:
         super().__init__(folder, file, progress, **options)
         if file.features is not None:
-            self.family = self.family.featured(file.features)
+            self.family = self.family.with_features(file.features)
         elif file.tune_body and self.family.features is None:
             raise EtymonError("only a body that gives features may be left as it is: leave --tune-body out")
         self.frozen = self.family.features is not None and file.start is not None and not file.tune_body

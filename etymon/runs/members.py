@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from etymon.errors import EtymonError
-from etymon.families.companions import begin_as, generator_for, share_embeddings, spread
 from etymon.families.family import Family
 from etymon.families.loading import load, model_folder
 from etymon.families.model import Model
 from etymon.families.saving import save
+from etymon.families.surgery import copy_layers, generator_for, share_embeddings, spread_layers
 from etymon.nn.initialise import initialise, normal
 from etymon.objectives.objective import Objective, check_fit
 from etymon.runs.run_file import RunFile
@@ -60,9 +60,9 @@ def begun(model: Model, teacher: Model, file: RunFile, tell: Callable[[str], Non
         tell("the student is of another width than its teacher: it begins anew")
         return
     depths = (len(each.body.stack.schedule) for each in (model, teacher))
-    chosen = spread(*depths) if layers is None else list(layers)
+    chosen = spread_layers(*depths) if layers is None else list(layers)
     if chosen:
-        anew = begin_as(model, teacher, chosen)
+        anew = copy_layers(model, teacher, chosen)
         tell(f"the student begins with layers {', '.join(map(str, chosen))} of its teacher")
         if anew:
             tell(f"what the teacher does not have begins anew: {', '.join(anew)}")

@@ -11,11 +11,11 @@ import numpy as np
 import tokenizers
 import torch
 
-from etymon.families.companions import blank_generator, share_embeddings
 from etymon.families.family import Family
 from etymon.families.loading import shape_of
 from etymon.families.memory import by_depth, largest_size, outline, shallow, token_bound
 from etymon.families.model import Model
+from etymon.families.surgery import blank_generator, share_embeddings
 from etymon.nn.blocks import Stack
 from etymon.nn.bodies import EncoderDecoder
 from etymon.nn.footprint import CPU, Footprint, available_memory, extrapolate, no_memory

@@ -307,8 +307,8 @@ class TrainingRun(ABC, Generic[Result]):
         if model is None:
             own = {"vocabulary": tokenizer.size, **fields}
             named: Any = {"labels": labels} if labels else {}
-            suggested = self.family.suggested(tokenizer, self.file.size, self.file.shape)
-            shape = {**suggested, **self.file.shape, **self.family.fitted(tokenizer), **own}
+            suggested = self.family.suggest_cutoffs(tokenizer, self.file.size, self.file.shape)
+            shape = {**suggested, **self.file.shape, **self.family.tokenizer_fields(tokenizer), **own}
             model = build(self.family, self.file.size, heads=heads, seed=self.file.seed, shape=shape, **named)
         else:
             model, self.grown = grown(model, tokenizer, self.file.seed) or (model, self.grown)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from etymon.errors import EtymonError
 from etymon.families.family import Family
-from etymon.families.growing import grow
 from etymon.families.model import Model
+from etymon.families.surgery import grow
 from etymon.runs.run_file import CommonFile
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, require_room, spellings, with_roles

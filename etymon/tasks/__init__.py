@@ -83,7 +83,7 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
         raise EtymonError(
             f"this {model.family.title} has learnt several tasks: say which one (--task {' or '.join(several)})"
         )
-    name = name or next((HEADS[head] for head in sorted(model.asked) if head in HEADS), None)
+    name = name or next((HEADS[head] for head in sorted(model.head_names) if head in HEADS), None)
     if name is None:
         able = [kind for kind in ("text2text", "language-model") if _fits(kind, model)]
         told = f"say which task it is to do (--task {' or '.join(able)}), or " if able else ""
@@ -96,8 +96,8 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
         {"multi_label": True} if model.carried.get("problem_type") == "multi_label_classification" else {}
     )
     ways = hasattr(task_class(name).Options, "way")  # those of tasks that only a text answers have none
-    own: dict[str, Any] = {"way": "head"} if ways and model.asked & set(HEADS) else {}
-    if name == "answer" and "span" in model.asked:
+    own: dict[str, Any] = {"way": "head"} if ways and model.head_names & set(HEADS) else {}
+    if name == "answer" and "span" in model.head_names:
         own["head"] = "span"
     task = get_task(name, {**own, **(published if name == "classify" else {}), **options}, model.family)
     missing = task.fit(model.family).heads - set(model.heads)

@@ -63,7 +63,7 @@ def convert(
 
     from etymon.checkpoints.folder import ensure_replaceable
     from etymon.families.loading import load
-    from etymon.families.saving import save, write_published
+    from etymon.families.saving import save, save_published
     from etymon.nn.lora import merge
     from etymon.verbs.opening import texts_of
 
@@ -89,10 +89,10 @@ def convert(
             f"{model.family.title} writes no text from left to right, by which rounding could be judged: leave out --data"
         )
     merge(model)
-    count, heads = model.parameter_count(), tuple(sorted(model.asked))
+    count, heads = model.parameter_count(), tuple(sorted(model.head_names))
     done = Converted(Path(target), model.family.title, count, heads, model.new_heads, averaged=steps)
     if layout == "bilm":
-        write_published(model, target)
+        save_published(model, target)
         return replace(done, heads=(), new_heads=(), left_out=heads)
     if quantize is None:
         save(model.to(getattr(torch, dtype)), target)
@@ -106,7 +106,7 @@ def convert(
 
 
 def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
-    from etymon.families.averaging import average_checkpoints
+    from etymon.families.surgery import average_checkpoints
     from etymon.training.state import Run
 
     steps = Run(run).checkpoints()  # of which the best may be much older than the others

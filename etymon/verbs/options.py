@@ -10,8 +10,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
 
+from etymon.checkpoints.folder import verifying
 from etymon.checkpoints.settings import pass_over
-from etymon.checkpoints.verifying import verifying
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ def show(
     from etymon.checkpoints.folder import read_config
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families import REGISTRY
+    from etymon.families.checkpoint import class_names
     from etymon.families.loading import load, model_folder, read_history
-    from etymon.families.recognising import class_names
 
     if size is not None or (str(folder) in REGISTRY and not Path(folder).exists()):
         return _show_size(str(folder), size)
@@ -56,14 +56,14 @@ def show(
         if adapted
         else (class_names(read_config(place)) or ["?"])[0],
         parameters=model.parameter_count(),
-        heads=tuple(sorted(model.asked)),
+        heads=tuple(sorted(model.head_names)),
         shape=model.shape_fields(),
         tokenizer={}
         if tokenizer is None
         else {"kind": tokenizer.kind, "tokens": tokenizer.size, **tokenizer.roles},
         weights={"files": [file.name for file in files], "bytes": sum(file.stat().st_size for file in files)},
         history=read_history(place),
-        memory=_memory(model.family, model.shape, model.asked),
+        memory=_memory(model.family, model.shape, model.head_names),
     )
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from etymon.checkpoints.config_keys import TABLE, config_keys
+from etymon.checkpoints.settings import TABLE, config_keys
 from etymon.families import REGISTRY, get_family
 from tests.config_keys import FOLDERS, Transformers, installed_root, joined_table, peer_root
 

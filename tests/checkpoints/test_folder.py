@@ -12,13 +12,13 @@ import torch
 from safetensors import SafetensorError
 
 from etymon.checkpoints.folder import (
+    MANIFEST,
     checksums,
     ensure_replaceable,
     read_config,
     verify_checksums,
     write_model_folder,
 )
-from etymon.checkpoints.verifying import MANIFEST
 from etymon.checkpoints.weights import open_weights
 from etymon.errors import EtymonError
 from etymon.files import read_json, write_json

@@ -66,7 +66,7 @@ def logits(model: Model) -> Tensor:
     batch = Batch.of([IDS])
     with torch.no_grad():
         if "vocabulary" not in model.heads:
-            return model.answer(next(iter(model.asked)), batch)
+            return model.answer(next(iter(model.head_names)), batch)
         if not model.encoder_decoder:
             return model.heads["vocabulary"].logits(model.hidden(batch)[0])  # type: ignore[operator]
         hidden, _ = model.decode(Batch.of([[1, 12, 13]]), model.encode(batch))

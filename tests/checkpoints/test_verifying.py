@@ -14,7 +14,7 @@ import torch
 import etymon
 from etymon import cli
 from etymon.checkpoints import folder as folders
-from etymon.checkpoints.verifying import MANIFEST, is_verifying, verifying
+from etymon.checkpoints.folder import MANIFEST, is_verifying, verifying
 from etymon.errors import EtymonError
 from etymon.files import json_text, read_json, sha256, write_json
 from etymon.verbs.options import opens_models
@@ -105,29 +105,29 @@ def test_what_transformers_saves_over_ours_is_its_own(copy: Path) -> None:
     with torch.no_grad():
         theirs.transformer.ln_f.bias += 1
     theirs.save_pretrained(copy)
-    assert (etymon.load(copy).kept()["body.stack.norm.bias"] >= 0.5).all()
+    assert (etymon.load(copy).stored_tensors()["body.stack.norm.bias"] >= 0.5).all()
 
 
 def test_weights_that_are_no_numbers_are_named_and_counted(tmp_path: Path) -> None:
     model = tiny.model("gpt2", frozenset({"vocabulary"}))
-    name, other = list(model.kept())[:2]
+    name, other = list(model.stored_tensors())[:2]
     with torch.no_grad():
-        model.kept()[name][0, :3] = float("nan")
-        model.kept()[other][0, 0] = float("-inf")
+        model.stored_tensors()[name][0, :3] = float("nan")
+        model.stored_tensors()[other][0, 0] = float("-inf")
     etymon.save(model, tmp_path / "model")
     with pytest.raises(EtymonError, match="NaN or infinite") as error:
         etymon.load(tmp_path / "model")
     line = str(error.value)
     assert f"3 values of {name} (and 1 in 1 other tensors)" in line and "--no-verify" in line
-    assert etymon.load(tmp_path / "model", verify=False).kept()[name][0, :3].isnan().all()
+    assert etymon.load(tmp_path / "model", verify=False).stored_tensors()[name][0, :3].isnan().all()
 
 
 def test_large_numbers_are_numbers(tmp_path: Path) -> None:
     model = tiny.model("gpt2", frozenset({"vocabulary"}))
     with torch.no_grad():
-        model.kept()["body.stack.norm.weight"].fill_(3e38)  # their sum is infinite
+        model.stored_tensors()["body.stack.norm.weight"].fill_(3e38)  # their sum is infinite
     etymon.save(model, tmp_path / "model")
-    assert bool((etymon.load(tmp_path / "model").kept()["body.stack.norm.weight"] == 3e38).all())
+    assert bool((etymon.load(tmp_path / "model").stored_tensors()["body.stack.norm.weight"] == 3e38).all())
 
 
 def test_json_of_a_broken_model_is_json_all_the_same(
@@ -135,7 +135,7 @@ def test_json_of_a_broken_model_is_json_all_the_same(
 ) -> None:
     model = tiny.model("gpt2", frozenset({"vocabulary"}))
     with torch.no_grad():
-        model.kept()["body.stack.norm.bias"].fill_(float("nan"))
+        model.stored_tensors()["body.stack.norm.bias"].fill_(float("nan"))
     etymon.save(model, tmp_path / "model")
 
     def run(*options: str) -> int | str | None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import etymon
-from etymon.families.growing import grow
+from etymon.families.surgery import grow
 from etymon.generation import DecodingSettings, decode
 from tests.families.folders import assert_same, refusal, rewrite, tiny, without
 from tests.tiny import tokenizer

@@ -92,7 +92,7 @@ def test_what_gpt_neo_cannot_express_is_for_etymon_alone(changes: dict[str, Any]
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     loaded = etymon.load(tmp_path / "saved")
     assert read_shape(tmp_path / "saved") == (get_family("gpt3"), model.shape)
-    assert (loaded.shape, loaded.asked) == (model.shape, model.asked)
+    assert (loaded.shape, loaded.head_names) == (model.shape, model.head_names)
     assert_same(loaded, model)
     assert torch.equal(hidden(loaded), hidden(model))
 

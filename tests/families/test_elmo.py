@@ -15,7 +15,7 @@ from etymon.cli import main
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.model import Model
-from etymon.families.saving import write_published
+from etymon.families.saving import save_published
 from etymon.lab.representations import represent
 from etymon.nn.batch import Batch
 from tests import tiny
@@ -68,7 +68,7 @@ def test_our_folder_comes_back(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["model_type"] == "etymon-elmo" and config["architectures"] == []
     again = etymon.load(tmp_path / "saved")
-    assert again.asked == {"vocabulary", "mix"} and again.shape == made.shape
+    assert again.head_names == {"vocabulary", "mix"} and again.shape == made.shape
     for (name, one), two in zip(made.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two), name
     np.testing.assert_array_equal(etymon.embed(again, TEXTS), etymon.embed(made, TEXTS))
@@ -80,10 +80,10 @@ def test_our_folder_comes_back(tmp_path: Path) -> None:
 def test_published_files_come_back(tmp_path: Path, changes: dict[str, Any]) -> None:
     pytest.importorskip("h5py")
     made = model(**changes)
-    write_published(made, tmp_path / "bilm")
+    save_published(made, tmp_path / "bilm")
     assert sorted(path.name for path in (tmp_path / "bilm").iterdir()) == ["lm_weights.hdf5", "options.json"]
     again = etymon.load(tmp_path / "bilm")
-    assert again.asked == frozenset() and again.tokenizer is not None and again.tokenizer.size == 3
+    assert again.head_names == frozenset() and again.tokenizer is not None and again.tokenizer.size == 3
     assert {name: getattr(again.shape, name) for name in changes} == changes
     parameters = dict(made.named_parameters())
     for name, parameter in again.named_parameters():
@@ -107,7 +107,7 @@ def test_published_files_come_back(tmp_path: Path, changes: dict[str, Any]) -> N
 )
 def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     pytest.importorskip("h5py")
-    write_published(model(), tmp_path / "bilm")
+    save_published(model(), tmp_path / "bilm")
     options = json.loads((tmp_path / "bilm" / "options.json").read_text())
     for part, values in change.items():
         options[part] |= values
@@ -119,7 +119,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any
 def test_options_that_change_the_maths_do_so(tmp_path: Path) -> None:
     """The same weights, read with other options."""
     pytest.importorskip("h5py")
-    write_published(model(), tmp_path / "bilm")
+    save_published(model(), tmp_path / "bilm")
     path = tmp_path / "bilm" / "options.json"
     options, plain = json.loads(path.read_text()), etymon.embed(tmp_path / "bilm", ["The river"])
     for section, key, value in (("char_cnn", "activation", "tanh"), ("lstm", "use_skip_connections", False)):
@@ -145,7 +145,7 @@ def test_mix_that_norms_its_layers_survives_saving(tmp_path: Path) -> None:
 def test_published_files_of_the_oracle_are_written_as_they_were(shared: Path, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     source = shared / "oracle" / "cases" / "elmo_fixture"
-    write_published(etymon.load(source), tmp_path / "written")
+    save_published(etymon.load(source), tmp_path / "written")
     theirs, ours = ({}, {})
     for folder, found in ((source, theirs), (tmp_path / "written", ours)):
         with h5py.File(folder / "lm_weights.hdf5") as file:

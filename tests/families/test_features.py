@@ -14,10 +14,9 @@ from torch import Tensor
 import etymon
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.families.averaging import average_checkpoints
-from etymon.families.growing import grow
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
+from etymon.families.surgery import average_checkpoints, grow
 from etymon.nn.batch import Batch
 from etymon.nn.features import INITIAL, FeatureHead, FeatureSettings
 from tests import tiny
@@ -101,7 +100,7 @@ def test_a_folder_keeps_heads_and_settings(family: str, features: FeatureSetting
     own = {name for name in load_file(tmp_path / "model.safetensors") if name.startswith("etymon_heads.")}
     assert len(own) == len(weights(made, "heads."))
     again = etymon.load(tmp_path)
-    assert again.features == features and not again.new_heads and again.asked == made.asked
+    assert again.features == features and not again.new_heads and again.head_names == made.head_names
     assert again.family == made.family  # checkpoints of one run have a mean
     assert_equal(made, again)
     for head in TASKS:

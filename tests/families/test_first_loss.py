@@ -21,10 +21,10 @@ import pytest
 import torch
 
 from etymon.families import REGISTRY, get_family
-from etymon.families.companions import generator_for
 from etymon.families.family import Family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
+from etymon.families.surgery import generator_for
 from etymon.nn.batch import Batch
 from etymon.sampling.plans import key
 from etymon.training.unit import TrainingUnit

@@ -96,7 +96,7 @@ def test_more_heads_than_the_class_has(saved: Callable[..., Path]) -> None:
     assert_same(etymon.load(folder), tiny("bert", PRETRAINED["bert"]))
     rewrite(folder, without("cls.seq_relationship.weight", "cls.seq_relationship.bias"))
     model = etymon.load(folder)
-    assert model.asked == {"vocabulary"}
+    assert model.head_names == {"vocabulary"}
     assert "pooler" not in model.heads
     assert_same(model, tiny("bert", PRETRAINED["bert"]))
     rewrite(folder, lambda weights: {"qa_outputs.weight": torch.zeros(2, 16), **weights})
@@ -163,7 +163,7 @@ def test_heads_without_a_class_travel_with_the_others(family: str, tmp_path: Pat
     assert own
     assert all(name.startswith(f"etymon_heads.{extra}.") for name in own)
     loaded = etymon.load(tmp_path / "saved")
-    assert loaded.asked == UNPUBLISHED[family]
+    assert loaded.head_names == UNPUBLISHED[family]
     assert extra == "choice" or loaded.labels == ("a", "b", "c")  # a choice has no labels
     assert_same(loaded, model)
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
@@ -202,7 +202,7 @@ def test_encoder_decoders_score_choices_by_the_last_token(family: str, tmp_path:
         f"etymon_heads.choice.{part}.{kind}" for part in ("dense", "linear") for kind in ("weight", "bias")
     }
     again = etymon.load(tmp_path / "saved")
-    assert again.asked == {"choice"} and not again.new_heads
+    assert again.head_names == {"choice"} and not again.new_heads
     assert_same(again, model)
 
 
@@ -219,7 +219,7 @@ def test_labels_and_carried_values_survive(tmp_path: Path) -> None:
 def test_a_folder_without_a_class_is_read_by_its_names(saved: Callable[..., Path]) -> None:
     for family, heads in PRETRAINED.items():
         # A tied output matrix has no name of its own; a model that writes has one all the same.
-        assert etymon.load(saved(family, architectures=None)).asked == heads
+        assert etymon.load(saved(family, architectures=None)).head_names == heads
 
 
 def test_ids_beyond_the_positions_are_refused_with_the_fix() -> None:

@@ -19,4 +19,4 @@ def test_null_in_a_history_says_nothing(tmp_path: Path) -> None:
     assert etymon.load(tmp_path).history == [{"objective": "masked", "seen": {"steps": 3}}]
     path.write_text(json.dumps({**note, "history": None, "heads": None}))
     again = etymon.load(tmp_path)
-    assert again.history == [] and again.asked == model.asked
+    assert again.history == [] and again.head_names == model.head_names

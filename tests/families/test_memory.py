@@ -29,10 +29,10 @@ def test_weights_are_told_exactly_from_a_few_layers(name):
         with torch.device("meta"):
             model = Model(family, shape, family.architectures[0].heads)
         tensors = [*model.parameters(), *model.buffers()]
-        assert outline(family, shape, model.asked).weights == sum(
+        assert outline(family, shape, model.head_names).weights == sum(
             tensor.numel() * tensor.element_size() for tensor in tensors
         )
-        assert count_parameters(family, shape, model.asked) == model.parameter_count()
+        assert count_parameters(family, shape, model.head_names) == model.parameter_count()
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -101,4 +101,4 @@ def test_layers_that_must_be_equal_are_counted_together():
         decoder_layers=7,
     )
     model = Model(get_family("rnn"), shape, {"vocabulary"})
-    assert count_parameters(get_family("rnn"), shape, model.asked) == model.parameter_count()
+    assert count_parameters(get_family("rnn"), shape, model.head_names) == model.parameter_count()

@@ -14,9 +14,9 @@ from torch import Tensor
 import etymon
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.families.growing import grow
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
+from etymon.families.surgery import grow
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from tests.decoders import DECODERS, rows_of, tiny_decoder

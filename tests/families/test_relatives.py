@@ -70,8 +70,8 @@ def test_roberta_s_padding_rows_begin_and_stay_zero() -> None:
 def test_roberta_follows_a_tokenizer_with_another_padding(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     family, tokenizer = get_family("roberta"), etymon_tokenizer("bert")
-    fields = family.fitted(tokenizer)
-    assert fields == {"pad": 0} and get_family("bert").fitted(tokenizer) == {}
+    fields = family.tokenizer_fields(tokenizer)
+    assert fields == {"pad": 0} and get_family("bert").tokenizer_fields(tokenizer) == {}
     model = tiny("roberta", {"vocabulary"}, vocabulary=tokenizer.size, **fields).eval()
     model.tokenizer = tokenizer
     etymon.save(model, tmp_path / "saved")
@@ -175,7 +175,7 @@ def test_every_objective_s_head_is_there_and_travels(family: str, tmp_path: Path
     assert model.read("replaced", hidden, batch).shape == (13,)
     etymon.save(model, tmp_path / "saved")
     loaded = etymon.load(tmp_path / "saved")
-    assert loaded.asked == model.asked
+    assert loaded.head_names == model.head_names
     assert_same(loaded, model)
 
 

@@ -13,8 +13,7 @@ import torch
 
 import etymon
 from etymon import EtymonError
-from etymon.checkpoints.config_keys import ConfigKeys, config_keys
-from etymon.checkpoints.settings import CARRIED, IGNORED, OWN, pass_over
+from etymon.checkpoints.settings import CARRIED, IGNORED, OWN, TransformersKeys, config_keys, pass_over
 from etymon.families import REGISTRY, family_of, get_family
 from etymon.families.family import Family
 from tests.families.folders import PRETRAINED, assert_same, refusal, tiny
@@ -33,7 +32,7 @@ SEEN = {
 """As folders on the hub have them."""
 
 
-def known(family: Family) -> ConfigKeys:
+def known(family: Family) -> TransformersKeys:
     found = config_keys(family.model_type)
     assert found is not None
     return found
@@ -158,12 +157,12 @@ def test_classes_of_old_releases_and_of_other_packages(
 ) -> None:
     model = etymon.load(saved(family, architectures=[name]))
     assert_same(model, tiny(family, PRETRAINED[family]))
-    assert model.asked == PRETRAINED[family]
+    assert model.head_names == PRETRAINED[family]
 
 
 @pytest.mark.parametrize("named", [None, []])
 def test_classes_that_are_none(saved: Callable[..., Path], named: Any) -> None:
-    assert etymon.load(saved("bert", architectures=named)).asked == PRETRAINED["bert"]
+    assert etymon.load(saved("bert", architectures=named)).head_names == PRETRAINED["bert"]
 
 
 def test_a_token_classifier_of_another_package(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_a_token_classifier_of_another_package(tmp_path: Path) -> None:
     etymon.save(model, tmp_path / "bert")
     (tmp_path / "bert" / "history.json").unlink()
     change(tmp_path / "bert", architectures=["TheirForTokenClassification"])
-    assert etymon.load(tmp_path / "bert").asked == {"tagging"}
+    assert etymon.load(tmp_path / "bert").head_names == {"tagging"}
 
 
 def change(folder: Path, **config: Any) -> None:

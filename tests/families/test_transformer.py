@@ -124,7 +124,7 @@ def test_stacks_are_those_of_pytorch(changes: dict[str, Any]) -> None:
 
 def gradients(model: Model, side: str) -> list[Tensor | None]:
     """The gradients in the order of `pairs`; None for what the model has not."""
-    twin = Model(model.family, model.shape, model.asked).double()
+    twin = Model(model.family, model.shape, model.head_names).double()
     for name, parameter in twin.named_parameters():
         parameter.data = dict(model.named_parameters())[name].grad
     stack = torch_like(model, side)
@@ -187,7 +187,7 @@ def test_a_folder_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
     model = tiny("transformer", {"vocabulary", "classification"}, **changes)
     etymon.save(model, tmp_path / "saved", fold=False)
     again = etymon.load(tmp_path / "saved")
-    assert (again.shape, again.asked) == (model.shape, model.asked)
+    assert (again.shape, again.head_names) == (model.shape, model.head_names)
     assert_same(again, model)
 
 

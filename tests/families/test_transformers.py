@@ -67,7 +67,7 @@ def test_values_and_gradients(pair: tuple[Reference, Path, Any], padded: bool) -
     reference, folder, model = pair
     arguments = reference.arguments(padded)
     ours = etymon.load(folder)
-    assert ours.asked == reference.heads
+    assert ours.head_names == reference.heads
     assert ours.new_heads == ()
     taken = Arguments(arguments)
     reading: Reading = run(ours, taken)
@@ -112,7 +112,7 @@ def test_round_trip(pair: tuple[Reference, Path, Any], tmp_path: Path) -> None:
     for name, expected in before.items():  # their weights lie where the file has them, aligned or not
         torch.testing.assert_close(after[name], expected, atol=1e-6, rtol=1e-5)
     again = etymon.load(tmp_path / "saved")
-    assert again.asked == ours.asked
+    assert again.head_names == ours.head_names
     assert again.shape == ours.shape
     for (name, first), second in zip(ours.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(first, second), name

@@ -162,7 +162,7 @@ def test_summaries_of_other_kinds_are_the_references(
 @pytest.mark.parametrize("name", HEADS)
 def test_every_class(name: str, tmp_path: Path) -> None:
     theirs, ours = written(tmp_path / "their", name)
-    assert ours.asked == frozenset({HEADS[name]} - {None})
+    assert ours.head_names == frozenset({HEADS[name]} - {None})
     given = text(choices=2 if name == "XLNetForMultipleChoice" else 1)
     compare(theirs, ours, {**given, **LABELLED[name](given["input_ids"])})
     etymon.save(ours, tmp_path / "ours")

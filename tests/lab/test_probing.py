@@ -99,7 +99,7 @@ def test_the_twin_has_the_shape_and_none_of_the_weights(models):
     assert {name: part.shape for name, part in twin.named_parameters()} == {
         name: part.shape for name, part in model.named_parameters()
     }
-    expected = type(model)(model.family, model.shape, model.asked, model.labels).initialise(3)
+    expected = type(model)(model.family, model.shape, model.head_names, model.labels).initialise(3)
     for mine, other in zip(twin.parameters(), expected.parameters()):
         assert torch.equal(mine, other)
     assert not torch.equal(next(twin.parameters()), next(model.parameters()))

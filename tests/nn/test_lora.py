@@ -12,10 +12,9 @@ from torch import Tensor
 import etymon
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
-from etymon.families.averaging import average_checkpoints
-from etymon.families.growing import grow
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
+from etymon.families.surgery import average_checkpoints, grow
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.lora import LoraSettings, adapt, adapters, merge
 from etymon.training.optimisers.groups import depths, parameter_groups

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import etymon
-from etymon.families.companions import begin_as, spread
 from etymon.families.model import Model
+from etymon.families.surgery import copy_layers, spread_layers
 from etymon.nn.batch import Batch
 from etymon.nn.trace import trace
 from etymon.objectives import get_objective
@@ -97,20 +97,20 @@ def test_attention_transfer_is_the_divergence_of_the_last_layers(
 
 
 def test_six_of_twelve_layers_are_the_published_ones() -> None:
-    assert spread(6, 12) == [0, 2, 4, 7, 9, 11]
-    assert spread(1, 12) == [0] and spread(12, 12) == list(range(12))
+    assert spread_layers(6, 12) == [0, 2, 4, 7, 9, 11]
+    assert spread_layers(1, 12) == [0] and spread_layers(12, 12) == list(range(12))
 
 
 def test_a_student_begins_as_a_part_of_its_teacher() -> None:
     student, teacher = models("bert", "distilled-masked")
-    assert begin_as(student, teacher, [1]) == []
+    assert copy_layers(student, teacher, [1]) == []
     for name, parameter in student.named_parameters():
         assert torch.equal(parameter, teacher.get_parameter(name.replace("layers.0.", "layers.1."))), name
     with pytest.raises(etymon.EtymonError, match="name one for each, from 0 to 1"):
-        begin_as(student, teacher, [2])
+        copy_layers(student, teacher, [2])
     wider, _ = models("bert", "distilled-masked", dim=48)
     with pytest.raises(etymon.EtymonError, match=r"teacher_layers: \[\]"):
-        begin_as(wider, teacher, [0])
+        copy_layers(wider, teacher, [0])
 
 
 def test_a_distilbert_begins_as_a_part_of_a_bert() -> None:
@@ -120,7 +120,7 @@ def test_a_distilbert_begins_as_a_part_of_a_bert() -> None:
         heads=["vocabulary"],
         shape={**tiny.SHAPES["distilbert"], "vocabulary": teacher.shape.vocabulary, "layers": 2},
     )
-    assert begin_as(student, teacher, [0, 1]) == []
+    assert copy_layers(student, teacher, [0, 1]) == []
     with torch.no_grad():  # without its segment vectors, the teacher computes the same
         teacher.body.embeddings.segments.weight.zero_()
     batch = Batch.of([[1, 2, 3, 4], [5, 6]])

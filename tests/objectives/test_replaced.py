@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import etymon
-from etymon.families.companions import generator_for, share_embeddings
 from etymon.families.model import Model
+from etymon.families.surgery import generator_for, share_embeddings
 from etymon.objectives.objective import weighted_loss
 from etymon.sampling.plans import key
 from etymon.text.store import Split

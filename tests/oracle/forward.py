@@ -112,7 +112,7 @@ def _run_encoder_decoder(model: Model, arguments: Arguments) -> Reading:
         _look(reading, "decoder_", target, seen["decoder"].hidden, seen["decoder"].attention)
         reading.outputs |= {f"cross_attentions.{i}": part for i, part in enumerate(seen["decoder"].cross)}
         text = target
-    if "classification" in model.asked:
+    if "classification" in model.head_names:
         arguments["read_at"] = source.last_where(source.ids == model.token("end"))
     reading.outputs |= reader(model)(model, hidden_ND, text, arguments)
     return reading
@@ -122,7 +122,7 @@ def _target(model: Model, source: Text, arguments: Arguments) -> Text:
     """What the decoder reads: what it is given, or the labels, or else the source, behind the start token."""
     ids = arguments.take("decoder_input_ids")
     if ids is None:
-        labels = arguments.get("labels") if "vocabulary" in model.asked else None
+        labels = arguments.get("labels") if "vocabulary" in model.head_names else None
         following = source.ids if labels is None else labels
         start, pad = model.decoder_start, model.token("pad")
         ids = torch.cat([torch.full_like(following[:, :1], start), following[:, :-1]], dim=1)

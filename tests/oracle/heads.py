@@ -192,8 +192,8 @@ READERS: dict[frozenset[str], Reader] = {
 
 
 def reader(model: Model) -> Reader:
-    if model.asked not in READERS:
+    if model.head_names not in READERS:
         raise NotImplementedError(
-            f"nothing here reads the heads {sorted(model.asked)} of {model.family.title}"
+            f"nothing here reads the heads {sorted(model.head_names)} of {model.family.title}"
         )
-    return READERS[model.asked]
+    return READERS[model.head_names]

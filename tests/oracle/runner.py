@@ -89,7 +89,9 @@ def gradients(model: Model) -> dict[str, Tensor]:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    prefix = next((known.prefix for known in model.family.architectures if known.heads == model.asked), None)
+    prefix = next(
+        (known.prefix for known in model.family.architectures if known.heads == model.head_names), None
+    )
     return model.family.names(model.shape).export(ours, prefix)
 
 

@@ -66,7 +66,7 @@ def begun(
 ) -> tuple[Any, Model]:
     """A task, tied to a model that is about to train."""
     known, tokenizer = get_family(family), tiny.tokenizer(family)
-    known = known if features is None else known.featured(features)
+    known = known if features is None else known.with_features(features)
     task: Any = get_task(name, options, known)
     heads = task.fit(known).heads
     found = task.labels(table)

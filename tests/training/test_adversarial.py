@@ -13,7 +13,7 @@ from torch import Tensor
 from etymon.config import strict
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
-from etymon.families.companions import generator_for
+from etymon.families.surgery import generator_for
 from etymon.objectives.objective import Term
 from etymon.training.adversarial import AdversarialSettings, Noise
 from etymon.training.feeding import Course, Feed, Phase, Position, Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from etymon.families.companions import generator_for
+from etymon.families.surgery import generator_for
 from etymon.objectives.objective import weighted_loss
 from etymon.training.feeding import Feed, Position
 from etymon.training.memory import _Alive, step_footprint, valueless

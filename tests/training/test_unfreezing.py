@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
-from etymon.families.companions import generator_for
 from etymon.families.model import Model
+from etymon.families.surgery import generator_for
 from etymon.runs.run_file import RunFile, assemble
 from etymon.training.adversarial import AdversarialSettings
 from etymon.training.feeding import Course, Feed, Phase, Position

@@ -55,7 +55,7 @@ def test_the_copy_is_exact_and_keeps_the_history(saved: Path, tmp_path: Path) ->
     assert copied.history == [
         {"objective": "masked-next-sentence", "data": "a text", "metrics": {"masked": None}}
     ]
-    assert copied.tokenizer is not None and copied.asked == {"vocabulary", "next_sentence"}
+    assert copied.tokenizer is not None and copied.head_names == {"vocabulary", "next_sentence"}
     etymon.convert(
         tmp_path / "out", tmp_path / "out"
     )  # our own folder may be written again, even onto itself
@@ -116,7 +116,7 @@ def test_command_line(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         cli.main(["convert", str(saved), str(tmp_path / "out"), "--dtype", "bfloat16"])
     assert exit_info.value.code == 0
     assert f"written to {tmp_path / 'out'}" in capsys.readouterr().out
-    assert etymon.load(tmp_path / "out").asked == {"vocabulary", "next_sentence"}, (
+    assert etymon.load(tmp_path / "out").head_names == {"vocabulary", "next_sentence"}, (
         "no --heads means all of them"
     )
     with pytest.raises(SystemExit) as exit_info:

@@ -57,8 +57,8 @@ def test_every_family_that_writes_trains_saves_and_predicts(family: str, tmp_pat
     assert done.steps == 2 and {"loss", "bits_per_target", "exact"} <= set(done.metrics)
     again = etymon.load(tmp_path / "run")
     assert again.history[-1]["task"]["options"]["source"] == "de"
-    for name, tensor in done.model.kept().items():
-        assert torch.equal(tensor, again.kept()[name]), name
+    for name, tensor in done.model.stored_tensors().items():
+        assert torch.equal(tensor, again.stored_tensors()[name]), name
     (told,) = etymon.translate(tmp_path / "run", "The dog sees the cat.", beams=2, max_new_tokens=5)
     assert isinstance(told.text, str) and told.parts == 1
     assert (tmp_path / "run" / "report.html").is_file()
@@ -84,8 +84,8 @@ def test_a_stopped_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.Monke
             "t5", from_scratch=True, size="test", out=tmp_path / "broken", resume=True, progress="silent"
         )
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "straight")
-    for name, tensor in straight.model.kept().items():
-        assert torch.equal(tensor, resumed.model.kept()[name]), name
+    for name, tensor in straight.model.stored_tensors().items():
+        assert torch.equal(tensor, resumed.model.stored_tensors()[name]), name
     assert resumed.metrics == straight.metrics and resumed.scores == straight.scores
 
 
@@ -120,8 +120,8 @@ def test_the_best_model_is_kept_and_patience_ends_a_run(
     # Before the first step it had 9, which no checkpoint has; then 1, 3 (the best), 2 and 2.5.
     assert (done.steps, done.best_step, done.stopped) == (8, 4, False)
     kept = etymon.load(tmp_path / "run" / "checkpoints" / "step-00000004" / "model")
-    for name, tensor in done.model.kept().items():
-        assert torch.equal(tensor, kept.kept()[name]), name
+    for name, tensor in done.model.stored_tensors().items():
+        assert torch.equal(tensor, kept.stored_tensors()[name]), name
     assert done.metrics["exact"] == 2.0, "over all rows, by the model that was kept"
     values = iter([1.0] * 9)
     again = etymon.finetune(

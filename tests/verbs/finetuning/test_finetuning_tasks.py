@@ -93,8 +93,8 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Finetuned:
 
 
 def same_weights(one: Any, two: Any) -> bool:
-    others = two.kept()
-    return all(torch.equal(tensor, others[name]) for name, tensor in one.kept().items())
+    others = two.stored_tensors()
+    return all(torch.equal(tensor, others[name]) for name, tensor in one.stored_tensors().items())
 
 
 # ------------------------------------------------------------ learning

@@ -64,8 +64,8 @@ def test_families_without_a_likelihood_are_judged_by_their_loss(family: str, tmp
     done = etymon.finetune(family, out=tmp_path / "run", **own)  # type: ignore[arg-type]
     assert done.best_step == 3 and "bits_per_target" in done.metrics and not done.scores
     again = load(done.folder)
-    for name, tensor in done.model.kept().items():
-        assert torch.equal(tensor, again.kept()[name]), name
+    for name, tensor in done.model.stored_tensors().items():
+        assert torch.equal(tensor, again.stored_tensors()[name]), name
     if family == "bert":
         assert etymon.evaluate(done.folder, data=own["train"]).scores["loss"].value > 0  # type: ignore[arg-type]
     else:

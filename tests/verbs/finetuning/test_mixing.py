@@ -82,8 +82,8 @@ def test_a_mixture_that_was_killed_goes_on_exactly(
         tokens.write_bytes(whole)
         again = mix("t5", mixture, tmp_path / "broken", resume="auto")  # the same command as before
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "straight")
-    for name, tensor in straight.model.kept().items():
-        assert torch.equal(tensor, again.model.kept()[name]), name
+    for name, tensor in straight.model.stored_tensors().items():
+        assert torch.equal(tensor, again.model.stored_tensors()[name]), name
     trained = {key for record in metrics(tmp_path / "straight") for key in record if "/" in key}
     assert {"text/spans", "pairs/loss", "validation_text/bits", "validation_pairs/bits"} <= trained
     assert etymon.load(tmp_path / "straight").history[-1]["tasks"]["pairs"]["options"]["source"] == "de"

@@ -56,7 +56,7 @@ def test_what_is_missing_is_added_told_and_opened_by_transformers(
 
     def completed(self: Any, *arguments: Any, **named: Any) -> Any:
         model = reached(self, *arguments, **named)
-        first.append(model.kept()["body.embeddings.words.weight"].clone())  # before the first step
+        first.append(model.stored_tensors()["body.embeddings.words.weight"].clone())  # before the first step
         return model
 
     monkeypatch.setattr(TrainingRun, "completed", completed)
@@ -64,7 +64,7 @@ def test_what_is_missing_is_added_told_and_opened_by_transformers(
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "_start_" in line]
     assert "has no _start_ and no _delimiter_ and no _classify_" in told
     (words,) = (each.detach() for each in first)
-    assert torch.equal(words[:known], old.kept()["body.embeddings.words.weight"])
+    assert torch.equal(words[:known], old.stored_tensors()["body.embeddings.words.weight"])
     new = words[known:]
     assert new.shape == (3, 128) and 0.017 < float(new.std()) < 0.023 and not torch.equal(new[0], new[1])
     assert done.model.history[-1]["grown"] == {"from": known, "to": known + 3}
@@ -99,8 +99,8 @@ def test_a_stopped_run_goes_on_with_them(published: Path, tmp_path: Path) -> Non
         for checkpoint in (tmp_path / "run" / "checkpoints").glob(lost):
             shutil.rmtree(checkpoint)
         resumed = etymon.finetune(published, train=ROWS, out=tmp_path / "run", resume=True, progress="silent")
-        for name, tensor in straight.model.kept().items():
-            assert torch.equal(tensor, resumed.model.kept()[name]), name
+        for name, tensor in straight.model.stored_tensors().items():
+            assert torch.equal(tensor, resumed.model.stored_tensors()[name]), name
 
 
 def test_adapters_need_a_base_with_the_same_words(published: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_new_heads_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr().err
     assert f"{old.model_folder} has no next_sentence and no pooler head: starting anew there" in told
     assert f"BERT from {old.model_folder}" in told
-    assert new.model.asked == {"vocabulary", "next_sentence"}
+    assert new.model.head_names == {"vocabulary", "next_sentence"}
 
 
 def test_a_run_from_a_model_goes_on_without_it(

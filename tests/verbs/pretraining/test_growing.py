@@ -15,10 +15,10 @@ from torch import Tensor
 import etymon
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
-from etymon.families.growing import grow
 from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
+from etymon.families.surgery import grow
 from etymon.nn.batch import Batch
 from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile

@@ -59,7 +59,7 @@ def test_each_phase_trains_and_is_judged_by_its_own(phased: Pretrained) -> None:
     assert list(judged) == [0, 3, 6, 9, 12]
     assert [step for step in judged if "validation_next_sentence" in judged[step]] == [6, 9]
     assert (phased.folder / "store-2" / "store.json").is_file() and not (phased.folder / "store-1").exists()
-    assert phased.model.asked == {"vocabulary", "next_sentence"}
+    assert phased.model.head_names == {"vocabulary", "next_sentence"}
     (history,) = phased.model.history
     assert history["objective"] == "masked, then masked-next-sentence"
     # Figures of different phases are not compared: the best checkpoint is one of the last phase.

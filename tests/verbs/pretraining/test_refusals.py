@@ -159,5 +159,5 @@ def test_a_given_tokenizer_is_used_and_kept(tmp_path: Path, at_step: Callable[..
     result = resume("bert", tmp_path / "run")
     assert result.model.tokenizer is not None
     assert result.model.tokenizer.fingerprint == tiny.tokenizer("bert").fingerprint
-    assert result.model.asked == {"vocabulary"} and result.steps == 12
+    assert result.model.head_names == {"vocabulary"} and result.steps == 12
     assert np.isfinite(result.metrics["bits_per_target"])

@@ -110,7 +110,7 @@ def test_words_that_were_counted_are_cut_by_how_frequent_they_are(
     assert told.model.shape.cutoffs == (50,)
     assert pretrain("gpt2", tmp_path / "gpt2", **own).model.shape.cutoffs == (), "only where it is published"
     counted = load(tmp_path / "xl").tokenizer
-    assert counted is not None and get_family("elmo").suggested(counted, "test", {}) == {}, (
+    assert counted is not None and get_family("elmo").suggest_cutoffs(counted, "test", {}) == {}, (
         "its softmax is a sample"
     )
     # Uncounted tokens are cut where the size says, as far as there are so many.
