@@ -22,7 +22,7 @@ from etymon.families.loading import HISTORY, _note, _tokenizer, load, model_fold
 from etymon.families.model import Model
 from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
 from etymon.nn.features import FeatureSettings
-from etymon.nn.linear import Linear
+from etymon.nn.layers import Linear
 from etymon.nn.lora import LoraSettings, adapters, attach, merge, trained_heads
 
 TASK_TYPES = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "span": "QUESTION_ANS"}

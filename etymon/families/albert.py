@@ -21,9 +21,9 @@ from etymon.families.family import (
     TokenizerChoice,
     classes,
 )
-from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
+from etymon.nn.blocks import Body
 from etymon.nn.initialise import truncated_weights
+from etymon.nn.layers import Rate
 from etymon.text import framing
 
 

@@ -19,11 +19,10 @@ from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, Setting
 from etymon.families.encoders import MASKED_BPE
 from etymon.families.family import ACTIVATION_NAMES, ActivationName, Family, Recipe, classes, divides
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
-from etymon.nn.bodies import Body, EncoderDecoder
-from etymon.nn.dropout import Rate
+from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
-from etymon.nn.linear import Embedding
+from etymon.nn.layers import Embedding, Rate
 from etymon.text import framing
 
 

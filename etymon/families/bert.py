@@ -9,7 +9,7 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
 from etymon.families.encoders import known_to_transformers
 from etymon.families.family import Architecture, Family, Recipe, classes
-from etymon.nn.bodies import Body
+from etymon.nn.blocks import Body
 from etymon.nn.initialise import truncated_weights
 from etymon.text import framing
 

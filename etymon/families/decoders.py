@@ -14,14 +14,12 @@ from etymon.checkpoints.settings import RESIDUAL_SCALE, Field
 from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Recipe, TokenizerChoice, divides
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.attention import Attention
-from etymon.nn.blocks import Block, FeedForward, Stack
-from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
+from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import COMMON, Filler, normal
-from etymon.nn.linear import Embedding
-from etymon.nn.visibility import Causal, Rule
+from etymon.nn.layers import Embedding, Rate
+from etymon.nn.visibility import CausalRule, Rule
 from etymon.nn.vocabulary import DenseVocabulary
 
 
@@ -130,7 +128,7 @@ def block(shape: Any, *, norm_first: bool, **options: Any) -> Block:
 def decoder(
     shape: Any,
     layer: Callable[[int], nn.Module],
-    rules: Rule | Sequence[Rule] = Causal(),  # noqa: B008  (a frozen value)
+    rules: Rule | Sequence[Rule] = CausalRule(),  # noqa: B008  (a frozen value)
     *,
     table: bool = True,
     norm: bool = True,

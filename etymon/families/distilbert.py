@@ -14,11 +14,11 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.families import encoders
 from etymon.families.family import ACTIVATION_NAMES, ActivationName, Family, Head, Recipe, classes, divides
-from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
+from etymon.nn.blocks import Body
+from etymon.nn.embeddings import sinusoidal
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import Filler, normal_weights
-from etymon.nn.positions import sinusoidal
+from etymon.nn.layers import Rate
 from etymon.text import framing
 
 

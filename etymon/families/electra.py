@@ -18,11 +18,10 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders, summary
 from etymon.families.encoders import known_to_transformers
 from etymon.families.family import ActivationName, Architecture, Family, Head, Recipe, classes
-from etymon.nn.activations import ACTIVATIONS
-from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
+from etymon.nn.blocks import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import truncated_weights
+from etymon.nn.layers import ACTIVATIONS, Rate
 from etymon.text import framing
 
 

@@ -14,16 +14,12 @@ from torch import Tensor, nn
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
 from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Recipe, TokenizerChoice, divides
-from etymon.nn.activations import ACTIVATIONS
-from etymon.nn.attention import Attention
-from etymon.nn.blocks import Block, FeedForward, Stack
-from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
+from etymon.nn.attention import Attention, RelativeKeys
+from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Pooler, Projection, TokenScore
-from etymon.nn.linear import Embedding, Linear
-from etymon.nn.relative_keys import RelativeKeys
-from etymon.nn.visibility import Everything
+from etymon.nn.layers import ACTIVATIONS, Embedding, Linear, Rate
+from etymon.nn.visibility import FullRule
 from etymon.nn.vocabulary import DenseVocabulary, Transform
 
 PositionKind = Literal["learned", "relative_key", "relative_key_query"]
@@ -152,7 +148,7 @@ def encoder(
         )
         for _ in range(physical)
     ]
-    return Body(embeddings, Stack(layers, Everything(), schedule=schedule))
+    return Body(embeddings, Stack(layers, FullRule(), schedule=schedule))
 
 
 # --- heads

@@ -13,10 +13,10 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap, config_keys
 from etymon.config import did_you_mean
-from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.adaptive import choose_cutoffs
 from etymon.nn.features import FeatureHead, FeatureSettings
 from etymon.nn.initialise import Filler
+from etymon.nn.layers import ACTIVATIONS
 from etymon.text.framing import Framing
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import decoders, summary
 from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
-from etymon.nn.bodies import Body
+from etymon.nn.blocks import Body
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import normal_weights
 from etymon.text import framing

@@ -11,8 +11,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families import decoders, summary
 from etymon.families.family import Family, Recipe, classes
-from etymon.nn.blocks import Block
-from etymon.nn.bodies import Body
+from etymon.nn.blocks import Block, Body
 from etymon.text import framing
 
 

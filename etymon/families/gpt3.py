@@ -19,9 +19,9 @@ from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.errors import EtymonError
 from etymon.families import decoders
 from etymon.families.family import ACTIVATION_NAMES, Family, Recipe, classes
-from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
-from etymon.nn.visibility import Band, Causal
+from etymon.nn.blocks import Body
+from etymon.nn.layers import Rate
+from etymon.nn.visibility import BandRule, CausalRule
 from etymon.text import framing
 
 KINDS = {"dense": "global", "banded": "local"}
@@ -96,7 +96,10 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
         "output_bias": True,
         "scale": None if shape.scaled else 1.0,
     }
-    rules = [Causal() if kind == "dense" else Band(shape.band) for kind in kinds(shape.pattern, shape.layers)]
+    rules = [
+        CausalRule() if kind == "dense" else BandRule(shape.band)
+        for kind in kinds(shape.pattern, shape.layers)
+    ]
     return decoders.decoder(shape, lambda number: decoders.block(shape, norm_first=True, **options), rules)
 
 

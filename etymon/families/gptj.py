@@ -11,11 +11,10 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families import decoders
 from etymon.families.family import Family, Recipe, classes
-from etymon.nn.blocks import ParallelBlock
-from etymon.nn.bodies import Body
-from etymon.nn.dropout import Rate
+from etymon.nn.blocks import Body, ParallelBlock
+from etymon.nn.embeddings import Rotary
 from etymon.nn.initialise import COMMON, Filler, normal, truncated_normal
-from etymon.nn.positions import Rotary
+from etymon.nn.layers import Rate
 from etymon.text import framing
 
 

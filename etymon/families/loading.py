@@ -37,8 +37,8 @@ from etymon.families.memory import require_stored, require_weights
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
 from etymon.files import read_json
-from etymon.nn.alignment import align
 from etymon.nn.features import FeatureSettings
+from etymon.nn.initialise import align
 from etymon.text.framing import ReadingSettings
 from etymon.text.tokenizer import Tokenizer
 

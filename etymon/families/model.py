@@ -20,17 +20,15 @@ from etymon.families.special_tokens import start_id, token_ids
 from etymon.nn import features as feature_heads
 from etymon.nn import pointer
 from etymon.nn.attention import Memory
-from etymon.nn.batch import Batch, Letters
-from etymon.nn.blocks import Stack
-from etymon.nn.bodies import Body, EncoderDecoder
+from etymon.nn.batch import Batch, Letters, QueryPositions
+from etymon.nn.blocks import Body, EncoderDecoder, Stack
+from etymon.nn.cache import KeyValueState, StreamState
 from etymon.nn.features import FeatureSettings
 from etymon.nn.initialise import initialise
 from etymon.nn.int8 import shrink
 from etymon.nn.lora import LoraSettings, merge
 from etymon.nn.pointer import PointerVocabulary
-from etymon.nn.state import KeyValueState, StreamState
 from etymon.nn.trace import trace
-from etymon.nn.two_stream import Asked
 from etymon.nn.vocabulary import DenseVocabulary
 
 if TYPE_CHECKING:
@@ -148,7 +146,7 @@ class Model(nn.Module):
     def two_stream(
         self,
         batch: Batch,
-        asked: Asked,
+        asked: QueryPositions,
         state: Any = None,
         embedded: Tensor | None = None,
         reuse: int | None = None,
@@ -165,7 +163,7 @@ class Model(nn.Module):
         if "two-stream" not in self.capabilities or last.startswith("masked"):
             return self.hidden(batch)[0].index_select(0, at_n)
         counts = batch.layout.row[at_n].bincount(minlength=batch.layout.rows).tolist()
-        return self.two_stream(batch, Asked(at_n, counts))[0]
+        return self.two_stream(batch, QueryPositions(at_n, counts))[0]
 
     def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
         """A task head's output at the positions its family reads (or at the flat positions `at`)."""

@@ -17,10 +17,10 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
 from etymon.families.encoders import known_to_transformers
 from etymon.families.family import Family, Head, Recipe, classes
-from etymon.nn.activations import ACTIVATIONS
-from etymon.nn.bodies import Body
+from etymon.nn.blocks import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
+from etymon.nn.layers import ACTIVATIONS
 from etymon.text import framing
 
 

@@ -9,11 +9,10 @@ from torch import nn
 
 from etymon.families.family import Head, Recipe
 from etymon.nn.attention import Attention
-from etymon.nn.blocks import Block, FeedForward, Stack
-from etymon.nn.bodies import EncoderDecoder
+from etymon.nn.blocks import Block, EncoderDecoder, FeedForward, Stack
 from etymon.nn.heads import DeepProjection, Projection
-from etymon.nn.linear import Embedding
-from etymon.nn.visibility import Causal, Everything
+from etymon.nn.layers import Embedding
+from etymon.nn.visibility import CausalRule, FullRule
 from etymon.nn.vocabulary import DenseVocabulary
 
 SPECIALS = {
@@ -61,7 +60,7 @@ def stack(
         )
         for _ in range(number("layers"))
     ]
-    return Stack(blocks, Causal() if decoder else Everything(), norm=norm() if norm_first else None)
+    return Stack(blocks, CausalRule() if decoder else FullRule(), norm=norm() if norm_first else None)
 
 
 def layer_names(theirs: Callable[[str], str]) -> dict[str, str]:

@@ -17,9 +17,8 @@ from torch import nn
 from etymon.checkpoints.settings import Constant, Field
 from etymon.families.decoders import DecoderShape
 from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Where
-from etymon.nn.activations import ACTIVATIONS
-from etymon.nn.dropout import Rate
 from etymon.nn.heads import Projection
+from etymon.nn.layers import ACTIVATIONS, Rate
 
 Type = Literal["last", "first", "mean", "cls_index"]
 """`cls_index` is a place that the caller names, and the last unless told; ours is the last, where the class token stands."""

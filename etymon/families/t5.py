@@ -19,15 +19,12 @@ from etymon.config import did_you_mean
 from etymon.families.family import ACTIVATION_NAMES, Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
 from etymon.nn.attention import Attention
-from etymon.nn.blocks import Block, FeedForward, Stack
-from etymon.nn.bodies import Body, EncoderDecoder
-from etymon.nn.dropout import Rate
-from etymon.nn.embeddings import Embeddings
+from etymon.nn.blocks import Block, Body, EncoderDecoder, FeedForward, Stack
+from etymon.nn.embeddings import BucketedBias, Embeddings
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import Filler, constant, normal
-from etymon.nn.linear import Embedding, RootMeanSquareNorm
-from etymon.nn.positions import BucketedBias
-from etymon.nn.visibility import Causal, Everything
+from etymon.nn.layers import Embedding, Rate, RootMeanSquareNorm
+from etymon.nn.visibility import CausalRule, FullRule
 from etymon.nn.vocabulary import DenseVocabulary
 from etymon.text import framing
 
@@ -114,7 +111,7 @@ def stack(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
         for _ in range((shape.decoder_layers or shape.layers) if decoder else shape.layers)
     ]
     bias = BucketedBias(shape.heads, shape.buckets, shape.longest_distance, bidirectional=not decoder)
-    rule = Causal() if decoder else Everything()
+    rule = CausalRule() if decoder else FullRule()
     return Body(
         Embeddings(words, dropout=shape.dropout),
         Stack(layers, rule, norm=norm(), position_bias=bias, dropout=shape.dropout),

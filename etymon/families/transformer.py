@@ -15,12 +15,10 @@ from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.families.family import ActivationName, Architecture, Family, Recipe, TokenizerChoice, divides
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
-from etymon.nn.bodies import Body, EncoderDecoder
-from etymon.nn.dropout import Rate
-from etymon.nn.embeddings import Embeddings
+from etymon.nn.blocks import Body, EncoderDecoder
+from etymon.nn.embeddings import Embeddings, Sinusoids
 from etymon.nn.initialise import COMMON, Filler, normal, xavier
-from etymon.nn.linear import Embedding
-from etymon.nn.positions import Sinusoids
+from etymon.nn.layers import Embedding, Rate
 from etymon.text import framing
 
 

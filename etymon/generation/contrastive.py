@@ -20,7 +20,7 @@ from etymon.generation.following import own_log_probs
 from etymon.generation.processors import NEVER, Processing
 from etymon.generation.sequences import Sequence, Writing
 from etymon.generation.stepper import Stepper
-from etymon.nn.ragged import Layout
+from etymon.nn.batch import Layout
 
 
 class Past:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from etymon.families.model import Model
-from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout
-from etymon.nn.state import KeyValueState
+from etymon.nn.batch import Batch, Layout
+from etymon.nn.cache import KeyValueState
 from etymon.nn.vocabulary import Context
 
 SHARED = 32

@@ -18,8 +18,7 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import eval_mode
 from etymon.generation.text import source_tokenizer_of
-from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout
+from etymon.nn.batch import Batch, Layout
 
 POOLINGS = ("mean", "cls", "last")
 """Of all tokens of a text, special ones included; the class token; the last token."""

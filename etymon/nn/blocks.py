@@ -10,14 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from etymon.nn.activations import ACTIVATIONS
-from etymon.nn.attention import Attention, Memory, Sight
-from etymon.nn.batch import Batch
-from etymon.nn.dropout import Dropout
-from etymon.nn.linear import Linear
-from etymon.nn.ragged import Layout
-from etymon.nn.state import KeyValueState, Places
-from etymon.nn.visibility import CachedView, Everything, FlatView, Rule, cached_view, flat_view
+from etymon.nn.attention import Attention, LayerInputs, Memory
+from etymon.nn.batch import Batch, Layout
+from etymon.nn.cache import KeyValueState, Places
+from etymon.nn.embeddings import Embeddings
+from etymon.nn.layers import ACTIVATIONS, Dropout, Embedding, Linear
+from etymon.nn.visibility import CachedView, FlatView, FullRule, Rule, cached_view, flat_view
 
 
 class FeedForward(nn.Module):
@@ -81,7 +79,7 @@ class Block(nn.Module):
         self.dropout = Dropout(dropout)
         self.feed_forward_dropout = Dropout(dropout if feed_forward_dropout is None else feed_forward_dropout)
 
-    def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
+    def forward(self, x_ND: Tensor, sight: LayerInputs) -> Tensor:
         if self.norm_first:
             added_ND = self.attention(self.attention_norm(x_ND), sight)
             x_ND = self._sum(sight.wanted(x_ND), self.dropout(added_ND))
@@ -121,7 +119,7 @@ class ParallelBlock(nn.Module):
         self.feed_forward = feed_forward
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_ND: Tensor, sight: Sight) -> Tensor:
+    def forward(self, x_ND: Tensor, sight: LayerInputs) -> Tensor:
         n_ND = self.attention_norm(x_ND)
         added_ND = self.dropout(self.attention(n_ND, sight))
         added_ND = added_ND + self.dropout(self.feed_forward(sight.wanted(n_ND)))
@@ -175,7 +173,7 @@ class Stack(nn.Module):
         if self.seen is not None:
             self.seen.append(x_ND)
         for number, (physical, rule) in enumerate(zip(self.schedule, self.rules, strict=True)):
-            sight = Sight(
+            sight = LayerInputs(
                 view=views[rule],
                 places=places,
                 cache=None if state is None else state.self_caches[number],
@@ -206,10 +204,12 @@ class Stack(nn.Module):
             batch.ids[at], Layout([1] * batch.layout.rows, batch.device), batch.positions[at], counted=False
         )
 
-    def _narrow_sight(self, narrow: Batch, batch: Batch, memory: Memory | None, at: Tensor | None) -> Sight:
-        view = self._biased(flat_view(Everything(), narrow, batch))
-        cross_view = None if memory is None else flat_view(Everything(), narrow, memory.batch)
-        return Sight(view=view, memory=memory, cross_view=cross_view, at=at)
+    def _narrow_sight(
+        self, narrow: Batch, batch: Batch, memory: Memory | None, at: Tensor | None
+    ) -> LayerInputs:
+        view = self._biased(flat_view(FullRule(), narrow, batch))
+        cross_view = None if memory is None else flat_view(FullRule(), narrow, memory.batch)
+        return LayerInputs(view=view, memory=memory, cross_view=cross_view, at=at)
 
     def _view(self, rule: Rule, batch: Batch, state: KeyValueState | None) -> FlatView | CachedView:
         if state is None or state.empty:
@@ -222,7 +222,77 @@ class Stack(nn.Module):
     @staticmethod
     def _cross_view(batch: Batch, memory: Memory, state: KeyValueState | None) -> FlatView | CachedView:
         if state is None:
-            return flat_view(Everything(), batch, memory.batch)
+            return flat_view(FullRule(), batch, memory.batch)
         if memory.batch.hidden_keys is not None:
             raise ValueError("a running decode needs a memory without hidden keys: encode ragged rows")
-        return cached_view(Everything(), batch, state.cross_lengths, fixed=True)
+        return cached_view(FullRule(), batch, state.cross_lengths, fixed=True)
+
+
+# --- bodies: Bodies: embeddings and a stack, once or twice. What a family composes from parts ends up as one of these.
+
+
+class Body(nn.Module):
+    """An encoder or a decoder: ids to hidden states."""
+
+    def __init__(self, embeddings: Embeddings, stack: Stack) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.stack = stack
+
+    def forward(
+        self,
+        batch: Batch,
+        memory: Memory | None = None,
+        state: KeyValueState | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        return self.stack(self.embeddings(batch, embedded), batch, memory, state)
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back a decode sees; None for all of them."""
+        return None
+
+    def at(self, at_n: Tensor, batch: Batch, memory: Memory | None = None) -> Tensor:
+        """Hidden states of some flat places alone, without the work that only the others would need."""
+        return self.stack(self.embeddings(batch), batch, memory, at=at_n)
+
+    def start(self, rows: int, capacity: int = 0) -> KeyValueState:
+        """An empty state for decoding step by step, with room for `capacity` tokens a row."""
+        return KeyValueState(len(self.stack.schedule), rows, capacity)
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens a row may have; None if there is no limit."""
+        return self.embeddings.room
+
+
+class EncoderDecoder(nn.Module):
+    """Two bodies that share their word vectors. `decoder` is None when only the encoder is wanted."""
+
+    def __init__(self, words: Embedding, encoder: Body, decoder: Body | None) -> None:
+        super().__init__()
+        self.words = words
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def encode(self, batch: Batch, embedded: Tensor | None = None) -> Memory:
+        return Memory(self.encoder(batch, embedded=embedded), batch)
+
+    def decode(
+        self,
+        batch: Batch,
+        memory: Memory,
+        state: KeyValueState | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        assert self.decoder is not None, "this model was built without its decoder"
+        return self.decoder(batch, memory, state, embedded)
+
+    def start(self, rows: int, capacity: int = 0) -> KeyValueState:
+        assert self.decoder is not None, "this model was built without its decoder"
+        return self.decoder.start(rows, capacity)
+
+    @property
+    def positions(self) -> int | None:
+        return self.encoder.positions

@@ -5,14 +5,16 @@ Legend: N tokens, D width.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
 from etymon.nn.adaptive import AdaptiveEmbedding
 from etymon.nn.batch import Batch
-from etymon.nn.dropout import Dropout
-from etymon.nn.linear import Embedding
-from etymon.nn.positions import Sinusoids
+from etymon.nn.layers import Dropout, Embedding
 
 
 class Embeddings(nn.Module):
@@ -91,3 +93,94 @@ def _visible_positions(batch: Batch) -> Tensor:
     through_N = seen_N.cumsum(0)
     before_R = (through_N - seen_N)[batch.layout.first]
     return (through_N - before_R[batch.layout.row]) * seen_N - 1
+
+
+# --- positions: How a model knows where a token stands, other than by a learned table (see `embeddings`).
+#
+# Legend: N tokens, R rows, H heads, Q queries, T keys, K head width, P turned pairs of a head.
+
+
+class BucketedBias(nn.Module):
+    """A learned scalar per head and bucket of distance, added to the scores (T5, section 2.1).
+
+    Half of the buckets are exact small distances, the others grow logarithmically up to `longest`. The table is
+    computed once for a batch and shared by all layers of a stack.
+    """
+
+    def __init__(self, heads: int, buckets: int, longest: int, *, bidirectional: bool) -> None:
+        super().__init__()
+        self.table = Embedding(buckets, heads)
+        self.buckets, self.longest, self.bidirectional = buckets, longest, bidirectional
+
+    def forward(self, query_RQ: Tensor, key_RT: Tensor) -> Tensor:
+        distance_RQT = key_RT[:, None, :] - query_RQ[:, :, None]
+        return self.table(self.bucket(distance_RQT)).permute(0, 3, 1, 2)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of key position minus query position."""
+        buckets, offset = self.buckets, torch.zeros_like(distance)
+        if self.bidirectional:
+            buckets //= 2
+            offset = (distance > 0).long() * buckets
+            distance = distance.abs()
+        else:
+            distance = (-distance).clamp(min=0)
+        exact = buckets // 2
+        # Float32 on purpose: the published weights were trained with its rounding at the bucket borders.
+        growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.longest / exact)
+        far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return offset + torch.where(distance < exact, distance, far)
+
+
+class Sinusoids(nn.Module):
+    """Sines and cosines in turn, of wavelengths from 2 pi to 10,000 times that (Vaswani et al. 2017): nothing is learned, and
+    no text is too long."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.table_TD = torch.empty(0, dim)
+        """As many positions as were ever asked for."""
+
+    def forward(self, positions_N: Tensor, last: int) -> Tensor:
+        if last >= len(self.table_TD) or self.table_TD.device != positions_N.device:
+            self.table_TD = sinusoids(torch.arange(2 * last + 16, device=positions_N.device), self.dim)
+        return self.table_TD[positions_N]
+
+
+def sinusoids(positions_T: Tensor, dim: int) -> Tensor:
+    # In double precision: at far positions a rounded angle is another angle.
+    speeds = torch.exp(
+        torch.arange(0, dim, 2, device=positions_T.device).double() * (-math.log(10000.0) / dim)
+    )
+    angles = positions_T[:, None].double() * speeds
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :dim].float()
+
+
+def sinusoidal(table_TD: Tensor, generator: torch.Generator) -> None:
+    """Fills a table of positions with them, as its first value."""
+    table_TD.copy_(sinusoids(torch.arange(len(table_TD)), table_TD.shape[1]))
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by angles that grow with their positions, so that scores know distances (Su et al. 2021).
+
+    The first `width` numbers of every head are pairs of neighbours, each turned at its own speed; the others stay (GPT-J).
+    """
+
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.width, self.base = width, base
+
+    def forward(self, positions_N: Tensor) -> Callable[[Tensor], Tensor]:
+        pairs_P = torch.arange(0, self.width, 2, device=positions_N.device)
+        angles_N1P = positions_N[:, None, None].float() * (1.0 / self.base ** (pairs_P / self.width))
+        cosines_N1P, sines_N1P = angles_N1P.cos(), angles_N1P.sin()
+
+        def turn(x_NHK: Tensor) -> Tensor:
+            cosine, sine = cosines_N1P.to(x_NHK.dtype), sines_N1P.to(x_NHK.dtype)
+            left, right = x_NHK[..., : self.width : 2], x_NHK[..., 1 : self.width : 2]
+            turned = torch.stack((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
+            return torch.cat((turned.flatten(-2), x_NHK[..., self.width :]), dim=-1)
+
+        return turn

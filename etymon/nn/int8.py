@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from etymon.errors import EtymonError
 from etymon.nn.attention import Attention
-from etymon.nn.linear import Embedding, Linear
+from etymon.nn.layers import Embedding, Linear
 from etymon.nn.vocabulary import Context, DenseVocabulary, Score
 
 Tensors = Callable[[str], Tensor]

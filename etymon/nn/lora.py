@@ -22,9 +22,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
-from etymon.nn.dropout import Dropout
 from etymon.nn.initialise import constant, initialise
-from etymon.nn.linear import Linear
+from etymon.nn.layers import Dropout, Linear
 
 USUAL_TARGETS = ("query", "value")
 Adaptable = TypeVar("Adaptable", bound=nn.Module)

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
+from etymon.nn.cache import PointerWindow
 from etymon.nn.initialise import Filler, constant
-from etymon.nn.linear import Linear
-from etymon.nn.state import Window
+from etymon.nn.layers import Linear
 from etymon.nn.vocabulary import Context, DenseVocabulary, Score, linear_loss
 
 BLOCK = 64
@@ -52,9 +52,9 @@ class Pointer(nn.Module):
         self.query = Linear(dim, dim)
         self.sentinel = nn.Parameter(torch.empty(dim))
 
-    def start(self) -> Window:
+    def start(self) -> PointerWindow:
         """What a state carries of the past."""
-        return Window(self.window - 1)
+        return PointerWindow(self.window - 1)
 
     def forward(
         self, hidden_ND: Tensor, at: Tensor | None, context: Context
@@ -99,7 +99,7 @@ class Pointer(nn.Module):
         return q_ND[at], scores_GSK.flatten(0, 1)[at], stretches(batch.ids, -1)[at // size]
 
     def _behind(
-        self, hidden_ND: Tensor, at: Tensor | None, context: Context, window: Window
+        self, hidden_ND: Tensor, at: Tensor | None, context: Context, window: PointerWindow
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keys of a state that has taken up the batch already: a window for every asked position, which are few."""
         layout = context.batch.layout

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from etymon.nn.attention import Attention, Wanted
-from etymon.nn.dropout import Dropout, dropout, keep_mask
-from etymon.nn.linear import Linear
-from etymon.nn.ragged import Layout
-from etymon.nn.state import Cache, Places
+from etymon.nn.attention import Attention, QuerySubset
+from etymon.nn.batch import Layout
+from etymon.nn.cache import Cache, Places
+from etymon.nn.layers import Dropout, Linear, dropout, keep_mask
 
 
-class Sinusoids(nn.Module):
+class DistanceSinusoids(nn.Module):
     """Sines and then cosines of distances, at `dim / 2` speeds; distances beyond `clamp`, if it is positive, are the same."""
 
     def __init__(self, dim: int, *, clamp: int = 0, dropout: float = 0.0) -> None:
@@ -85,7 +84,7 @@ class RelativeView:
 
 
 @dataclass
-class RelativeSight(Wanted):
+class RelativeInputs(QuerySubset):
     """What one layer looks at: a view, and the inputs that it remembers of the tokens before, `[R, M, D]`.
 
     A decode has a cache instead, of which cell `first` is the first key, and what stands for distances ready made.
@@ -161,7 +160,7 @@ class RelativeAttention(Attention):
             self.seen.append(weights.transpose(0, 1).masked_fill(~real, 0.0))
         return self.output(view.query.lower(out_HRQK.permute(1, 2, 0, 3).flatten(2)))
 
-    def _recall(self, x_ND: Tensor, sight: RelativeSight) -> Tensor:
+    def _recall(self, x_ND: Tensor, sight: RelativeInputs) -> Tensor:
         """A step of a decode. Caches have their rows first, and are not copied."""
         cache = sight.cache
         assert cache is not None and sight.places is not None
@@ -172,7 +171,7 @@ class RelativeAttention(Attention):
         cache.append(*self.project(new_ND), sight.places)
         return self.reread(x_ND, sight)
 
-    def reread(self, x_ND: Tensor, sight: RelativeSight) -> Tensor:
+    def reread(self, x_ND: Tensor, sight: RelativeInputs) -> Tensor:
         """The view's queries to what the cache holds."""
         view, cache = sight.view, sight.cache
         assert cache is not None and sight.r_HLK is not None

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
-
-from etymon.nn.attention import Attention
-from etymon.nn.blocks import Block, Stack
-from etymon.nn.recurrent import TwoWayStack
-from etymon.nn.recurrent_alignment import Alignment
-from etymon.nn.recurrent_attention import RecurrentDecoder, RecurrentEncoder
-
-Seeing = Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder | Attention | Alignment
 
 
 @dataclass
@@ -46,36 +39,28 @@ def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
     kept, and it stays on the fast path. Nothing is detached: gradients flow through what is seen unless the caller
     turned them off.
     """
-    seen = Trace()
-    kinds = Stack | TwoWayStack | RecurrentEncoder | RecurrentDecoder
-    stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, kinds)]
-    watched: list[tuple[Seeing, list[Tensor] | None]] = []
+    recorded = Trace()
+    watched: list[tuple[Any, list[Tensor] | None]] = []
 
-    def watch(part: Seeing, found: list[Tensor]) -> None:
+    def watch(part: Any, records: list[Tensor]) -> None:
         watched.append((part, part.seen))
-        part.seen = found
+        part.seen = records
 
-    for name, stack in stacks:
-        record = seen[name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"] = (
-            StackTrace()
-        )
-        watch(stack, record.hidden)
-        for layer in stack.layers if attention else ():
-            for part, weights in _attentions(layer, record):
-                watch(part, weights)
-        if attention and isinstance(stack, RecurrentDecoder) and stack.alignment is not None:
-            watch(stack.alignment, record.cross)
+    for name, part in model.named_modules():
+        # Whatever keeps what it computes has `seen`: stacks, which have layers, and attentions inside of them.
+        if not hasattr(part, "seen") or not hasattr(part, "layers"):
+            continue
+        stack = name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"
+        record = recorded[stack] = StackTrace()
+        watch(part, record.hidden)
+        for inner, attending in part.named_modules() if attention else ():
+            if attending is not part and hasattr(attending, "seen"):
+                is_cross = inner.rpartition(".")[2] in ("cross", "alignment")
+                watch(attending, record.cross if is_cross else record.attention)
     try:
-        yield seen
+        yield recorded
     finally:
-        for seeing, others in reversed(watched):
-            if others is not None:  # somebody looks from further out, and sees it too
-                others.extend(seeing.seen or ())
-            seeing.seen = others
-
-
-def _attentions(layer: nn.Module, record: StackTrace) -> Iterator[tuple[Attention, list[Tensor]]]:
-    cross = layer.cross if isinstance(layer, Block) else None
-    for part in layer.modules():
-        if isinstance(part, Attention):
-            yield part, record.cross if part is cross else record.attention
+        for part, outer in reversed(watched):
+            if outer is not None:  # a trace around this one gets the same records
+                outer.extend(part.seen)
+            part.seen = outer

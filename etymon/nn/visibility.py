@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.nn.batch import Batch
-from etymon.nn.dropout import DroppedAttention
-from etymon.nn.dropout import dropout as drop
-from etymon.nn.ragged import Layout, permute, token_order
+from etymon.nn.batch import Batch, Layout, permute, token_order
+from etymon.nn.layers import DroppedAttention
+from etymon.nn.layers import dropout as drop
 
 # The cost of one more group of rows, and of copying a token into a padded rectangle, in units of one score
 # (a query-key pair of one row, all heads). Measured on two cores; only speed depends on them.
@@ -36,7 +35,7 @@ position, `[R|1, Q, T]`, or that of the first query from the first key where bot
 
 
 @dataclass(frozen=True)
-class Columns:
+class RuleColumns:
     """What a rule may look at, one rectangle `[R, time]` a column."""
 
     index: Tensor
@@ -48,35 +47,35 @@ class Rule(Protocol):
 
     def plain(self, longest: int) -> str | None: ...
 
-    def allowed(self, query: Columns, key: Columns) -> Tensor: ...
+    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class Everything:
+class FullRule:
     """Every query sees every key of its row (encoders, cross-attention)."""
 
     def plain(self, longest: int) -> str | None:
         return "full"
 
-    def allowed(self, query: Columns, key: Columns) -> Tensor:
+    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor:
         return torch.ones_like(query.index[:, :, None] + key.index[:, None, :], dtype=torch.bool)
 
 
 @dataclass(frozen=True)
-class Causal:
+class CausalRule:
     """A query sees itself and what came before (decoders). Within a row's prefix, if it has one, it sees what comes
     after as well."""
 
     def plain(self, longest: int) -> str | None:
         return "causal"
 
-    def allowed(self, query: Columns, key: Columns) -> Tensor:
+    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor:
         seen = key.index[:, None, :] <= query.index[:, :, None]
         return seen if key.prefix is None else seen | (key.index < key.prefix)[:, None, :]
 
 
 @dataclass(frozen=True)
-class Band:
+class BandRule:
     """A query sees itself and the `width - 1` tokens before it (the sparse layers of GPT-3). A prefix lifts the order,
     not the reach: within it, a query sees as many tokens after itself as before."""
 
@@ -85,9 +84,9 @@ class Band:
     def plain(self, longest: int) -> str | None:
         return "causal" if longest <= self.width else None
 
-    def allowed(self, query: Columns, key: Columns) -> Tensor:
+    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor:
         distance = query.index[:, :, None] - key.index[:, None, :]
-        return Causal().allowed(query, key) & (distance.abs() < self.width)
+        return CausalRule().allowed(query, key) & (distance.abs() < self.width)
 
 
 @dataclass(frozen=True)
@@ -304,9 +303,9 @@ def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = F
         return CachedView(new, batch.positions, reach, None)
     index = torch.arange(reach, device=batch.device)[None].expand(new.rows, -1)
     begins = torch.tensor(past, device=batch.device)[:, None]
-    query = Columns(begins + torch.arange(new.longest, device=batch.device))
+    query = RuleColumns(begins + torch.arange(new.longest, device=batch.device))
     real = index < torch.tensor(totals, device=batch.device)[:, None]
-    mask = rule.allowed(query, Columns(index)) & real[:, None, :]
+    mask = rule.allowed(query, RuleColumns(index)) & real[:, None, :]
     return CachedView(new, batch.positions, reach, mask[:, None])
 
 
@@ -387,9 +386,9 @@ def _lift(column: Tensor, batch: Batch, group: Layout, rows: Sequence[int]) -> T
     return group.lift(torch.cat([parts[row] for row in rows]))
 
 
-def _columns(batch: Batch, group: Layout, rows: Sequence[int]) -> Columns:
+def _columns(batch: Batch, group: Layout, rows: Sequence[int]) -> RuleColumns:
     index = torch.arange(group.longest, device=batch.device)[None].expand(group.rows, -1)
-    return Columns(index, None if batch.prefix is None else _lift(batch.prefix, batch, group, rows))
+    return RuleColumns(index, None if batch.prefix is None else _lift(batch.prefix, batch, group, rows))
 
 
 def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from etymon.nn.batch import Batch
-from etymon.nn.state import KeyValueState
+from etymon.nn.cache import KeyValueState
 
 CHUNK_ELEMENTS = 1 << 22
 """Entries of the logits held at a time: 16 MB in float32, which a processor's cache can still help with."""

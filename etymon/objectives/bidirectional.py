@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from etymon.nn.adaptive import SampledVocabulary
 from etymon.nn.batch import Batch, Letters
-from etymon.nn.sampled import SampledVocabulary
 from etymon.objectives.objective import StreamBatch, Streaming, Term, Unit, needed_id
 from etymon.sampling.sentence_streams import SEPARATOR, by_sentence
 from etymon.sampling.streams import FRESH, START, STOP, STREAM, read, stream_segments

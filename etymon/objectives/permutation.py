@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
-from etymon.nn.batch import Batch
-from etymon.nn.two_stream import Asked
+from etymon.nn.batch import Batch, QueryPositions
 from etymon.objectives.objective import (
     FROM_MODEL,
     StreamBatch,
@@ -222,7 +221,7 @@ class Permutation(Streaming):
 
     def loss(self, unit: Unit, prepared: PermutationBatch) -> dict[str, Term]:
         state = unit.recall(prepared)
-        asked = Asked(prepared.at, prepared.asked)
+        asked = QueryPositions(prepared.at, prepared.asked)
         hidden_nD, state = unit.model.two_stream(prepared.batch, asked, state, reuse=self.reuse)
         unit.keep(prepared, state)
         return target_terms("permuted", unit.model, hidden_nD, None, prepared.targets)

@@ -16,8 +16,7 @@ from etymon.families.loading import shape_of
 from etymon.families.memory import by_depth, largest_size, outline, shallow, token_bound
 from etymon.families.model import Model
 from etymon.families.surgery import blank_generator, share_embeddings
-from etymon.nn.blocks import Stack
-from etymon.nn.bodies import EncoderDecoder
+from etymon.nn.blocks import EncoderDecoder, Stack
 from etymon.nn.footprint import CPU, Footprint, available_memory, extrapolate, no_memory
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective

@@ -21,9 +21,8 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
-from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout
-from etymon.nn.spans import ConditionalSpan
+from etymon.nn.batch import Batch, Layout
+from etymon.nn.heads import ConditionalSpan
 from etymon.sampling.examples import Examples
 from etymon.tables.table import Table
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from etymon.families.model import Model
-from etymon.nn.batch import Batch, Letters
-from etymon.nn.ragged import Layout
+from etymon.nn.batch import Batch, Layout, Letters
 
 MOST_BYTES = 2 << 30
 

@@ -1,4 +1,4 @@
-"""Spans of tokens by the scores of their beginnings and their ends.
+"""SpanCandidates of tokens by the scores of their beginnings and their ends.
 
 Legend: N tokens, R rows, T tokens of a row, C columns, L tokens of a span at most, S beginnings and E ends that were followed up.
 """
@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.nn.ragged import Layout
-from etymon.nn.spans import Spans
+from etymon.nn.batch import Layout
+from etymon.nn.heads import SpanCandidates
 
 Found = tuple[float, int, int]
 """A score, and the places of the first and the last token in their row."""
@@ -49,7 +49,7 @@ def best_spans(
     return found
 
 
-def followed_spans(seen: Spans, inside_N: Tensor, layout: Layout, longest: int) -> list[list[Found]]:
+def followed_spans(seen: SpanCandidates, inside_N: Tensor, layout: Layout, longest: int) -> list[list[Found]]:
     """The spans of a search that are spans, `inside` their rows: the sums of both log-probabilities."""
     starts_RES = seen.starts_RS[:, None].expand_as(seen.ends_RES)
     scores_RES = seen.start_probs_RS[:, None].float().log() + seen.end_probs_RES.float().log()

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from etymon.config import strict
 from etymon.errors import EtymonError
-from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout
+from etymon.nn.batch import Batch, Layout
 from etymon.objectives.objective import Term
 from etymon.training.unit import TrainingUnit
 
@@ -104,7 +103,7 @@ def back_propagate(settings: AdversarialSettings, unit: TrainingUnit, once: Once
     with noise.upon(unit.model):
         for number, share in enumerate(shares):
             last = number == len(shares) - 1
-            with unit.apart(before.copy()) if number else nullcontext():
+            with unit.isolated_memory(before.copy()) if number else nullcontext():
                 terms = once(back=partial(noise.back, share), last=last)
             first = first or terms
             if not last:

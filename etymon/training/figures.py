@@ -70,7 +70,7 @@ def evaluate(
     totals: dict[str, float] = {}
     if world.size > len(slices):
         world = World()  # too little to share: each one does it all
-    with unit.apart():
+    with unit.isolated_memory():
         for number in range(world.rank, len(slices), world.size):
             prepared = slices[number]
             add_counts([prepared], counts)

@@ -290,7 +290,7 @@ class Trainer:
         self._wrap()
         begin = self.clock()
         ahead = self.course.steps(self.state.step, self.state.position, 200)
-        with closing(ahead) as steps, self.unit.apart():
+        with closing(ahead) as steps, self.unit.isolated_memory():
             for step in steps:
                 self._step(step, learning_rate=0.0)
                 # From end to end: a step that waits for its samples takes that long as well.

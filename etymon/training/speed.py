@@ -49,7 +49,7 @@ def operations_a_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float
     position, device = Position(), next(unit.parameters()).device
     operations: list[float] = []
     tokens: list[int] = []
-    with unit.apart():
+    with unit.isolated_memory():
         while True:
             addresses, position = feed.addresses(position)
             prepared = feed.slice(addresses[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from etymon.nn.alignment import align
+from etymon.nn.initialise import align
 from etymon.objectives.objective import FROM_MODEL, Objective, StreamBatch, Term
 from etymon.training.memories import Memories
 
@@ -62,7 +62,7 @@ class TrainingUnit(nn.Module):
             self.memories.keep(prepared, state)
 
     @contextmanager
-    def apart(self, memories: Memories | None = None) -> Iterator[None]:
+    def isolated_memory(self, memories: Memories | None = None) -> Iterator[None]:
         """Inside, streams are others, which begin anew or with these memories; afterwards the old ones go on as if nothing
         had been."""
         kept, self.memories = self.memories, memories or Memories()

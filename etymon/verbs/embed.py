@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from etymon.families.model import Model
-    from etymon.nn.ragged import Layout
+    from etymon.nn.batch import Layout
 
 Pooling = Literal["mean", "cls", "max", "last"]
 Write = Callable[[Sequence[str], "np.ndarray"], None]

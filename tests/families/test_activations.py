@@ -12,7 +12,7 @@ import torch
 import etymon
 from etymon.families.family import ACTIVATION_NAMES
 from etymon.families.t5 import FEED_FORWARDS, SPELLINGS, T5Settings
-from etymon.nn.activations import ACTIVATIONS
+from etymon.nn.layers import ACTIVATIONS
 from tests.families.reference import BERT, GPT1, GPT2, GPTJ, GPTNEO, T5
 
 activations = pytest.importorskip("transformers.activations")

@@ -15,7 +15,7 @@ from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.generation import DecodingSettings, decode, generate_texts
 from etymon.nn.batch import Batch
-from etymon.nn.positions import sinusoids
+from etymon.nn.embeddings import sinusoids
 from tests.families.folders import assert_same, tiny
 from tests.generation.conftest import tiny_tokenizer
 

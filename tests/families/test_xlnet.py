@@ -12,8 +12,7 @@ from torch import Tensor
 
 import etymon
 from etymon.families.model import Model
-from etymon.nn.batch import Batch
-from etymon.nn.two_stream import Asked
+from etymon.nn.batch import Batch, QueryPositions
 from tests.oracle.forward import Reading, run
 from tests.oracle.inputs import Arguments
 from tests.oracle.runner import gradients
@@ -267,9 +266,9 @@ def batch_of(ids: Tensor, order: Tensor) -> Batch:
     return replace(Batch.of_rectangle(ids), order=order.reshape(-1))
 
 
-def asked_at(places: Tensor) -> Asked:
+def asked_at(places: Tensor) -> QueryPositions:
     at = places + torch.arange(len(places))[:, None] * LENGTH
-    return Asked(at.reshape(-1), [places.shape[1]] * len(places))
+    return QueryPositions(at.reshape(-1), [places.shape[1]] * len(places))
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["part", "all of it"])
@@ -339,13 +338,15 @@ def test_ragged_rows_with_memories_are_what_they_are_alone(model: Model) -> None
         state.forget([1])
         starts = (0, 9, 13)
         at = torch.cat([torch.arange(count) + start for count, start in zip(counts, starts, strict=True)])
-        whole, _ = model.two_stream(Batch.of([row.tolist() for row in rows]), Asked(at, counts), state)
+        whole, _ = model.two_stream(
+            Batch.of([row.tolist() for row in rows]), QueryPositions(at, counts), state
+        )
         parts = []
         for row in range(2):
             alone = model.remember(1, 6)
             if known[row]:
                 _, alone = model.hidden(Batch.of([before[row].tolist()]), alone)
-            asked = Asked(torch.arange(counts[row]), [counts[row]])
+            asked = QueryPositions(torch.arange(counts[row]), [counts[row]])
             parts.append(model.two_stream(Batch.of([rows[row].tolist()]), asked, alone)[0])
     close(whole, torch.cat(parts), "rows alone")
 

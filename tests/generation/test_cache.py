@@ -14,7 +14,7 @@ from etymon.generation.beam import _best
 from etymon.generation.decoding import start_token
 from etymon.generation.stepper import Stepper
 from etymon.nn.batch import Batch
-from etymon.nn.state import SPARE
+from etymon.nn.cache import SPARE
 from etymon.nn.vocabulary import Context
 from tests.decoders import rows_of
 from tests.generation.conftest import remembering

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from etymon.errors import EtymonError
 from etymon.nn import adaptive, vocabulary
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary, choose_cutoffs
-from etymon.nn.linear import Embedding
+from etymon.nn.layers import Embedding
 from etymon.nn.vocabulary import DenseVocabulary
 
 WORDS, WIDTH, ASKED = 60, 16, 40

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import etymon
 from etymon.families.model import Model
-from etymon.nn.alignment import ALIGNMENT, is_aligned
 from etymon.nn.batch import Batch
+from etymon.nn.initialise import ALIGNMENT, is_aligned
 from etymon.training.memories import Memories
 from etymon.training.unit import TrainingUnit
 from tests import tiny

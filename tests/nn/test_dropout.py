@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import etymon.nn.dropout as parts
+import etymon.nn.layers as parts
 
 
 def test_rate_scale_and_seed() -> None:

@@ -15,10 +15,9 @@ import etymon
 from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.nn import visibility
-from etymon.nn.batch import Batch
+from etymon.nn.batch import Batch, Layout
+from etymon.nn.cache import KeyValueState, Places
 from etymon.nn.memory import SegmentMemory
-from etymon.nn.ragged import Layout
-from etymon.nn.state import KeyValueState, Places
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocabulary": 23, "positions": 16, "dim": 12, "layers": 2, "heads": 2},

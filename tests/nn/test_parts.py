@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
-from etymon.nn.activations import ACTIVATIONS
 from etymon.nn.attention import Attention
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import FeedForward, ParallelBlock, Stack
+from etymon.nn.embeddings import BucketedBias, Rotary
 from etymon.nn.heads import DeepProjection, Pooler, Projection
 from etymon.nn.initialise import constant, initialise, normal, truncated_normal
-from etymon.nn.linear import Linear, RootMeanSquareNorm
-from etymon.nn.positions import BucketedBias, Rotary
-from etymon.nn.visibility import Causal
+from etymon.nn.layers import ACTIVATIONS, Linear, RootMeanSquareNorm
+from etymon.nn.visibility import CausalRule
 
 # Key position minus query position -> bucket, of 32 buckets up to a distance of 128.
 BOTH_WAYS = {
@@ -95,7 +94,7 @@ def test_a_parallel_block_adds_both_parts_of_one_norm() -> None:
         q, k, v = (part(n_ND).view(4, 2, 4).transpose(0, 1) for part in (own.query, own.key, own.value))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(4, 8)
         expected = x_ND + 0.5 * (own.output(mixed) + block.feed_forward(n_ND))
-        torch.testing.assert_close(Stack([block], Causal())(x_ND, batch), expected)
+        torch.testing.assert_close(Stack([block], CausalRule())(x_ND, batch), expected)
 
 
 def test_root_mean_square_norm() -> None:

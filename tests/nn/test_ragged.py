@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout, permute, token_order
+from etymon.nn.batch import Batch, Layout, permute, token_order
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from etymon.nn.ragged import Layout
+from etymon.nn.batch import Layout
 from etymon.nn.relative import (
+    DistanceSinusoids,
     RelativeAttention,
-    RelativeSight,
+    RelativeInputs,
     RelativeView,
-    Sinusoids,
     relative_attend,
 )
 
@@ -73,9 +73,9 @@ def test_scores_are_those_of_the_paper() -> None:
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(7, 12, dtype=torch.double)
-    table = Sinusoids(12)(torch.arange(6, -2, -1)).double()
+    table = DistanceSinusoids(12)(torch.arange(6, -2, -1)).double()
     hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)[None]
-    got = attention(x, RelativeSight(RelativeView(Layout([7]), table, 7, offset=6, hidden_RQT=hidden)))
+    got = attention(x, RelativeInputs(RelativeView(Layout([7]), table, 7, offset=6, hidden_RQT=hidden)))
     q, k, v = (part(x).view(7, 3, 4) for part in (attention.query, attention.key, attention.value))
     expected = torch.zeros(7, 3, 4, dtype=torch.double)
     for head in range(3):
@@ -143,7 +143,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_value() -> None:
 
 
 def test_sinusoids_come_sines_first_and_stop_at_the_clamp() -> None:
-    table = Sinusoids(8, clamp=3)(torch.arange(6, -6, -1))
+    table = DistanceSinusoids(8, clamp=3)(torch.arange(6, -6, -1))
     assert torch.equal(table[0], table[3]) and torch.equal(table[-1], table[-3])
     assert not torch.equal(table[3], table[4])
     torch.testing.assert_close(

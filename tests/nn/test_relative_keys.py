@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import etymon
-from etymon.nn.attention import Attention, Sight
+from etymon.nn.attention import Attention, LayerInputs, RelativeKeys, skew
 from etymon.nn.batch import Batch
-from etymon.nn.relative_keys import RelativeKeys, skew
-from etymon.nn.state import KeyValueState, Places
-from etymon.nn.visibility import Causal, Everything, Rule, cached_view, flat_view
+from etymon.nn.cache import KeyValueState, Places
+from etymon.nn.visibility import CausalRule, FullRule, Rule, cached_view, flat_view
 
 POSITIONS, DIM, HEADS = 9, 12, 3
 KINDS = {"relative_key": False, "relative_key_query": True}
@@ -70,7 +69,7 @@ def texts(lengths: list[int]) -> tuple[Batch, Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", [Everything(), Causal()], ids=str)
+@pytest.mark.parametrize("rule", [FullRule(), CausalRule()], ids=str)
 @pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [1]], ids=str)
 def test_ragged_rows_and_their_gradients_are_the_formulas(kind: str, rule: Rule, lengths: list[int]) -> None:
     attention, (batch, x_ND) = attention_with(kind), texts(lengths)
@@ -79,9 +78,9 @@ def test_ragged_rows_and_their_gradients_are_the_formulas(kind: str, rule: Rule,
     for way in ("fast", "formula"):
         x = x_ND.clone().requires_grad_()
         if way == "fast":
-            out = attention(x, Sight(view=flat_view(rule, batch)))
+            out = attention(x, LayerInputs(view=flat_view(rule, batch)))
         else:
-            causal = isinstance(rule, Causal)
+            causal = isinstance(rule, CausalRule)
             out = torch.cat([attended(attention, row, causal=causal) for row in x.split(lengths)])
         attention.zero_grad()
         (out * weight).sum().backward()
@@ -94,9 +93,9 @@ def test_ragged_rows_and_their_gradients_are_the_formulas(kind: str, rule: Rule,
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_weights_that_are_traced_are_those_that_are_used(kind: str) -> None:
     attention, (batch, x_ND) = attention_with(kind), texts(LENGTHS)
-    fast = attention(x_ND, Sight(view=flat_view(Everything(), batch)))
+    fast = attention(x_ND, LayerInputs(view=flat_view(FullRule(), batch)))
     attention.seen = []
-    torch.testing.assert_close(attention(x_ND, Sight(view=flat_view(Everything(), batch))), fast)
+    torch.testing.assert_close(attention(x_ND, LayerInputs(view=flat_view(FullRule(), batch))), fast)
     assert attention.seen[0].shape == (len(LENGTHS), HEADS, 9, 9)
 
 
@@ -109,12 +108,12 @@ def test_positions_that_are_told_count_and_not_places(kind: str) -> None:
     hidden = torch.arange(7) % 2 == 1
     expected = attention(
         wide_ND,
-        Sight(
-            view=flat_view(Everything(), Batch(whole.ids, whole.layout, whole.positions, hidden_keys=hidden))
+        LayerInputs(
+            view=flat_view(FullRule(), Batch(whole.ids, whole.layout, whole.positions, hidden_keys=hidden))
         ),
     )
     told = Batch(batch.ids, batch.layout, 2 * batch.positions, last_position=6, counted=False)
-    got = attention(x_ND, Sight(view=flat_view(Everything(), told)))
+    got = attention(x_ND, LayerInputs(view=flat_view(FullRule(), told)))
     torch.testing.assert_close(got[:4], expected[::2])
 
 
@@ -122,14 +121,14 @@ def test_positions_that_are_told_count_and_not_places(kind: str) -> None:
 @pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1, 1], [3, 1, 2]], ids=str)
 def test_step_by_step_with_a_cache_is_the_whole_text(kind: str, steps: list[int]) -> None:
     attention, (batch, x_ND) = attention_with(kind), texts([6, 6])
-    whole = attention(x_ND, Sight(view=flat_view(Causal(), batch))).view(2, 6, DIM)
+    whole = attention(x_ND, LayerInputs(view=flat_view(CausalRule(), batch))).view(2, 6, DIM)
     state, done, parts = KeyValueState(1, 2, 6), 0, []
     for count in steps:
         rows = [[0] * count] * 2
         new = Batch.of(rows)
         new = Batch(new.ids, new.layout, new.positions + done, counted=False)
-        view = cached_view(Causal(), new, (done, done))
-        sight = Sight(view=view, places=Places(new.layout, (done, done)), cache=state.self_caches[0])
+        view = cached_view(CausalRule(), new, (done, done))
+        sight = LayerInputs(view=view, places=Places(new.layout, (done, done)), cache=state.self_caches[0])
         x_new = x_ND.view(2, 6, DIM)[:, done : done + count].reshape(-1, DIM)
         parts.append(attention(x_new, sight).view(2, count, DIM))
         done += count

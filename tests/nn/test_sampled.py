@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from etymon.nn.sampled import SampledVocabulary, log_expected_count, log_uniform
+from etymon.nn.adaptive import SampledVocabulary, log_expected_count, log_uniform
 
 
 def test_draws_are_different_seeded_and_counted() -> None:
@@ -51,7 +51,7 @@ def test_the_loss_is_tensorflow_s_formula(monkeypatch: pytest.MonkeyPatch) -> No
         torch.randn(5, 6, dtype=torch.double, generator=torch.Generator().manual_seed(2)),
     )
     targets, sampled = torch.tensor([3, 0, 9, 3, 39]), torch.tensor([0, 7, 3, 20])
-    monkeypatch.setattr("etymon.nn.sampled.log_uniform", lambda *_: (sampled, 11))
+    monkeypatch.setattr("etymon.nn.adaptive.log_uniform", lambda *_: (sampled, 11))
     x_nD.requires_grad_()
     loss = vocabulary.sampled_loss(x_nD, None, targets, 4)
 

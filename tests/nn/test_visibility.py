@@ -16,8 +16,8 @@ from torch import Tensor
 
 from etymon.nn import visibility
 from etymon.nn.batch import Batch
-from etymon.nn.positions import BucketedBias
-from etymon.nn.visibility import Band, Causal, Everything, Rule, cached_view, flat_view, group_rows
+from etymon.nn.embeddings import BucketedBias
+from etymon.nn.visibility import BandRule, CausalRule, FullRule, Rule, cached_view, flat_view, group_rows
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 HEADS, WIDTH = 2, 4
@@ -25,15 +25,15 @@ PREFIX = 4
 
 # What the rules mean, for one query and one key of a row.
 MEANINGS: dict[Rule, Callable[[int, int], bool]] = {
-    Everything(): lambda query, key: True,
-    Causal(): lambda query, key: key <= query,
-    Band(3): lambda query, key: query - 2 <= key <= query,
+    FullRule(): lambda query, key: True,
+    CausalRule(): lambda query, key: key <= query,
+    BandRule(3): lambda query, key: query - 2 <= key <= query,
 }
 # The same with a prefix that is read in both directions.
 PREFIXED: dict[Rule, Callable[[int, int], bool]] = {
-    Everything(): lambda query, key: True,
-    Causal(): lambda query, key: key <= query or key < PREFIX,
-    Band(3): lambda query, key: abs(query - key) < 3 and (key <= query or key < PREFIX),
+    FullRule(): lambda query, key: True,
+    CausalRule(): lambda query, key: key <= query or key < PREFIX,
+    BandRule(3): lambda query, key: abs(query - key) < 3 and (key <= query or key < PREFIX),
 }
 
 
@@ -103,7 +103,7 @@ def test_rules_honour_a_prefix(rule: Rule, lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("prefix", [0, 1])
-@pytest.mark.parametrize("rule", [Causal(), Band(4)], ids=str)
+@pytest.mark.parametrize("rule", [CausalRule(), BandRule(4)], ids=str)
 def test_a_prefix_of_nothing_is_no_prefix(rule: Rule, prefix: int) -> None:
     (group,) = flat_view(rule, batch_of([4, 4], prefix)).groups
     assert group.mask is None and group.causal
@@ -113,17 +113,17 @@ def test_a_prefix_of_nothing_is_no_prefix(rule: Rule, prefix: int) -> None:
 
 def test_a_prefix_comes_first() -> None:
     with pytest.raises(ValueError, match="at once"):
-        cached_view(Causal(), batch_of([3, 3], 2), (1, 1))
+        cached_view(CausalRule(), batch_of([3, 3], 2), (1, 1))
 
 
 @pytest.mark.usefixtures("grouping")
 @pytest.mark.parametrize(("queries", "keys"), [([3, 1, 4], [2, 6, 6]), ([2, 2], [5, 1]), ([1, 4], [3, 3])])
 def test_queries_and_keys_of_other_batches(queries: list[int], keys: list[int]) -> None:
-    assert_same_attention(batch_of(queries), batch_of(keys), Everything())
+    assert_same_attention(batch_of(queries), batch_of(keys), FullRule())
 
 
 @pytest.mark.usefixtures("grouping")
-@pytest.mark.parametrize("rule", [Everything(), Causal(), Band(3)], ids=str)
+@pytest.mark.parametrize("rule", [FullRule(), CausalRule(), BandRule(3)], ids=str)
 def test_hidden_keys_are_seen_by_nobody(rule: Rule) -> None:
     batch = batch_of([4, 2, 5])
     hidden = torch.zeros_like(batch.ids, dtype=torch.bool)
@@ -138,7 +138,7 @@ def test_who_sees_nothing_gets_zeros_and_finite_gradients(
 ) -> None:
     batch = batch_of([3, 3])
     hidden = torch.tensor([True, False, False, True, True, True])
-    view = flat_view(Causal(), replace(batch, hidden_keys=hidden, views={}))
+    view = flat_view(CausalRule(), replace(batch, hidden_keys=hidden, views={}))
     q, k, v = (parts(6, seed).detach().to(dtype).requires_grad_() for seen_by, seed in enumerate((1, 2, 3)))
     out = view.attend(q, k, v, scale=0.5, seen=seen)
     assert not out[[0, 3, 4, 5]].any()
@@ -168,11 +168,11 @@ def test_groups_hold_every_row_once(keys: list[int], data: st.DataObject) -> Non
 
 
 def test_rows_of_one_length_are_one_group_without_a_mask() -> None:
-    for rule, causal in ((Everything(), False), (Causal(), True), (Band(4), True)):
+    for rule, causal in ((FullRule(), False), (CausalRule(), True), (BandRule(4), True)):
         (group,) = flat_view(rule, batch_of([4, 4])).groups
         assert group.mask is None
         assert group.causal is causal
-    (masked,) = flat_view(Band(3), batch_of([4, 4])).groups
+    (masked,) = flat_view(BandRule(3), batch_of([4, 4])).groups
     assert masked.mask is not None
 
 
@@ -181,16 +181,16 @@ def test_a_band_as_wide_as_the_rows_is_causal(lengths: list[int]) -> None:
     batch = batch_of(lengths)
     tokens = batch.layout.tokens
     q, k, v = parts(tokens, 1), parts(tokens, 2), parts(tokens, 3)
-    causal = flat_view(Causal(), batch).attend(q, k, v, scale=0.5)
-    torch.testing.assert_close(flat_view(Band(6), batch).attend(q, k, v, scale=0.5), causal)
-    assert not torch.allclose(flat_view(Band(5), batch).attend(q, k, v, scale=0.5), causal)
+    causal = flat_view(CausalRule(), batch).attend(q, k, v, scale=0.5)
+    torch.testing.assert_close(flat_view(BandRule(6), batch).attend(q, k, v, scale=0.5), causal)
+    assert not torch.allclose(flat_view(BandRule(5), batch).attend(q, k, v, scale=0.5), causal)
 
 
-@pytest.mark.parametrize("rule", [Everything(), Causal(), Band(3)], ids=str)
+@pytest.mark.parametrize("rule", [FullRule(), CausalRule(), BandRule(3)], ids=str)
 def test_a_plain_rule_is_its_mask(rule: Rule) -> None:
     """What is compiled to nothing or to a flag is what the mask would have said."""
     index = torch.arange(5)[None]
-    allowed = rule.allowed(visibility.Columns(index), visibility.Columns(index))[0]
+    allowed = rule.allowed(visibility.RuleColumns(index), visibility.RuleColumns(index))[0]
     meaning = torch.tensor([[MEANINGS[rule](query, key) for key in range(5)] for query in range(5)])
     assert torch.equal(allowed, meaning)
     plain = rule.plain(5)
@@ -203,16 +203,16 @@ def test_a_plain_rule_is_its_mask(rule: Rule) -> None:
 
 def test_a_rule_is_compiled_once_a_batch() -> None:
     batch = batch_of([3, 2])
-    assert flat_view(Causal(), batch) is flat_view(Causal(), batch)
-    assert flat_view(Causal(), batch) is not flat_view(Everything(), batch)
+    assert flat_view(CausalRule(), batch) is flat_view(CausalRule(), batch)
+    assert flat_view(CausalRule(), batch) is not flat_view(FullRule(), batch)
 
 
 @pytest.mark.usefixtures("grouping")
-@pytest.mark.parametrize("rule", [Everything(), Causal()], ids=str)
+@pytest.mark.parametrize("rule", [FullRule(), CausalRule()], ids=str)
 @pytest.mark.parametrize("starts", [None, [5, 0, 2]], ids=["counted", "started"])
 def test_a_bias_on_the_scores(rule: Rule, starts: list[int] | None) -> None:
     batch = Batch.of([[1] * length for length in (4, 2, 7)], starts=starts)
-    bias = BucketedBias(HEADS, 8, 16, bidirectional=isinstance(rule, Everything)).double()
+    bias = BucketedBias(HEADS, 8, 16, bidirectional=isinstance(rule, FullRule)).double()
     torch.nn.init.normal_(bias.table.weight, generator=torch.Generator().manual_seed(0))
     tokens = batch.layout.tokens
     q, k, v = parts(tokens, 1), parts(tokens, 2), parts(tokens, 3)
@@ -236,7 +236,7 @@ def test_weights_are_in_the_order_of_the_rows() -> None:
     batch = batch_of(lengths)
     tokens = batch.layout.tokens
     seen: list[Tensor] = []
-    flat_view(Causal(), batch).attend(
+    flat_view(CausalRule(), batch).attend(
         parts(tokens, 1), parts(tokens, 2), parts(tokens, 3), scale=0.5, seen=seen
     )
     assert seen[0].shape == (4, HEADS, 5, 5)
@@ -249,7 +249,7 @@ def test_weights_are_in_the_order_of_the_rows() -> None:
         assert not weights.triu(1).any()
 
 
-@pytest.mark.parametrize("rule", [Causal(), Band(3), Everything()], ids=str)
+@pytest.mark.parametrize("rule", [CausalRule(), BandRule(3), FullRule()], ids=str)
 @pytest.mark.parametrize("past", [(2, 2), (3, 1), (0, 4)], ids=str)
 @pytest.mark.parametrize("new", [(1, 1), (2, 2), (1, 3)], ids=str)
 def test_new_tokens_over_a_past(rule: Rule, past: tuple[int, ...], new: tuple[int, ...]) -> None:

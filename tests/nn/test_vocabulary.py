@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from etymon.nn import vocabulary
-from etymon.nn.linear import Linear
+from etymon.nn.layers import Linear
 from etymon.nn.vocabulary import DenseVocabulary, Transform, chunks, cross_entropy, draw, linear_loss
 
 ROWS, WIDTH, WORDS = 7, 5, 11

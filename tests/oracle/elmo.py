@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from etymon.families.elmo.lstm import RecurrentState
 from etymon.families.model import Model
 from etymon.nn.batch import Batch, Letters
-from etymon.nn.recurrent import RecurrentState
-from etymon.nn.scalar_mix import ScalarMix
+from etymon.nn.features import ScalarMix
 from etymon.nn.trace import trace
 from etymon.text.words import LONGEST, PADDING, Lexicon
 from tests.oracle.case import Case

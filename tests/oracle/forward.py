@@ -16,8 +16,8 @@ from torch import Tensor
 
 from etymon import trace
 from etymon.families.model import Model
-from etymon.nn.memory import RecurrentBody
-from etymon.nn.two_stream import TwoStreamBody
+from etymon.families.transformer_xl.recurrence import RecurrentBody
+from etymon.families.xlnet.two_stream import TwoStreamBody
 from tests.oracle.heads import IGNORED_LABEL, reader
 from tests.oracle.inputs import Arguments, Text
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from etymon import trace
 from etymon.families.model import Model
-from etymon.nn.batch import Batch
+from etymon.families.xlnet.two_stream import _views
+from etymon.nn.batch import Batch, QueryPositions
 from etymon.nn.memory import SegmentMemory
 from etymon.nn.relative import remembered
-from etymon.nn.two_stream import Asked, _views
 from tests.oracle.forward import Reading
 from tests.oracle.heads import IGNORED_LABEL, reader
 from tests.oracle.inputs import Arguments, Text
@@ -73,10 +73,10 @@ def order_of(permuted_BTT: Tensor) -> Tensor:
     return order_BT
 
 
-def asked_of(mapped_BnT: Tensor) -> Asked:
+def asked_of(mapped_BnT: Tensor) -> QueryPositions:
     rows, count, length = mapped_BnT.shape
     at_Bn = mapped_BnT.argmax(-1) + torch.arange(rows)[:, None] * length
-    return Asked(at_Bn.reshape(-1), [count] * rows)
+    return QueryPositions(at_Bn.reshape(-1), [count] * rows)
 
 
 def _memories(state: SegmentMemory) -> dict[str, Tensor]:
@@ -116,11 +116,11 @@ def _run_both(
 
 
 def _everywhere(
-    model: Model, batch: Batch, asked: Asked, state: SegmentMemory, hidden: list[Tensor]
+    model: Model, batch: Batch, asked: QueryPositions, state: SegmentMemory, hidden: list[Tensor]
 ) -> list[Tensor]:
     """The attention of queries in every place, of which those that are not asked know nothing but their place."""
     stack, layout = model.body.stack, batch.layout
-    everywhere = Asked(torch.arange(batch.layout.tokens), batch.layout.lengths)
+    everywhere = QueryPositions(torch.arange(batch.layout.tokens), batch.layout.lengths)
     _, view = _views(stack, batch, state, hidden[0].dtype, everywhere)
     assert view is not None and batch.order is not None
     # Tokens that are not asked see whoever is not asked: itself, unlike what is asked.

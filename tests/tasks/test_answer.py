@@ -19,7 +19,7 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.saving import save
-from etymon.nn.ragged import Layout
+from etymon.nn.batch import Layout
 from etymon.objectives.objective import weighted_loss
 from etymon.sampling.plans import key
 from etymon.tables.table import Table, read_table

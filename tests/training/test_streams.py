@@ -67,11 +67,11 @@ def test_a_stream_has_its_own_memory(store: Any) -> None:
     objective: Any = unit.objective
     plan = objective.plan(store.train, 0, 0, streams=3)[:9]
     rows = [objective.prepare(store.train, row, None) for row in plan]
-    with torch.no_grad(), unit.apart():
+    with torch.no_grad(), unit.isolated_memory():
         together = [float(unit(objective.collate(rows[at : at + 3]))["loss"].sum) for at in (0, 3, 6)]
     alone = torch.zeros(3)
     for stream in range(3):
-        with torch.no_grad(), unit.apart():
+        with torch.no_grad(), unit.isolated_memory():
             alone += torch.tensor(
                 [float(unit(objective.collate([rows[at + stream]]))["loss"].sum) for at in (0, 3, 6)]
             )

@@ -1,7 +1,7 @@
 """XLNet (Yang et al. 2019): an encoder that learns to predict a text's tokens in any order.
 
 Layers know distances and segments, and remember the segments of text before. Fine-tuning, embedding and masked words use the
-content stream alone; permutation language modelling and generation use both (`nn/two_stream.py`).
+content stream alone; permutation language modelling and generation use both (`two_stream.py`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,13 @@ from etymon.families.family import (
     TokenizerChoice,
     divides,
 )
-from etymon.nn.activations import ACTIVATIONS
+from etymon.families.xlnet.two_stream import SegmentAttention, TwoStreamBody, TwoStreamStack
 from etymon.nn.blocks import Block, FeedForward
-from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
-from etymon.nn.heads import Pooler, Projection
+from etymon.nn.heads import ConditionalSpan, Pooler, Projection
 from etymon.nn.initialise import COMMON, Filler, normal
-from etymon.nn.linear import Embedding
-from etymon.nn.relative import Sinusoids
-from etymon.nn.spans import ConditionalSpan
-from etymon.nn.two_stream import SegmentAttention, TwoStreamBody, TwoStreamStack
+from etymon.nn.layers import ACTIVATIONS, Embedding, Rate
+from etymon.nn.relative import DistanceSinusoids
 from etymon.text import framing
 
 
@@ -113,7 +110,7 @@ def body(shape: Shape, heads: frozenset[str]) -> TwoStreamBody:
     ]
     stack = TwoStreamStack(
         layers,
-        Sinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout),
+        DistanceSinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout),
         causal=shape.causal,
         same_length=shape.same_length,
         both_ways=shape.both_ways,

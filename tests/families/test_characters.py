@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from etymon.nn.activations import Activation
+from etymon.families.elmo.characters import PADDING, Characters
 from etymon.nn.batch import Batch, Letters
-from etymon.nn.characters import PADDING, Characters
-from etymon.nn.scalar_mix import ScalarMix
+from etymon.nn.features import ScalarMix
+from etymon.nn.layers import Activation
 
 
 def characters(highways: int = 2, activation: Activation = torch.relu) -> Characters:

@@ -9,6 +9,7 @@ Legend: R rows, H heads, Q queries, T keys, K head width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -115,3 +116,88 @@ class DroppedAttention(torch.autograd.Function):
         gradient_q = (error @ k).mul_(ctx.scale)
         gradient_k = (error.transpose(-1, -2) @ q).mul_(ctx.scale)
         return gradient_q, gradient_k, gradient_v, gradient_bias, None, None, None
+
+
+# --- linear: Parts whose parameters are left blank until a family initialises or a checkpoint fills them.
+#
+# PyTorch's own constructors draw random numbers that are thrown away at once; here every parameter gets its
+# first value exactly once, and a family's rule says which (`initialise`).
+
+
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        pass
+
+
+class RootMeanSquareNorm(nn.Module):
+    """Scale-only normalisation (T5): no mean is taken off, no bias is added."""
+
+    def __init__(self, dim: int, epsilon: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+# --- activations: The activations of feed-forward parts and heads, by name.
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def clipped_gelu(x: Tensor) -> Tensor:
+    return F.gelu(x).clamp(-10, 10)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def laplace(x: Tensor) -> Tensor:
+    """The normal distribution function around sqrt(1/2), which approximates a squared ReLU (Ma et al. 2022)."""
+    return torch.special.ndtr((x - 0.707107) / 0.282095)
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_python": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_python_tanh": gelu_tanh,
+    "gelu_accurate": gelu_tanh,
+    "gelu_10": clipped_gelu,
+    "quick_gelu": quick_gelu,
+    "relu": F.relu,
+    "relu2": squared_relu,
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "silu": F.silu,
+    "swish": F.silu,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "laplace": laplace,
+    "linear": identity,
+}
+"""`gelu` is x * Phi(x) by the error function; `gelu_tanh` its approximation by tanh. Published folders spell one function in
+several ways, all of which are names here, so that a folder is written with the spelling it was read with."""

@@ -14,13 +14,12 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
+from etymon.families.rnn.alignment import Alignment
+from etymon.families.rnn.attention import RecurrentDecoder, RecurrentEncoder, RecurrentEncoderDecoder
 from etymon.families.seq2seq import SPECIALS, heads
-from etymon.nn.bodies import EncoderDecoder
-from etymon.nn.dropout import Rate
+from etymon.nn.blocks import EncoderDecoder
 from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, xavier
-from etymon.nn.linear import Embedding
-from etymon.nn.recurrent_alignment import Alignment
-from etymon.nn.recurrent_attention import RecurrentDecoder, RecurrentEncoder, RecurrentEncoderDecoder
+from etymon.nn.layers import Embedding, Rate
 from etymon.text import framing
 
 

@@ -17,27 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from etymon.nn.attention import Memory, Wanted
-from etymon.nn.batch import Batch
-from etymon.nn.blocks import Stack
-from etymon.nn.bodies import Body
+from etymon.nn.attention import Memory, QuerySubset
+from etymon.nn.batch import Batch, Layout, QueryPositions
+from etymon.nn.blocks import Body, Stack
+from etymon.nn.cache import Places
 from etymon.nn.embeddings import Embeddings
-from etymon.nn.memory import Recall, SegmentMemory
-from etymon.nn.ragged import Layout
-from etymon.nn.relative import RelativeAttention, RelativeSight, RelativeView, Sinusoids, remembered
-from etymon.nn.state import Places
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Places of a batch, by their flat index in order, and how many of them every row has."""
-
-    at: Tensor
-    counts: Sequence[int]
+from etymon.nn.memory import SegmentMemory, SlidingState
+from etymon.nn.relative import DistanceSinusoids, RelativeAttention, RelativeInputs, RelativeView, remembered
 
 
 @dataclass
-class StreamSight(Wanted):
+class StreamInputs(QuerySubset):
     """What one stream looks at in one layer: the keys, values and distances that both have in common."""
 
     view: RelativeView
@@ -65,7 +55,7 @@ class SegmentAttention(RelativeAttention):
         """Of the same segment, and of different ones."""
 
     def forward(self, x_ND: Tensor, sight: Any) -> Tensor:
-        if isinstance(sight, StreamSight):
+        if isinstance(sight, StreamInputs):
             return self.look(x_ND, sight.k_HRTK, sight.v_HRTK, sight.view, sight.r_HLK)
         return self.reread(x_ND, sight) if sight.places is None else super().forward(x_ND, sight)
 
@@ -81,7 +71,7 @@ class TwoStreamStack(Stack):
     def __init__(
         self,
         layers: Sequence[nn.Module],
-        sinusoids: Sinusoids,
+        sinusoids: DistanceSinusoids,
         *,
         causal: bool = False,
         same_length: bool = False,
@@ -105,7 +95,7 @@ class TwoStreamStack(Stack):
         batch: Batch,
         state: SegmentMemory | None = None,
         g_nD: Tensor | None = None,
-        asked: Asked | None = None,
+        asked: QueryPositions | None = None,
         reuse: int | None = None,
     ) -> Tensor:
         """Hidden states of the tokens, or else those of what is asked; the state takes up the first `reuse` tokens of the
@@ -118,7 +108,7 @@ class TwoStreamStack(Stack):
             self._see(x_ND, g_nD)
             past_RMD = None if state is None else state.layers[number]
             k_HRTK, v_HRTK = attention.keys(remembered(past_RMD, layout.lift(x_ND)))
-            sight = StreamSight(content, k_HRTK, v_HRTK, attention.distances(content.table_LD))
+            sight = StreamInputs(content, k_HRTK, v_HRTK, attention.distances(content.table_LD))
             # Nobody reads the content behind the last layer if something else is asked.
             if g_nD is None or number + 1 < len(self.layers) or self.seen is not None:
                 x_ND = layer(x_ND, sight)
@@ -138,7 +128,7 @@ class TwoStreamStack(Stack):
             self.seen.extend([x_ND] if g_nD is None else [x_ND, g_nD])
 
     def ahead(
-        self, x_ND: Tensor, g_RD: Tensor, layout: Layout, begins: Sequence[int], state: Ahead
+        self, x_ND: Tensor, g_RD: Tensor, layout: Layout, begins: Sequence[int], state: LookaheadState
     ) -> tuple[Tensor, Tensor]:
         """Reads tokens of every row, the first of which are its `begins`, behind what the state holds of those before them.
         They see each other. Gives their hidden states, and those of queries in the places behind them."""
@@ -180,9 +170,9 @@ class TwoStreamStack(Stack):
                 else attention.distances(table_LD)
             )
             cache = state.self_caches[number]
-            sight = RelativeSight(content, cache=cache, places=places, first=first, r_HLK=r_HLK)
+            sight = RelativeInputs(content, cache=cache, places=places, first=first, r_HLK=r_HLK)
             x_ND = layer(x_ND, sight)
-            g_RD = layer(g_RD, RelativeSight(query, cache=cache, first=first, r_HLK=r_HLK))
+            g_RD = layer(g_RD, RelativeInputs(query, cache=cache, first=first, r_HLK=r_HLK))
         ends = [begin + length for begin, length in zip(begins, layout.lengths, strict=True)]
         state.advance(Layout([end - old for end, old in zip(ends, state.lengths, strict=True)], device))
         return self.dropout(x_ND), self.dropout(g_RD)
@@ -193,7 +183,7 @@ def _views(
     batch: Batch,
     state: SegmentMemory | None,
     dtype: torch.dtype,
-    asked: Asked | None,
+    asked: QueryPositions | None,
 ) -> tuple[RelativeView, RelativeView | None]:
     """Who sees whom, once for all layers: the tokens, and what is asked."""
     layout, device = batch.layout, batch.device
@@ -283,7 +273,7 @@ def _behind(before: int, column_RQ: Tensor, value: int | bool) -> Tensor:
     return torch.cat([column_RQ.new_full((len(column_RQ), before), value), column_RQ], 1)
 
 
-class Ahead(Recall):
+class LookaheadState(SlidingState):
     """A decode that asks what stands in the next place. Its last token is read again with the next one, which it then sees
     (as published: that was found to be a little better)."""
 
@@ -326,14 +316,14 @@ class TwoStreamBody(Body):
     def forward(
         self, batch: Batch, memory: Memory | None = None, state: Any = None, embedded: Tensor | None = None
     ) -> Tensor:
-        if isinstance(state, Ahead):
+        if isinstance(state, LookaheadState):
             return self._ahead(batch, state)
         return self.stack.streams(self.embeddings(batch, embedded), batch, state, reuse=self.reuse)
 
     def two_stream(
         self,
         batch: Batch,
-        asked: Asked,
+        asked: QueryPositions,
         state: SegmentMemory | None = None,
         embedded: Tensor | None = None,
         reuse: int | None = None,
@@ -346,14 +336,14 @@ class TwoStreamBody(Body):
     def remember(self, rows: int, length: int | None = None) -> SegmentMemory:
         return SegmentMemory(len(self.stack.layers), rows, self.memory if length is None else length)
 
-    def start(self, rows: int, capacity: int = 0) -> Ahead:
-        return Ahead(len(self.stack.layers), rows, capacity, self.memory)
+    def start(self, rows: int, capacity: int = 0) -> LookaheadState:
+        return LookaheadState(len(self.stack.layers), rows, capacity, self.memory)
 
     def _blanks(self, count: int) -> Tensor:
         blank_1D: Any = self.embeddings.blank
         return self.embeddings.dropout(blank_1D.expand(count, -1))
 
-    def _ahead(self, batch: Batch, state: Ahead) -> Tensor:
+    def _ahead(self, batch: Batch, state: LookaheadState) -> Tensor:
         """For every new token, the hidden state of a query in the place behind it. A prefix is read at once, and only its last
         token has a query: of the others there is the content."""
         old, new, device = state.lengths, batch.layout.lengths, batch.device

@@ -13,13 +13,13 @@ from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
 from etymon.families.decoders import BYTE_BPE, HEADS, check_cutoffs, layer_norm, pocket_recipe
 from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families.transformer_xl.recurrence import RecurrentBody, RecurrentStack
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.blocks import Block, FeedForward
-from etymon.nn.dropout import Rate
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal
-from etymon.nn.memory import RecurrentBody, RecurrentStack
-from etymon.nn.relative import RelativeAttention, Sinusoids, relative_biases
+from etymon.nn.layers import Rate
+from etymon.nn.relative import DistanceSinusoids, RelativeAttention, relative_biases
 from etymon.text import framing
 
 
@@ -123,7 +123,7 @@ def body(shape: Shape, heads: frozenset[str]) -> RecurrentBody:
     )
     stack = RecurrentStack(
         layers,
-        Sinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout),
+        DistanceSinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout),
         memory=shape.memory,
         same_length=shape.same_length,
         dropout=shape.dropout,

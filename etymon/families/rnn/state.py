@@ -12,8 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from etymon.nn.ragged import Layout
-from etymon.nn.state import SPARE
+from etymon.nn.batch import Layout
+from etymon.nn.cache import SPARE
 
 
 @dataclass

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from etymon.nn.activations import Activation
 from etymon.nn.batch import Batch
-from etymon.nn.linear import Embedding, Linear
+from etymon.nn.layers import Activation, Embedding, Linear
 
 CHARACTERS, PADDING = 262, 261
 """No word at all; 256 bytes; begin and end of a text, begin and end of a word, and the rest of a short word."""

@@ -18,15 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from etymon.families.rnn.alignment import Alignment, Readout
+from etymon.families.rnn.state import Carried, RecurrentState, Source
 from etymon.nn.attention import Memory
-from etymon.nn.batch import Batch
-from etymon.nn.bodies import EncoderDecoder
-from etymon.nn.dropout import Dropout
-from etymon.nn.linear import Embedding, Linear
-from etymon.nn.ragged import Layout
-from etymon.nn.recurrent_alignment import Alignment, Readout
-from etymon.nn.recurrent_layers import Kind, Packing, gru_step, lstm_step, recurrent
-from etymon.nn.recurrent_state import Carried, RecurrentState, Source
+from etymon.nn.batch import Batch, Layout
+from etymon.nn.blocks import EncoderDecoder
+from etymon.nn.layers import Dropout, Embedding, Linear
+from etymon.nn.recurrent import Kind, Packing, gru_step, lstm_step, recurrent
 
 
 @dataclass

@@ -18,17 +18,14 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families.decoders import check_cutoffs, check_divisor
+from etymon.families.elmo.characters import Characters
+from etymon.families.elmo.lstm import LstmState, TwoWayStack
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
-from etymon.nn.activations import ACTIVATIONS
-from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
-from etymon.nn.bodies import Body
-from etymon.nn.characters import Characters
-from etymon.nn.dropout import Rate
-from etymon.nn.features import FeatureSettings
+from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary, SampledVocabulary
+from etymon.nn.blocks import Body
+from etymon.nn.features import FeatureSettings, ScalarMix
 from etymon.nn.initialise import Filler, constant, normal, remembering, uniform, with_zero_row
-from etymon.nn.recurrent import RecurrentState, TwoWayStack
-from etymon.nn.sampled import SampledVocabulary
-from etymon.nn.scalar_mix import ScalarMix
+from etymon.nn.layers import ACTIVATIONS, Rate
 from etymon.text import framing
 
 FILTERS = "1x32 2x32 3x64 4x128 5x256 6x512 7x1024"
@@ -97,7 +94,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 class TwoWayBody(Body):
-    def remember(self, rows: int, length: int | None = None) -> RecurrentState:
+    def remember(self, rows: int, length: int | None = None) -> LstmState:
         """What both directions carry from segment to segment, whatever the length."""
         stack: Any = self.stack
         return stack.start(rows)

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from etymon.nn.batch import Batch
-from etymon.nn.ragged import Layout
-from etymon.nn.recurrent import Lstm, TwoWayStack, run
-from etymon.nn.recurrent_layers import Packing
+from etymon.families.elmo.lstm import Lstm, Packing, TwoWayStack, run
+from etymon.nn.batch import Batch, Layout
 
 LENGTHS = (3, 5, 0, 2)
 

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from etymon.nn.linear import Linear
-from etymon.nn.recurrent_state import Source
+from etymon.families.rnn.state import Source
+from etymon.nn.layers import Linear
 
 
 class Alignment(nn.Module):

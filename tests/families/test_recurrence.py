@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from etymon.nn import memory as memories
+from etymon.families.transformer_xl import recurrence
+from etymon.families.transformer_xl.recurrence import RecurrentBody, RecurrentStack
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.embeddings import Embeddings
-from etymon.nn.linear import Embedding
-from etymon.nn.memory import RecurrentBody, RecurrentStack
-from etymon.nn.relative import RelativeAttention, Sinusoids
+from etymon.nn.layers import Embedding
+from etymon.nn.relative import DistanceSinusoids, RelativeAttention
 
 WORDS, WIDTH, LENGTH = 40, 16, 24
 generator = torch.Generator().manual_seed(0)
@@ -39,7 +39,9 @@ def built(
         )
         for _ in range(3)
     ]
-    stack = RecurrentStack(layers, Sinusoids(WIDTH, clamp=clamp), memory=length, same_length=same_length)
+    stack = RecurrentStack(
+        layers, DistanceSinusoids(WIDTH, clamp=clamp), memory=length, same_length=same_length
+    )
     body = RecurrentBody(Embeddings(Embedding(WORDS, WIDTH), scale=4.0), stack, zero_start=zero_start)
     for parameter in body.parameters():
         nn.init.normal_(parameter, 0.0, 0.3)
@@ -84,7 +86,7 @@ def test_too_little_memory_and_zeros_at_the_start_are_something_else() -> None:
 def test_decoding_sees_what_segments_see(
     norm_first: bool, zero_start: bool, same_length: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memories, "SPARE", 2)
+    monkeypatch.setattr("etymon.nn.memory.SPARE", 2)
     body = built(4, norm_first=norm_first, zero_start=zero_start, same_length=same_length)
     cuts = [0, 5, *range(6, LENGTH + 1)]
     recall = body.start(3, 10)
@@ -174,7 +176,7 @@ def test_evaluation_may_remember_longer_than_training() -> None:
 
 
 def test_a_decode_can_go_back_to_a_mark_beyond_what_it_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "SPARE", 2)
+    monkeypatch.setattr("etymon.nn.memory.SPARE", 2)
     body = built(3, same_length=True)
     state = body.start(3)
     pieces(body, state, [0, 6])
@@ -190,7 +192,7 @@ def test_a_decode_can_go_back_to_a_mark_beyond_what_it_dropped(monkeypatch: pyte
 
 
 def test_chosen_rows_of_a_decode_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "SPARE", 1)
+    monkeypatch.setattr("etymon.nn.memory.SPARE", 1)
     for zero_start in (False, True):
         body = built(3, same_length=True, zero_start=zero_start)
         state = body.start(3)
@@ -208,7 +210,7 @@ def test_chosen_rows_of_a_decode_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_prompts_are_read_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "PIECE", 5)
+    monkeypatch.setattr(recurrence, "PIECE", 5)
     body = built(4, same_length=True)
     lengths = [24, 3, 11]
     texts = [text[:length] for text, length in zip(TEXTS, lengths, strict=True)]

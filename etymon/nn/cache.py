@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from etymon.nn.ragged import Layout
+from etymon.nn.batch import Layout
 
 
 class StreamState(Protocol):
@@ -139,7 +139,7 @@ SPARE = 16
 """Tokens before the last call that a window can be cropped by."""
 
 
-class Window:
+class PointerWindow:
     """Hidden states and ids of every row's tokens: those of the last call, behind the `reach` before them (-1: no token)."""
 
     def __init__(self, reach: int) -> None:
@@ -178,8 +178,8 @@ class Window:
         if min(self.new, default=0) < -SPARE:
             raise ValueError(f"a window can be cropped by {SPARE} tokens before the last call")
 
-    def select(self, rows: Tensor) -> Window:
-        other = Window(self.reach)
+    def select(self, rows: Tensor) -> PointerWindow:
+        other = PointerWindow(self.reach)
         if self.new:
             other._hidden_RMD, other._ids_RM = self._hidden_RMD[rows], self._ids_RM[rows]
             other.new = tuple(self.new[row] for row in rows.tolist())
@@ -201,7 +201,7 @@ class KeyValueState:
         self.sources: tuple[int, ...] = tuple(range(rows))
         """The row of the cross caches that each row looks at: neighbours may share one, equally many of them."""
         self.spare: Tensor | None = None
-        self.window: Window | None = None
+        self.window: PointerWindow | None = None
 
     @property
     def empty(self) -> bool:
@@ -279,7 +279,7 @@ class KeyValueState:
             if any(lengths):
                 self.window.crop(dropped)
             else:
-                self.window = Window(self.window.reach)
+                self.window = PointerWindow(self.window.reach)
 
     def fork(self, copies: int) -> KeyValueState:
         """Every row repeated `copies` times, side by side (beams, shared prefixes)."""
