@@ -43,11 +43,11 @@ def ours(folder: Path, what: str) -> Callable[[], Seconds]:
     from etymon.families.loading import load
     from etymon.tables.table import read_table
     from etymon.tasks import get_task, headed
-    from etymon.training.feeding import Course, Feed, Phase, Position
+    from etymon.training.feeding import Feed, Phase, Position, StepStream
     from etymon.training.loop import Trainer, TrainingSettings
     from etymon.training.optimisers import OptimiserChoice
-    from etymon.training.progress import progress
-    from etymon.training.state import Run
+    from etymon.training.progress import make_progress
+    from etymon.training.state import RunFolder
     from etymon.training.unit import TrainingUnit
 
     model = load(folder)
@@ -67,10 +67,10 @@ def ours(folder: Path, what: str) -> Callable[[], Seconds]:
     task.batch_rows = ROWS
     examples = task.encode(read_table(table("train")[:TRAINED]), learn=True)
     unit = TrainingUnit(model, task)
-    course = Course([Phase(0, Feed(task, examples, SEED, slices=1, rows=1))])
+    course = StepStream([Phase(0, Feed(task, examples, SEED, slices=1, rows=1))])
     settings = TrainingSettings(steps=1_000_000, optimiser=OptimiserChoice(learning_rate=5e-5), seed=SEED)
     trainer = Trainer(
-        unit, course, settings, Run(folder / "run"), progress=progress("silent"), validate=lambda step: {},
+        unit, course, settings, RunFolder(folder / "run"), progress=make_progress("silent"), validate=lambda step: {},
         save_members=lambda folder: None,
     )  # fmt: skip
     steps = course.steps(0, Position(), 1_000_000)

@@ -165,7 +165,7 @@ def test_nobody_prints_json_that_may_hold_nan() -> None:
     of_texts = {
         "config.py",
         "files.py",
-        "report/heatmaps.py",
+        "report/page.py",
         "checkpoints/sentences.py",
         "training/state.py",
     }

@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "training": {"objectives", "checkpoints"},
     "generation": {"families"},
     "tasks": {"objectives", "generation", "tables"},
-    "runs": {"tasks", "training", "report"},
+    "runs": {"tasks", "training", "report", "lab.baselines"},
     "lab": {"runs", "verbs"},
     "verbs": {"lab"},
     "serving": {"verbs"},

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from etymon.errors import EtymonError
 from etymon.training import progress as module
-from etymon.training.progress import LiveProgress, PlainProgress, Progress, format_value, progress
+from etymon.training.progress import LiveProgress, PlainProgress, Progress, format_value, make_progress
 
 VALUES = {"loss": 2.5, "bits_per_byte": 1.25, "tokens_per_second": 12_345.0, "mfu": 0.31, "memory": 1.5e9}
 
@@ -118,8 +118,8 @@ def test_notebook_display_in_a_real_kernel():
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(module.__file__).parents[2])!r})
-from etymon.training.progress import progress
-display = progress()
+from etymon.training.progress import make_progress
+display = make_progress()
 display.start(4, "title")
 for step in range(1, 5):
     display.update(step, {{"loss": 5.0 - step}})
@@ -134,11 +134,11 @@ display.close()
 
 
 def test_kinds(monkeypatch):
-    assert type(progress("silent")) is Progress
-    assert isinstance(progress("plain"), PlainProgress)
-    assert isinstance(progress("rich"), LiveProgress)
+    assert type(make_progress("silent")) is Progress
+    assert isinstance(make_progress("plain"), PlainProgress)
+    assert isinstance(make_progress("rich"), LiveProgress)
     with pytest.raises(EtymonError, match="did you mean 'plain'"):
-        progress("plane")  # type: ignore[arg-type]
+        make_progress("plane")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_auto_looks_at_the_terminal(monkeypatch, terminal, name, expected):
 
     monkeypatch.setattr(sys, "stderr", Stream())
     monkeypatch.setenv("TERM", name)
-    assert isinstance(progress(), expected)
+    assert isinstance(make_progress(), expected)
 
 
 @pytest.mark.parametrize(

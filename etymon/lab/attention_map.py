@@ -18,11 +18,11 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import encode_prompts, source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.trace import trace
-from etymon.report.heatmaps import Attended
+from etymon.report.plots import AttentionMap
 from etymon.text.tokenizer import Tokenizer
 
 
-def attended(model: Model, source: str, target: str | None = None) -> list[Attended]:
+def attended(model: Model, source: str, target: str | None = None) -> list[AttentionMap]:
     """The attention of a text. A target is what an encoder-decoder writes (its own greedy text if it is not told), the second
     text of a pair for an encoder, and a continuation for a decoder."""
     with torch.inference_mode(), eval_mode(model):
@@ -32,7 +32,7 @@ def attended(model: Model, source: str, target: str | None = None) -> list[Atten
     return found
 
 
-def _one(model: Model, source: str, target: str | None) -> list[Attended]:
+def _one(model: Model, source: str, target: str | None) -> list[AttentionMap]:
     tokenizer = tokenizer_of(model)
     if "bidirectional" in model.capabilities and "causal" not in model.capabilities:
         first, second = tokenizer.encode(source), None if target is None else tokenizer.encode(target)
@@ -46,11 +46,13 @@ def _one(model: Model, source: str, target: str | None) -> list[Attended]:
         model.hidden(Batch.of([ids], segments=[segments], device=model.device))
     tokens = _tokens(tokenizer, ids)
     return [
-        Attended("self", tokens, tokens, _stacked(each.attention)) for each in seen.values() if each.attention
+        AttentionMap("self", tokens, tokens, _stacked(each.attention))
+        for each in seen.values()
+        if each.attention
     ]
 
 
-def _both(model: Model, source: str, target: str | None) -> list[Attended]:
+def _both(model: Model, source: str, target: str | None) -> list[AttentionMap]:
     tokenizer, reading = tokenizer_of(model), source_tokenizer_of(model)
     (read,) = encode_prompts(model, [source])
     _check_room(model, len(read))
@@ -69,11 +71,11 @@ def _both(model: Model, source: str, target: str | None) -> list[Attended]:
     found = []
     for name, each in seen.items():
         if each.cross:  # what stands in a row is what the step writes, not what it was fed
-            found.append(Attended("cross", output_tokens, source_tokens, _stacked(each.cross)))
+            found.append(AttentionMap("cross", output_tokens, source_tokens, _stacked(each.cross)))
         if each.attention:
             tokens = source_tokens if "encoder" in name else input_tokens
             kind = "encoder" if "encoder" in name else "decoder"
-            found.append(Attended(kind, tokens, tokens, _stacked(each.attention)))
+            found.append(AttentionMap(kind, tokens, tokens, _stacked(each.attention)))
     return sorted(found, key=lambda one: one.kind != "cross")
 
 

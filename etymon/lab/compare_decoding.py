@@ -14,7 +14,7 @@ from etymon.generation.copying import Copy, longest_copies
 from etymon.generation.quality import distinct, repetition, self_bleu
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import Generation, generate_texts, tokenizer_of
-from etymon.report.page import Cell, Paragraph, Samples, Section, Table, shown, write_report
+from etymon.report.page import Cell, Paragraph, ReportSamples, ReportTable, Section, shown, write_report
 from etymon.text.sources import PreparedText, text_source
 from etymon.text.store import Split, TokenStore, build_store, is_store
 from etymon.text.tokenizer import Tokenizer
@@ -69,15 +69,15 @@ class Comparison(list[Generation]):
 
     def sections(self) -> Iterator[Section]:
         rows = [[round(cell, 1) if isinstance(cell, float) else cell for cell in row] for row in self.table()]
-        yield Table(HEADER, rows, title="Ways to decode")
+        yield ReportTable(HEADER, rows, title="Ways to decode")
         yield Paragraph("\n\n".join([HOW_TO_READ, *self.notes]), title="How to read this")
         if copied := [(way.name, way.copied) for way in self.ways if way.copied]:
-            yield Samples(copied, title="The longest copies from the training text")
+            yield ReportSamples(copied, title="The longest copies from the training text")
         begin, firsts = 0, []
         for way in self.ways:
             firsts.append((way.name, f"{self[begin].prompt} …{self[begin].text}"))
             begin += way.texts
-        yield Samples(firsts, title="The first text of each")
+        yield ReportSamples(firsts, title="The first text of each")
 
 
 def compare(

@@ -20,7 +20,7 @@ from etymon.errors import EtymonError
 from etymon.families.loading import model_folder, read_history
 from etymon.files import finite, read_json, write_json
 from etymon.objectives import objective_class
-from etymon.report.page import Code, Curve, Figures, Section, Table, write_report
+from etymon.report.page import Code, Curve, Figures, ReportTable, Section, write_report
 from etymon.runs.folder import claimed, require_free
 from etymon.runs.pretraining import USUAL_BUDGET, Pretraining
 from etymon.runs.result import Pretrained
@@ -28,11 +28,10 @@ from etymon.runs.run_file import RunFile, assemble, differing, plain
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore
 from etymon.training.budgets import parse_budget
-from etymon.training.distributed import World, joined_world
+from etymon.training.distributed import World, open_world
 from etymon.training.loop import Diverged
-from etymon.training.progress import Kind, format_seconds
-from etymon.training.progress import progress as make_progress
-from etymon.training.state import JUDGED, Run
+from etymon.training.progress import ProgressKind, format_seconds, make_progress
+from etymon.training.state import VALIDATION_PREFIX, RunFolder
 from etymon.verbs.sweep import Cell, Outcome, Ranking, Swept
 
 NOTE = "sweep.json"
@@ -114,7 +113,7 @@ class Member:
 
     def curve(self) -> list[tuple[float, float]]:
         """Validation by tokens."""
-        records, name = Run(self.folder).metrics(), JUDGED + self.cell.unit
+        records, name = RunFolder(self.folder).metrics(), VALIDATION_PREFIX + self.cell.unit
         tokens = {0: 0, **{record["step"]: record["tokens"] for record in records if "tokens" in record}}
         return [(tokens[record["step"]], record[name]) for record in records if name in record]
 
@@ -124,7 +123,7 @@ class Sweep:
 
     def __init__(
         self, folder: Path, file: RunFile, grid: Grid, seeds: int, source: TextSource | None,
-        progress: Kind = "auto", *, resuming: bool = False, **options: Any,
+        progress: ProgressKind = "auto", *, resuming: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise EtymonError("a sweep runs in one process: start it without torchrun")
@@ -209,7 +208,7 @@ class Sweep:
             f", about {format_seconds(len(self.members) * amount.amount)}" if amount.unit == "seconds" else ""
         )
         each = f" ({len(self.cells)} cells x {self.seeds} seeds)" if self.seeds > 1 else ""
-        with joined_world(self.options.get("device")) as world:
+        with open_world(self.options.get("device")) as world:
             for member in {repr(member.cost): member for member in self.members}.values():
                 member.run.require_memory(world.device)
         self.progress.note(f"{len(self.members)} runs of {budget} each{whole}{each}")
@@ -344,11 +343,11 @@ class Sweep:
                 (place, cell.name, cell.mean, cell.spread, max(run.steps for run in cell.runs))
                 for place, cell in enumerate(ranking.cells, 1)
             ]
-            sections.append(Table(("", "cell", ranking.unit, "deviation", "steps"), rows))
+            sections.append(ReportTable(("", "cell", ranking.unit, "deviation", "steps"), rows))
             sections.append(Code(ranking.repeat, title="The best one with ten times the budget"))
         failed = [(cell.name, cell.reason) for cell in self.cells if cell.reason]
         if failed:
-            sections.append(Table(("cell", "why it is not ranked"), failed, title="Left out"))
+            sections.append(ReportTable(("cell", "why it is not ranked"), failed, title="Left out"))
         path = self.folder / "report.html"
         write_report(path, f"A sweep over {', '.join(self.grid) or 'seeds'}", sections)
         return path

@@ -3,7 +3,7 @@
 write_report("runs/bert/report.html", "bert on my text", [
     Figures({"bits per byte": 1.93, "parameters": "14.4M"}),
     Curve({"training": points, "validation": others}, references={"xz": 2.31}, y_label="bits per byte"),
-    Samples([(100, "the the"), (1000, "the king is")]),
+    ReportSamples([(100, "the the"), (1000, "the king is")]),
 ])
 
 How it looks is in `templates/`: one HTML template a section, the page around them, and its style.
@@ -11,7 +11,8 @@ How it looks is in `templates/`: one HTML template a section, the page around th
 
 from __future__ import annotations
 
-import html
+import base64
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +20,22 @@ from functools import cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from etymon.files import atomic_write
-from etymon.report.plots import Points, loss_curve, printable
+from etymon.report.plots import AttentionMap, Points, loss_curve, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 Cell = str | float | None
+NO_LABEL = "(no label)"
+MOST_ERRORS = 20
+TEXT_LETTERS, LABEL_LETTERS = 240, 18
+"""Letters that are shown of a text in a table, and of a label's name beside the confusion matrix."""
+MOST_LABELS = 30
+LABELS_WITH_SHARES = 12
+"""Up to so many labels a cell of the confusion matrix has room for its share; beyond, only the tooltip shows it."""
 
 
 class Section(Protocol):
@@ -64,12 +74,13 @@ class Curve:
     def body(self) -> str:
         svg = loss_curve(self.series, self.references, self.x_label, self.y_label, self.doubling)
         label = self.title or f"{self.y_label} by {self.x_label}"
-        svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
-        return render_template("curve.html", svg=as_html(svg), caption=self.caption)
+        # The template opens the element itself, to add the label that a screen reader reads out.
+        drawing = as_html(svg.removeprefix("<svg"))
+        return render_template("curve.html", drawing=drawing, label=label, caption=self.caption)
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows under a header; columns of numbers are set to the right."""
 
     header: Sequence[str]
@@ -80,12 +91,17 @@ class Table:
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
         if len(columns) != len(self.header):
             raise ValueError(f"a table with {len(self.header)} headings has rows of {len(columns)} cells")
-        classes = [as_html(' class="number"' if _is_numeric(column) else "") for column in columns]
-        return render_template("table.html", header=self.header, rows=self.rows, classes=classes)
+        numeric = []
+        for column in columns:
+            cells = [cell for cell in column if cell is not None]
+            # True is an int to Python and a word to a reader.
+            numbers = [isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells]
+            numeric.append(bool(cells) and all(numbers))
+        return render_template("table.html", header=self.header, rows=self.rows, numeric=numeric)
 
 
 @dataclass(frozen=True)
-class Samples:
+class ReportSamples:
     """Texts that the model wrote: (step, text), or (any label, text)."""
 
     samples: Sequence[tuple[int | str, str]]
@@ -120,6 +136,62 @@ class Code:
         return render_template("code.html", text=self.text.strip())
 
 
+@dataclass(frozen=True)
+class Confusion:
+    """The confusion matrix as a heat map: a row is a label, a column a prediction, the colour the share of the row.
+
+    Of more than 30 labels, those with most errors. Predictions that are none of the labels, None among them,
+    have a column of their own.
+    """
+
+    actual: Sequence[str]
+    predicted: Sequence[str | None]
+    labels: Sequence[str]
+    title: str = "Which labels are taken for which"
+
+    def body(self) -> str:
+        # Legend: K labels; the last column of K + 1 counts predictions that are no label.
+        places: dict[str | None, int] = {label: place for place, label in enumerate(self.labels)}
+        counts = np.zeros((len(places), len(places) + 1), int)
+        for label, guess in zip(self.actual, self.predicted, strict=True):
+            counts[places[label], places.get(guess, -1)] += 1
+        errors_K = counts.sum(1) + counts[:, :-1].sum(0) - 2 * counts.diagonal()
+        kept = sorted(np.argsort(-errors_K, kind="stable")[:MOST_LABELS].tolist())
+        names = [self.labels[place] for place in kept]
+        caption = "Rows are labels, columns predictions; the colour is the share of the row."
+        if len(kept) < len(self.labels):
+            caption += f" These are the {len(kept)} of {len(self.labels)} labels with most errors."
+        columns = dict(zip(names, kept)) | ({NO_LABEL: -1} if counts[:, -1].any() else {})
+        has_shares = len(columns) <= LABELS_WITH_SHARES
+        rows = []
+        for name, place in zip(names, kept):
+            total, cells = int(counts[place].sum()), []
+            for column, number in columns.items():
+                count = int(counts[place, number])
+                share = count / max(1, total)
+                brief = f"{count}" if count < 10_000 else f"{count // 1000}k"
+                texts = [f"{count:,}", f"{share:.0%}"] if has_shares else [brief]
+                tooltip = f"{name} taken for {column}: {count:,} of {total:,}, {share:.1%}"
+                cells.append({"title": tooltip, "share": share, "texts": texts if count else []})
+            rows.append({"name": shorten(name, LABEL_LETTERS), "cells": cells})
+        short = [shorten(column, LABEL_LETTERS) for column in columns]
+        # About eight pixels a letter; Chinese ones are twice as wide.
+        widest = max(sum(15 if letter > "\u2e80" else 8 for letter in name) for name in short)
+        width, height = (58, 40) if has_shares else (max(30, 480 // len(short)), 24)
+        return render_template(
+            "confusion.html",
+            title=self.title,
+            caption=caption,
+            rows=rows,
+            columns=short,
+            width=width,
+            height=height,
+            margin=16 + widest,
+            upright=widest <= width,
+            has_shares=has_shares,
+        )
+
+
 def write_report(
     path: str | PathLike[str], title: str, sections: Sequence[Section], subtitle: str = ""
 ) -> None:
@@ -134,6 +206,118 @@ def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
     return render_template("page.html", title=title, sections=sections, subtitle=subtitle)
 
 
+def attention_page(title: str, subtitle: str, maps: Sequence[AttentionMap]) -> str:
+    """One HTML file that needs nothing else: kinds, layers and heads to choose, every weight to point at."""
+
+    def pack(weights: np.ndarray) -> str:
+        # Sixteen bits a weight: what is shown has three digits.
+        return base64.b64encode((weights.clip(0, 1) * 65535).round().astype("<u2").tobytes()).decode("ascii")
+
+    records = [
+        {
+            "kind": each.kind,
+            "queries": each.queries,
+            "keys": each.keys,
+            "shape": list(each.weights.shape),
+            "weights": pack(each.weights),
+            # The keys of cross-attention are another text: layers cannot be multiplied.
+            "rollout": None if each.kind == "cross" else pack(each.rollout()),
+        }
+        for each in maps
+    ]
+    # In a script element only "</" could end the data early.
+    data = as_html(json.dumps(records, ensure_ascii=True).replace("</", "<\\/"))
+    return render_template("attention.html", title=title, subtitle=subtitle, data=data)
+
+
+class Scored(Protocol):
+    """A value with the ends of its interval, where there is one."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def counted(self) -> str: ...
+
+
+Scores = Mapping[str, Mapping[str, Scored]]
+"""Who (`this model`, the same with typos, each baseline) -> metric -> score; not all need have all."""
+
+
+def label_report(
+    scores: Scores,
+    texts: Sequence[str],
+    actual: Sequence[str],
+    predicted: Sequence[str | None],
+    labels: Sequence[str] = (),
+    probabilities: Sequence[float | None] | None = None,
+    figures: Sequence[Sequence[Cell]] = (),
+) -> list[Section]:
+    """Scores beside the baselines', precision and recall by label (`figures`), confusions and the worst errors.
+
+    Without `labels` there is no confusion matrix. `probabilities` are those of the model's mistakes: with them the
+    errors that it was surest of come first.
+    """
+    sections: list[Section] = [score_table(scores)]
+    if figures:
+        cells = [[name, *(f"{share:.2f}" for share in shares), rows] for name, *shares, rows in figures]
+        sections.append(ReportTable(["label", "precision", "recall", "F1", "rows"], cells, "Label by label"))
+    if labels:
+        sections.append(Confusion(actual, predicted, labels))
+    sure = probabilities or [None] * len(texts)
+    wrong = [row for row in zip(texts, actual, predicted, sure, strict=True) if row[1] != row[2]]
+    wrong.sort(key=lambda row: -(row[3] or 0.0))
+    rows: list[list[Cell]] = [
+        [shorten(text), label, NO_LABEL if guess is None else guess, chance and round(chance, 3)]
+        for text, label, guess, chance in wrong[:MOST_ERRORS]
+    ]
+    if rows:
+        width = 4 if probabilities else 3
+        header = ["text", "label", "prediction", "probability"][:width]
+        title = f"{'Worst errors' if probabilities else 'Errors'}: {len(rows)} of {len(wrong):,}"
+        sections.append(ReportTable(header, [row[:width] for row in rows], title))
+    return sections
+
+
+def value_report(
+    scores: Scores, texts: Sequence[str], actual: Sequence[float], predicted: Sequence[float]
+) -> list[Section]:
+    """The same for numbers: scores, and the rows that are farthest off."""
+    rows = sorted(zip(texts, actual, predicted, strict=True), key=lambda row: -abs(row[1] - row[2]))
+    cells: list[list[Cell]] = [
+        [shorten(text), value, guess, guess - value] for text, value, guess in rows[:MOST_ERRORS]
+    ]
+    header = ["text", "value", "prediction", "difference"]
+    return [score_table(scores), ReportTable(header, cells, "Farthest off")]
+
+
+def score_table(scores: Scores) -> ReportTable:
+    """A row for everyone who was scored, a column a metric."""
+    metrics = list(dict.fromkeys(metric for by_metric in scores.values() for metric in by_metric))
+    rows: list[list[Cell]] = []
+    for who, by_metric in scores.items():
+        cells: list[Cell] = [who]
+        for score in map(by_metric.get, metrics):
+            # Hard spaces: an interval stays on one line.
+            ends = (
+                f" ({score.low:.2f}\u00a0to\u00a0{score.high:.2f})" if score and score.low is not None else ""
+            )
+            cells.append(None if score is None else f"{score.value:.2f}{ends}")
+        rows.append(cells)
+    every = [score for by_metric in scores.values() for score in by_metric.values()]
+    title = " of ".join(["Scores", *{score.counted: None for score in every if score.counted}])
+    has_intervals = any(score.low is not None for score in every)
+    return ReportTable(["", *metrics], rows, title + ", with 95% intervals" * has_intervals)
+
+
+def shorten(text: str, letters: int = TEXT_LETTERS) -> str:
+    """The text, with an ellipsis if it has more than so many letters."""
+    return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"
+
+
 def render_template(name: str, **values: Any) -> str:
     """A template of this package with its values, all of which are escaped unless they are `as_html`."""
     return _environment().get_template(name).render(values)
@@ -144,17 +328,22 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
+    def finalize(value: Any) -> Any:
+        # Whatever is shown: characters that HTML cannot hold become a replacement sign.
+        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    def own_ids(body: str, prefix: str) -> Any:
+        # Several pictures share one page: their clip paths must not be taken for each other's.
+        return as_html(re.sub(r'(<[a-zA-Z][^<>]* id="|url\(#|xlink:href="#)', rf"\g<1>{prefix}", body))
+
     environment = Environment(
         loader=PackageLoader("etymon.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Whatever is shown: characters that HTML cannot hold become a replacement sign.
-        finalize=lambda value: (
-            printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
+        finalize=finalize,
     )
-    environment.filters |= {"shown": shown, "own_ids": _with_own_ids}
+    environment.filters |= {"shown": shown, "own_ids": own_ids}
     return environment
 
 
@@ -163,11 +352,6 @@ def as_html(text: str) -> Any:
     from markupsafe import Markup
 
     return Markup(text)
-
-
-def escape(text: str) -> str:
-    """Text that is safe anywhere in the page; characters that HTML cannot hold become a replacement sign."""
-    return html.escape(printable(text))
 
 
 def shown(value: Cell) -> str:
@@ -179,13 +363,3 @@ def shown(value: Cell) -> str:
     if isinstance(value, int) or value == 0 or 1000 <= abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:.4g}" if 1e-4 <= abs(value) < 1000 else f"{value:.3e}"
-
-
-def _is_numeric(cells: Sequence[Cell]) -> bool:
-    kept = [cell for cell in cells if cell is not None]
-    return bool(kept) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in kept)
-
-
-def _with_own_ids(body: str, prefix: str) -> Any:
-    # Several pictures share one page: their clip paths must not be taken for each other's.
-    return as_html(re.sub(r'(<[a-zA-Z][^<>]* id="|url\(#|xlink:href="#)', rf"\g<1>{prefix}", body))

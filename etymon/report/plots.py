@@ -1,4 +1,8 @@
-"""Curves as SVG text, drawn by matplotlib, coloured by the page that shows them (light or dark)."""
+"""Pictures drawn by matplotlib: curves as SVG text, coloured by the page that shows them (light or dark), and heat
+maps of attention as files.
+
+Legend: L layers, H heads, Q queries, T keys.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,15 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from etymon.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,9 +28,16 @@ Points = Sequence[tuple[float, float]]
 # matplotlib draws with these stand-ins; in the SVG they become CSS variables of the page, each with the
 # colour to use where there is no page around the picture.
 _COLOURS = {
-    "ink": "#1c2430", "muted": "#5f6b7a", "grid": "#e3e7ec", "series-1": "#2563eb", "series-2": "#c2410c",
-    "series-3": "#0f766e", "series-4": "#9333ea", "series-5": "#a16207", "series-6": "#be185d",
-}  # fmt: skip
+    "ink": "#1c2430",
+    "muted": "#5f6b7a",
+    "grid": "#e3e7ec",
+    "series-1": "#2563eb",
+    "series-2": "#c2410c",
+    "series-3": "#0f766e",
+    "series-4": "#9333ea",
+    "series-5": "#a16207",
+    "series-6": "#be185d",
+}
 _STAND_INS = {name: f"#0a0b{number:02d}" for number, name in enumerate(_COLOURS, 1)}
 _INK, _MUTED, _GRID, *_SERIES = _STAND_INS.values()
 _STYLES = ["-", (0, (5, 2)), (0, (1.5, 1.5))]  # the seventh series takes the first colour again, dashed
@@ -42,7 +60,8 @@ def loss_curve(
 ) -> str:
     """An `<svg>` of named series of (x, y), with horizontal lines for reference values such as a compressor's.
 
-    With `doubling`, x goes in powers of two. Points that are not finite are left out; a series of more than 600 points is drawn as 600 means.
+    With `doubling`, x goes in powers of two. Points that are not finite are left out; a series of more than 600 points
+    is drawn as 600 means.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -62,8 +81,21 @@ def loss_curve(
             axes.plot(
                 xs, ys, color=color, linestyle=style, linewidth=1.8, marker=marker, label=_literal(name)
             )
-        _draw_references(axes, {name: y for name, y in (references or {}).items() if math.isfinite(y)})
-        _dress(axes, x_label, y_label, columns if len(kept) > 1 else 0)
+        finite = {name: y for name, y in (references or {}).items() if math.isfinite(y)}
+        for y in finite.values():
+            axes.axhline(y, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+        # References are named in the right margin, where no curve runs.
+        low, high = axes.get_ylim()
+        height = -1.0
+        for name, y in sorted(finite.items(), key=lambda pair: pair[1]):
+            height = max((y - low) / (high - low), height + 0.075)  # neighbours make room for each other
+            label = _literal(f"{name} {y:.3g}")
+            axes.text(1.015, height, label, transform=axes.transAxes, va="center", fontsize=9, color=_MUTED)
+        _style_axes(axes, x_label, y_label)
+        if len(kept) > 1:
+            figure.legend(
+                loc="outside upper left", ncols=columns, frameon=False, labelcolor=_INK, handlelength=1.6
+            )
         if doubling:
             axes.xaxis.set_major_formatter(lambda value, _: f"{2**value:,.10g}")
         if not any(kept.values()):
@@ -74,31 +106,7 @@ def loss_curve(
     return _inline(buffer.getvalue())
 
 
-def thinned(points: Points, most: int = 600) -> list[tuple[float, float]]:
-    """At most `most` finite points: means over equal runs of neighbours, the last point kept as it is."""
-    finite = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    if len(finite) <= most:
-        return finite
-    edges = [round(index * (len(finite) - 1) / (most - 1)) for index in range(most)]
-    groups = [finite[start:stop] for start, stop in pairwise(edges)]
-    means = [(math.fsum(x for x, _ in g) / len(g), math.fsum(y for _, y in g) / len(g)) for g in groups]
-    return [*means, finite[-1]]
-
-
-def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
-    """Dashed lines, named in the right margin, where no curve runs."""
-    for y in references.values():
-        axes.axhline(y, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-    low, high = axes.get_ylim()
-    previous = -1.0
-    for name, y in sorted(references.items(), key=lambda pair: pair[1]):
-        height = max((y - low) / (high - low), previous + 0.075)  # neighbours make room for each other
-        previous = height
-        told = _literal(f"{name} {y:.3g}")
-        axes.text(1.015, height, told, transform=axes.transAxes, va="center", fontsize=9, color=_MUTED)
-
-
-def _dress(axes: Axes, x_label: str, y_label: str, columns: int) -> None:
+def _style_axes(axes: Axes, x_label: str, y_label: str) -> None:
     axes.set_xlabel(_literal(x_label), color=_MUTED)
     axes.set_ylabel(_literal(y_label), color=_MUTED)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
@@ -113,10 +121,17 @@ def _dress(axes: Axes, x_label: str, y_label: str, columns: int) -> None:
         spine.set_color(_GRID)
     axes.patch.set_visible(False)
     axes.figure.patch.set_visible(False)
-    if columns:
-        axes.figure.legend(
-            loc="outside upper left", ncols=columns, frameon=False, labelcolor=_INK, handlelength=1.6
-        )
+
+
+def thinned(points: Points, most: int = 600) -> list[tuple[float, float]]:
+    """At most `most` finite points: means over equal runs of neighbours, the last point kept as it is."""
+    finite = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(finite) <= most:
+        return finite
+    edges = [round(index * (len(finite) - 1) / (most - 1)) for index in range(most)]
+    groups = [finite[start:stop] for start, stop in pairwise(edges)]
+    means = [(math.fsum(x for x, _ in g) / len(g), math.fsum(y for _, y in g) / len(g)) for g in groups]
+    return [*means, finite[-1]]
 
 
 def printable(text: str) -> str:
@@ -133,9 +148,71 @@ def _inline(svg: str) -> str:
     """The bare `<svg>` element: sized by its surroundings, coloured by CSS variables, without metadata."""
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    for size in ("width", "height"):
+        svg = re.sub(rf'(<svg\b[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r"font(-family)?: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font\1: \2system-ui, sans-serif", svg)
     for name, stand_in in _STAND_INS.items():
         svg = svg.replace(stand_in, f"var(--{name}, {_COLOURS[name]})")
     return svg
+
+
+LARGEST = 50.0
+"""Inches of a picture's longer side: tokens of a long text become smaller, and no picture takes gigabytes."""
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """`weights[layer, head, query, key]` of one kind of attention; every query's weights add up to one."""
+
+    kind: str
+    """self, encoder, decoder, or cross: from what is written to what was read."""
+    queries: list[str]
+    keys: list[str]
+    weights: np.ndarray
+
+    def rollout(self) -> np.ndarray:
+        """How much of every token's input is left in each last state: `prod((A + I) / 2)` over the layers.
+
+        Half of a layer's output is what came in and half what was attended to, heads in equal parts (Abnar and
+        Zuidema 2020).
+        """
+        flow_QT = np.eye(len(self.queries))
+        for layer_QT in self.weights.mean(1):
+            flow_QT = (layer_QT + np.eye(len(flow_QT))) / 2 @ flow_QT
+        return flow_QT
+
+
+def attention_picture(
+    path: str | PathLike[str], attention: AttentionMap, layer: int | None, head: int | None
+) -> None:
+    """Writes a heat map (None: the mean of all layers, of all heads) to an .svg or .png file."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    weights_LHQT = attention.weights if layer is None else attention.weights[layer : layer + 1]
+    weights_QT = (weights_LHQT if head is None else weights_LHQT[:, head : head + 1]).mean((0, 1))
+    rows, columns = weights_QT.shape
+    width, height = 2 + 0.28 * columns, 1.6 + 0.24 * rows
+    scale = min(1, LARGEST / max(width, height))
+    keys, queries = (
+        [
+            printable(token).replace("$", r"\$") or "·" for token in tokens
+        ]  # a dollar sign would begin a formula
+        for tokens in (attention.keys, attention.queries)
+    )
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
+    ):
+        figure = Figure(figsize=(scale * width, scale * height), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        image = axes.imshow(weights_QT, cmap="Blues", vmin=0, aspect="auto")
+        axes.set_xticks(range(columns), keys, rotation=90)
+        axes.set_yticks(range(rows), queries)
+        layers = "mean of all layers" if layer is None else f"layer {layer + 1}"
+        heads = "mean of all heads" if head is None else f"head {head + 1}"
+        axes.set_title(f"{attention.kind} attention, {layers}, {heads}")
+        figure.colorbar(image, ax=axes, shrink=0.8)
+        with atomic_write(path, "wb") as file:
+            figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=160)

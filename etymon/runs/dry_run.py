@@ -20,16 +20,14 @@ from etymon.text.reading import Document
 from etymon.text.sources import PreparedText, TextFiles, TextSource, text_source
 from etymon.text.store import TokenStore
 from etymon.text.tokenizer import Tokenizer
-from etymon.training.budgets import Pace, pace_of, parse_budget
+from etymon.training.budgets import Pace, mean_pace, parse_budget
 from etymon.training.distributed import World
-from etymon.training.feeding import Course, Phase, Position, validation_slices
-from etymon.training.figures import evaluate
+from etymon.training.feeding import Phase, Position, StepStream, validation_slices
 from etymon.training.loop import Trainer
-from etymon.training.progress import format_bytes, format_count, format_seconds
-from etymon.training.progress import progress as make_progress
+from etymon.training.progress import format_bytes, format_count, format_seconds, make_progress
 from etymon.training.speed import memory
-from etymon.training.state import Run
-from etymon.training.unit import TrainingUnit
+from etymon.training.state import RunFolder
+from etymon.training.unit import TrainingUnit, evaluate
 
 WHOLE, MOST = 16 << 20, 2 << 20
 """Bytes of files up to which all of a text is read, so that its tokens are those of the run; of larger ones, bytes of text that
@@ -158,14 +156,14 @@ def tried(
     asked = run.file.budget or USUAL_BUDGET
     budget = parse_budget(asked)
     counted = unit if budget.unit == "flops" else None
-    pace = pace_of([(phase.share, phase.feed) for phase in phases], counted)
+    pace = mean_pace([(phase.share, phase.feed) for phase in phases], counted)
     pace = replace(pace, epochs=pace.epochs * share)
     settings = training_settings(run.recipe, run.file, steps=1, validations=VALIDATIONS)
     each = 0.0
     for phase in phases:
-        course = Course([Phase(0, phase.feed)])
+        course = StepStream([Phase(0, phase.feed)])
         trainer = Trainer(
-            unit, course, settings, Run(run.folder), progress=run.progress, world=world,
+            unit, course, settings, RunFolder(run.folder), progress=run.progress, world=world,
             validate=lambda step: {}, save_members=lambda folder: None,
         )  # fmt: skip
         for step in course.steps(0, Position(), 2):  # the second one counts: the first warms up

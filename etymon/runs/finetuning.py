@@ -35,7 +35,7 @@ from etymon.text.tokenizer import Tokenizer
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed
 from etymon.training.loop import TrainingSettings
-from etymon.training.progress import Kind, format_count
+from etymon.training.progress import ProgressKind, format_count
 from etymon.training.unit import TrainingUnit
 
 COLUMNS = ("text", "second", "label", "tokens", "tags", "entities")
@@ -55,7 +55,7 @@ class Finetuning(TaskRun):
         file: TaskFile,
         train: Any = None,
         validation: Any = None,
-        progress: Kind = "auto",
+        progress: ProgressKind = "auto",
         **options: Any,
     ) -> None:
         super().__init__(folder, file, progress, **options)

@@ -23,9 +23,8 @@ from etymon.objectives.objective import MicroBatch, Objective
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.feeding import Feed, Position
-from etymon.training.memory import step_footprint, valueless, without_values
-from etymon.training.optimisers import OptimiserChoice
-from etymon.training.optimisers.groups import named
+from etymon.training.memory import copy_without_values, step_footprint, without_values
+from etymon.training.optimisers import OptimiserChoice, named
 from etymon.training.unit import TrainingUnit
 
 TOKENS_A_STEP = 2048
@@ -192,7 +191,7 @@ def task_footprint(
     unit: TrainingUnit, feed: Feed, choice: OptimiserChoice, device: torch.device = CPU
 ) -> Footprint:
     """What a run on a table takes, by the largest of some slices."""
-    copied = valueless(unit)
+    copied = copy_without_values(unit)
     return _in_a_run(step_footprint(copied, _large_slice(feed), choice, feed.slices), device)
 
 

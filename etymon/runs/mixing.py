@@ -32,10 +32,9 @@ from etymon.text.sources import PreparedText, Texts, TextSource, text_source
 from etymon.text.store import TokenStore, ensure_store
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
-from etymon.training.figures import evaluate
 from etymon.training.loop import TrainingSettings
-from etymon.training.progress import Kind
-from etymon.training.unit import TrainingUnit
+from etymon.training.progress import ProgressKind
+from etymon.training.unit import TrainingUnit, evaluate
 
 USUAL_LENGTH = 128
 JUDGED_SAMPLES = 128
@@ -92,7 +91,7 @@ class Member:
 class Mixing(TaskRun):
     """One run of a mixture."""
 
-    def __init__(self, folder: Path, file: TaskFile, progress: Kind = "auto", **options: Any) -> None:
+    def __init__(self, folder: Path, file: TaskFile, progress: ProgressKind = "auto", **options: Any) -> None:
         super().__init__(folder, file, progress, **options)
         assert file.mixture is not None
         self.mixture = file.mixture

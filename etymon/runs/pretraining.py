@@ -35,7 +35,7 @@ from etymon.text.tokenizer import Tokenizer
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, check_streams
 from etymon.training.loop import TrainingSettings
-from etymon.training.progress import Kind
+from etymon.training.progress import ProgressKind
 from etymon.training.unit import TrainingUnit
 
 
@@ -51,7 +51,7 @@ class Pretraining(TrainingRun[Pretrained]):
         folder: Path,
         file: RunFile,
         source: TextSource | None,
-        progress: Kind = "auto",
+        progress: ProgressKind = "auto",
         **options: Any,
     ) -> None:
         super().__init__(folder, file, progress, **options)

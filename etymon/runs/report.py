@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from etymon.families.model import Model
-from etymon.report.page import Code, Curve, Figures, Paragraph, Samples, Section, write_report
+from etymon.report.page import Code, Curve, Figures, Paragraph, ReportSamples, Section, write_report
 from etymon.text.store import Split, TokenStore
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.progress import format_bytes, format_seconds
-from etymon.training.state import JUDGED, Run
+from etymon.training.state import VALIDATION_PREFIX, RunFolder
 
 XZ_LIMIT = 32 << 20
 """Bytes of text up to which xz is run as a yardstick: beyond, it would take longer than it is worth."""
@@ -58,7 +58,7 @@ def write_run_report(
     path: Path,
     model: Model,
     store: TokenStore | None,
-    run: Run,
+    run: RunFolder,
     samples: Sequence[tuple[int, str]],
     *,
     figures: Mapping[str, str] | None = None,
@@ -74,18 +74,18 @@ def write_run_report(
     likelihood = any("bits_per_byte" in record for record in trained)
     unit = "bits_per_byte" if likelihood else "bits_per_target"
     label = unit.replace("_", " ")
-    judged = [record for record in records if JUDGED + unit in record]
+    judged = [record for record in records if VALIDATION_PREFIX + unit in record]
     curve = {"training": [(record["step"], record[unit]) for record in trained if unit in record]}
     if judged:
-        curve["validation"] = [(record["step"], record[JUDGED + unit]) for record in judged]
+        curve["validation"] = [(record["step"], record[VALIDATION_PREFIX + unit]) for record in judged]
     references = {}
     if store is not None and likelihood and model.tokenizer is not None:
         xz = xz_bits_per_byte(store, model.tokenizer)
         references = {} if xz is None else {"xz": xz}
     figures = {**(figures or {}), "parameters": f"{model.parameter_count():,}"}
     if judged:
-        figures.setdefault(f"validation {label}", f"{judged[-1][JUDGED + unit]:.3f}")
-        if (by_character := judged[-1].get(f"{JUDGED}bits_per_character")) is not None:
+        figures.setdefault(f"validation {label}", f"{judged[-1][VALIDATION_PREFIX + unit]:.3f}")
+        if (by_character := judged[-1].get(f"{VALIDATION_PREFIX}bits_per_character")) is not None:
             figures["validation bits per character"] = f"{by_character:.3f}"
     if references:
         figures["xz on the same bytes"] = f"{references['xz']:.3f}"
@@ -115,7 +115,7 @@ def write_run_report(
     sections += more
     if samples:
         few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
-        sections.append(Samples(few, title=shown))
+        sections.append(ReportSamples(few, title=shown))
     shape = ", ".join(f"{name} {value}" for name, value in model.shape_fields().items())
     sections.append(Paragraph(f"{model.family.title}: {shape}.", title="Shape"))
     if command is None and "causal" in model.capabilities:

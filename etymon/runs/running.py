@@ -27,14 +27,12 @@ from etymon.runs.timing import measure
 from etymon.runs.training_settings import VALIDATIONS, training_settings
 from etymon.runs.validation import PhasePlan
 from etymon.text.tokenizer import Tokenizer
-from etymon.training.budgets import pace_of, parse_budget
-from etymon.training.distributed import World, joined_world
-from etymon.training.feeding import Course, Phase
+from etymon.training.budgets import Revision, mean_pace, parse_budget
+from etymon.training.distributed import World, open_world
+from etymon.training.feeding import Phase, StepStream
 from etymon.training.loop import Criterion, Milestone, Trainer, TrainingResult, TrainingSettings
-from etymon.training.progress import Kind, Progress
-from etymon.training.progress import progress as make_progress
-from etymon.training.replanning import Revision
-from etymon.training.state import Run, TrainingState, read_state, require_curves
+from etymon.training.progress import Progress, ProgressKind, make_progress
+from etymon.training.state import RunFolder, TrainingState, read_state, require_tensorboard
 from etymon.training.unit import TrainingUnit
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 
 USUAL_BUDGET = "10m"
 OnSample = Callable[[int, str], None]
-Train = Callable[[TrainingSettings, Course], Trainer]
+Train = Callable[[TrainingSettings, StepStream], Trainer]
 Result = TypeVar("Result", bound="Pretrained")
 
 
@@ -59,7 +57,7 @@ class Trained:
 
     unit: TrainingUnit
     phases: list[PhasePlan]
-    run: Run
+    run: RunFolder
     result: TrainingResult
     report: Path
     phase: int
@@ -84,7 +82,7 @@ class TrainingRun(ABC, Generic[Result]):
         self,
         folder: Path,
         file: Any,
-        progress: Kind = "auto",
+        progress: ProgressKind = "auto",
         *,
         resuming: bool = False,
         device: str | None = None,
@@ -110,7 +108,7 @@ class TrainingRun(ABC, Generic[Result]):
             require_free(self.folder)
         ensure_replaceable(self.folder / self.member)
         if self.file.tensorboard:
-            require_curves()
+            require_tensorboard()
 
     @classmethod
     def resumed(cls, folder: Path, asked: CommonFile, *arguments: Any, **options: Any) -> Self:
@@ -169,7 +167,7 @@ class TrainingRun(ABC, Generic[Result]):
 
     @contextmanager
     def joined(self) -> Iterator[World]:
-        with joined_world(self.device) as world, pass_over(self.file.ignore_config_key):
+        with open_world(self.device) as world, pass_over(self.file.ignore_config_key):
             if self.file.slices % world.size:
                 raise EtymonError(
                     f"a step of {self.file.slices} slices cannot be shared by {world.size} processes: "
@@ -182,7 +180,7 @@ class TrainingRun(ABC, Generic[Result]):
             yield world
 
     def _run(self, world: World) -> Result:
-        run = Run(self.folder)
+        run = RunFolder(self.folder)
         with world.first_alone() as mine:
             if mine:
                 run.tidy()
@@ -199,7 +197,7 @@ class TrainingRun(ABC, Generic[Result]):
 
         judge = self.judge(unit, phases, world, on_sample)
 
-        def trainer(settings: TrainingSettings, course: Course) -> Trainer:
+        def trainer(settings: TrainingSettings, course: StepStream) -> Trainer:
             def history() -> list[dict[str, Any]]:
                 return self.history(training.plan.settled(settings), state, {})
 
@@ -213,7 +211,7 @@ class TrainingRun(ABC, Generic[Result]):
             training = Trainer(
                 unit, course, settings, run,
                 validate=lambda step: judge.validate(
-                    step, course.number_after(step), last=step >= training.plan.steps
+                    step, course.phase_number_after(step), last=step >= training.plan.steps
                 ),
                 # To go on exactly, nothing may be folded into the weights.
                 save_members=lambda folder: save_members(
@@ -238,14 +236,14 @@ class TrainingRun(ABC, Generic[Result]):
                 if not self.resuming:
                     self.resolved(settings, phases).write(self.folder / "run.yaml")
                 if self.file.tensorboard:
-                    run.show_curves(state.step)
+                    run.write_tensorboard(state.step)
         self.samples = [(record["step"], record["sample"]) for record in run.metrics() if "sample" in record]
         try:
             result = training.train(f"{self.title}, {model.parameter_count():,} parameters")
         finally:
             run.close()
         model.eval()
-        report, ended = self.folder / "report.html", course.number_after(state.step)
+        report, ended = self.folder / "report.html", course.phase_number_after(state.step)
         trained = Trained(unit, phases, run, result, report, ended)
         if state.step < training.plan.steps and not result.stopped:
             self.progress.note(
@@ -324,7 +322,7 @@ class TrainingRun(ABC, Generic[Result]):
                 model.load_state_dict(kept.state_dict())
             self.progress.note(f"the best model is that of step {best:,}")
 
-    def course(self, phases: list[PhasePlan], steps: int, world: World) -> Course:
+    def course(self, phases: list[PhasePlan], steps: int, world: World) -> StepStream:
         """The phases as steps."""
         first, plans = 0.0, []
         for phase in phases:
@@ -336,7 +334,7 @@ class TrainingRun(ABC, Generic[Result]):
                     f"phase {number} gets no step of {steps:,}: give the run a larger budget, or the phase a "
                     "larger share"
                 )
-        return Course(plans, rank=world.rank, ranks=world.size, workers=self.workers)
+        return StepStream(plans, rank=world.rank, ranks=world.size, workers=self.workers)
 
     def settings(
         self, trainer: Train, unit: TrainingUnit, phases: list[PhasePlan], world: World
@@ -349,7 +347,7 @@ class TrainingRun(ABC, Generic[Result]):
             measured, steps, validations = measure(self, trainer, budget.amount, phases, world)
         else:
             counted = unit if budget.unit == "flops" else None
-            steps = pace_of([(phase.share, phase.feed) for phase in phases], counted).steps(budget)
+            steps = mean_pace([(phase.share, phase.feed) for phase in phases], counted).steps(budget)
         settings = training_settings(self.recipe, file, steps=steps, validations=validations)
         return replace(settings, time=measured if self.revises else None)
 
@@ -378,7 +376,7 @@ class TrainingRun(ABC, Generic[Result]):
         return size, family.recipe_for(size)
 
     def _tell_of_milestones(self, phases: list[PhasePlan], settings: TrainingSettings) -> None:
-        pace = pace_of([(phase.share, phase.feed) for phase in phases])
+        pace = mean_pace([(phase.share, phase.feed) for phase in phases])
         for amount in self.file.save_at:
             if pace.exact_steps(parse_budget(amount)) > settings.steps + 1:
                 self.progress.note(f"nothing will be kept at {amount}: the run ends before it gets there")

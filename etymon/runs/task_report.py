@@ -8,10 +8,9 @@ from typing import Any
 
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
-from etymon.report.label_report import label_report, score_table, value_report
-from etymon.report.page import Section
+from etymon.lab.baselines import baselines
+from etymon.report.page import Section, label_report, score_table, value_report
 from etymon.tables.table import Table
-from etymon.tasks.baselines import baselines
 from etymon.tasks.classify import Classify, Labelled
 from etymon.tasks.label_scores import label_figures
 from etymon.tasks.regress import Regress, Valued

@@ -29,7 +29,7 @@ from etymon.tasks.task import Task
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed
 from etymon.training.optimisers import OptimiserChoice
-from etymon.training.state import JUDGED
+from etymon.training.state import VALIDATION_PREFIX
 from etymon.training.unit import TrainingUnit
 
 USUAL_SHARE, LARGEST_SHARE = 0.05, 0.2
@@ -156,7 +156,9 @@ class TaskRun(TrainingRun[Finetuned]):
 
 def judged_curve(records: Records, name: str, y_label: str, title: str) -> list[Section]:
     """A figure by step, if it was judged at all."""
-    points = [(one["step"], one[JUDGED + name]) for one in records if JUDGED + name in one]
+    points = [
+        (one["step"], one[VALIDATION_PREFIX + name]) for one in records if VALIDATION_PREFIX + name in one
+    ]
     return [Curve({"validation": points}, y_label=y_label, title=title)] if points else []
 
 

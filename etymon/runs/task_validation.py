@@ -17,9 +17,8 @@ from etymon.tables.table import Table
 from etymon.tasks.task import Task
 from etymon.training.distributed import World
 from etymon.training.feeding import validation_slices
-from etymon.training.figures import averages, evaluate
 from etymon.training.progress import Progress
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import TrainingUnit, averages, evaluate
 
 FEW, MANY, FEW_TOKENS = 200, 1000, 32_768
 """Rows of the validations on the way: a few, or, where a head answers, up to many with not too many tokens. When the run is over,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from etymon.runs.training_settings import steps_within, training_settings
 from etymon.runs.validation import PhasePlan
+from etymon.training.budgets import TimeBudget
 from etymon.training.distributed import World
-from etymon.training.feeding import Course, Phase
+from etymon.training.feeding import Phase, StepStream
 from etymon.training.loop import Trainer, TrainingSettings
-from etymon.training.replanning import TimeBudget
 
 if TYPE_CHECKING:
     from etymon.runs.running import TrainingRun
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def measure(
     run: TrainingRun[Any],
-    make_trainer: Callable[[TrainingSettings, Course], Trainer],
+    make_trainer: Callable[[TrainingSettings, StepStream], Trainer],
     budget: float,
     phases: Sequence[PhasePlan],
     world: World,
@@ -29,7 +29,7 @@ def measure(
     begin, patience = clock(), min(4.0, budget / 10) / len(phases)
     step_seconds = []
     for phase in phases:
-        course = Course([Phase(0, phase.feed)], rank=world.rank, ranks=world.size, workers=run.workers)
+        course = StepStream([Phase(0, phase.feed)], rank=world.rank, ranks=world.size, workers=run.workers)
         trainer = make_trainer(probing, course)
         step_seconds.append(trainer.seconds_per_step(patience))
     before = clock()

@@ -10,9 +10,8 @@ from etymon.objectives.objective import MicroBatch, Objective
 from etymon.runs.report import sample_text
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
-from etymon.training.figures import evaluate
 from etymon.training.progress import Progress
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import TrainingUnit, evaluate
 
 VALIDATION_SAMPLES = 512
 """Of the validations on the way; the last one reads everything."""

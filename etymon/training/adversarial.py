@@ -98,7 +98,7 @@ class Once(Protocol):
 def back_propagate(settings: AdversarialSettings, unit: TrainingUnit, once: Once) -> dict[str, Term]:
     """The gradients of a slice, in several passes. Terms, and what streams remember, are those of the first: the clean one, or
     FreeLB's random point."""
-    noise, before, shares = Noise(settings), unit.memories.copy(), settings.shares
+    noise, before, shares = LookupNoise(settings), unit.memories.copy(), settings.shares
     first: dict[str, Term] = {}
     with noise.upon(unit.model):
         for number, share in enumerate(shares):
@@ -111,7 +111,7 @@ def back_propagate(settings: AdversarialSettings, unit: TrainingUnit, once: Once
     return first
 
 
-class Noise:
+class LookupNoise:
     """What is added to the vectors that a model looks up: one tensor a lookup, in the order of lookups, which is that of
     every pass."""
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from etymon.errors import EtymonError
-from etymon.training.speed import CPU
 
+CPU = torch.device("cpu")
 PATIENCE = timedelta(hours=12)
 """How long processes wait for each other: the first one may have a large text to prepare."""
 
@@ -102,7 +102,7 @@ def usable_device(name: str) -> torch.device:
 
 
 @contextmanager
-def joined_world(device: str | None = None) -> Iterator[World]:
+def open_world(device: str | None = None) -> Iterator[World]:
     """The world that `torchrun` set up, or a world of one.
 
     It is joined once and left when the process ends: processes that leave and join again may miss each other.

@@ -70,18 +70,18 @@ class Feed:
         return found
 
     @cached_property
-    def epochs_a_step(self) -> float:
+    def epochs_per_step(self) -> float:
         return self.slices * self.rows / self.samples
 
     @cached_property
-    def words_a_step(self) -> float:
+    def words_per_step(self) -> float:
         """Words as the text has them, a whole text's an epoch, as the rules of small-data challenges count."""
-        return self.epochs_a_step * float(self.split.words.sum())
+        return self.epochs_per_step * float(self.split.words.sum())
 
     @property
-    def words_read_a_step(self) -> float:
-        """Words that its samples hold: more than `words_a_step` where an epoch reads a part of the text several times."""
-        return self.words_a_step * self.readings
+    def words_read_per_step(self) -> float:
+        """Words that its samples hold: more than `words_per_step` where an epoch reads a part of the text several times."""
+        return self.words_per_step * self.readings
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}  # a worker makes the plans that it needs
@@ -133,7 +133,7 @@ def check_streams(batches: Sequence[tuple[Objective | type[Objective], int]]) ->
         )
 
 
-class Course(Dataset[MicroBatch]):
+class StepStream(Dataset[MicroBatch]):
     """The phases of a run, as steps. `rank` of `ranks` computes the slices rank, rank + ranks, ..."""
 
     def __init__(self, phases: Sequence[Phase], *, rank: int = 0, ranks: int = 1, workers: int = 0) -> None:
@@ -151,7 +151,7 @@ class Course(Dataset[MicroBatch]):
         """The phase that step `step` (from 0) belongs to."""
         return next(phase for phase in reversed(self.phases) if phase.first <= step)
 
-    def number_after(self, steps: int) -> int:
+    def phase_number_after(self, steps: int) -> int:
         """The number of the phase that has trained last when `steps` steps are done."""
         return self.phases.index(self.phase(max(0, steps - 1)))
 
@@ -188,7 +188,7 @@ class Course(Dataset[MicroBatch]):
         """Words that the samples of the first `steps` steps hold."""
         ends = [*(phase.first for phase in self.phases[1:]), steps]
         return sum(
-            max(0, min(end, steps) - phase.first) * phase.feed.words_read_a_step
+            max(0, min(end, steps) - phase.first) * phase.feed.words_read_per_step
             for phase, end in zip(self.phases, ends, strict=True)
         )
 

@@ -23,26 +23,24 @@ from torch.nn.parallel import DistributedDataParallel
 from etymon.errors import EtymonError
 from etymon.objectives.objective import MicroBatch, Term, weighted_loss
 from etymon.training.adversarial import AdversarialSettings, Back, back_propagate
-from etymon.training.budgets import Budget
+from etymon.training.budgets import Budget, Revision, StepPlan, TimeBudget
 from etymon.training.distributed import World
-from etymon.training.feeding import Course, Step
-from etymon.training.figures import TOKENS, add_counts, add_terms, averages, shown
-from etymon.training.memories import Memories
+from etymon.training.feeding import Step, StepStream
 from etymon.training.optimisers import (
     OptimiserChoice,
     build_optimiser,
+    gradient_norms,
+    gradual_unfreezing,
     optimiser_tensors,
     restore_optimiser,
     set_rate,
 )
-from etymon.training.optimisers.groups import gradient_norms, thawed
 from etymon.training.progress import Progress
-from etymon.training.replanning import Revision, StepPlan, TimeBudget
 from etymon.training.schedules import ScheduleChoice
-from etymon.training.speed import matmul_peak, memory, operations_a_token
-from etymon.training.state import JUDGED, Run, TrainingState
+from etymon.training.speed import flops_per_token, matmul_peak, memory
+from etymon.training.state import VALIDATION_PREFIX, RunFolder, TrainingState
 from etymon.training.stopping import stop_requested
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import TOKENS, StreamMemories, TrainingUnit, add_counts, add_terms, averages, shown
 
 
 @strict_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -123,9 +121,9 @@ class Trainer:
     def __init__(
         self,
         unit: TrainingUnit,
-        course: Course,
+        course: StepStream,
         settings: TrainingSettings,
-        run: Run,
+        run: RunFolder,
         *,
         validate: Validate,
         save_members: Callable[[Path], None],
@@ -150,7 +148,7 @@ class Trainer:
         self.optimiser = build_optimiser(unit, settings.optimiser)
         if optimiser_state is not None:
             unit.bridges.load_state_dict(_taken(optimiser_state, BRIDGE))
-            unit.memories = Memories(_taken(optimiser_state, MEMORY))
+            unit.memories = StreamMemories(_taken(optimiser_state, MEMORY))
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
         self.plan = StepPlan(
@@ -184,7 +182,7 @@ class Trainer:
         if state.step >= self.plan.steps or self._over:
             return
         passes = 1.0 if settings.adversarial is None else settings.adversarial.cost
-        operations = [passes * operations_a_token(self.unit, phase.feed) for phase in self.course.phases]
+        operations = [passes * flops_per_token(self.unit, phase.feed) for phase in self.course.phases]
         peak = matmul_peak(self.device)
         self._wrap()
         self.plan.start(state.step, self.clock() - self._begin)
@@ -251,15 +249,15 @@ class Trainer:
     @property
     def _phase(self) -> int:
         """The number of the phase that has trained last."""
-        return self.course.number_after(self.state.step)
+        return self.course.phase_number_after(self.state.step)
 
     def _pass(self, step: Step, tokens: int) -> dict[str, tuple[float, float]]:
         """Moves the state behind a step; says how much of each unit was and is used up."""
         state, feed = self.state, step.feed
         before = replace(state)
         state.step, state.position, state.tokens = state.step + 1, step.after, state.tokens + tokens
-        state.words, state.epochs = state.words + feed.words_a_step, state.epochs + feed.epochs_a_step
-        state.words_read += feed.words_read_a_step
+        state.words, state.epochs = state.words + feed.words_per_step, state.epochs + feed.epochs_per_step
+        state.words_read += feed.words_read_per_step
         names = {"steps": "step", "tokens": "tokens", "words": "words", "epochs": "epochs"}
         return {unit: (getattr(before, name), getattr(state, name)) for unit, name in names.items()}
 
@@ -315,12 +313,12 @@ class Trainer:
         self.unit.train()
         self.unit.objective = objective
         if step.anew:
-            self.unit.memories = Memories()
+            self.unit.memories = StreamMemories()
         # Where steps are only measured everything trains: later ones take as long.
         gradually = settings.unfreeze is not None and learning_rate is None
         position = self.plan.position(self.state.step)
         share = position / (settings.steps * (settings.unfreeze or 1.0))
-        with thawed(self.unit, share) if gradually else nullcontext():
+        with gradual_unfreezing(self.unit, share) if gradually else nullcontext():
             for number, prepared in step.slices.items():
                 ends = number == next(reversed(step.slices))
                 once = partial(self._pass_over, prepared.to(self.device), number, counts, ends)
@@ -379,12 +377,14 @@ class Trainer:
             raise self._diverged(f"the validation loss after step {self.state.step}")
         state = self.state
         # Figures of different phases are figures of different things.
-        comparable = state.best_step is not None and self.course.number_after(state.best_step) == self._phase
+        comparable = (
+            state.best_step is not None and self.course.phase_number_after(state.best_step) == self._phase
+        )
         better = not comparable or state.best is None or judged is None or judged < state.best
         # Before the first step there is no checkpoint that could be kept.
         if judged is not None and better and (state.step or not self.keeps_best):
             state.best, state.best_step = float(judged), state.step
-        numbers = {JUDGED + name: value for name, value in self.metrics.items()}
+        numbers = {VALIDATION_PREFIX + name: value for name, value in self.metrics.items()}
         self._log({"step": self.state.step, "seconds": self.state.seconds, **numbers})
 
 

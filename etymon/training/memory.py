@@ -21,9 +21,8 @@ from torch.utils._pytree import tree_iter
 
 from etymon.nn.footprint import Footprint
 from etymon.objectives.objective import MicroBatch, weighted_loss
-from etymon.training.memories import Memories
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import StreamMemories, TrainingUnit
 
 
 @contextmanager
@@ -33,10 +32,10 @@ def without_values() -> Iterator[None]:
         yield
 
 
-def valueless(unit: TrainingUnit) -> TrainingUnit:
+def copy_without_values(unit: TrainingUnit) -> TrainingUnit:
     """A copy of a unit whose tensors have shapes alone; what is no module, such as its objective, is the unit's own."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        memo: dict[int, Any] = {id(unit.objective): unit.objective, id(unit.memories): Memories()}
+        memo: dict[int, Any] = {id(unit.objective): unit.objective, id(unit.memories): StreamMemories()}
         for module in [unit.model, unit.teacher, *unit.companions.values()]:
             for name in ("tokenizer", "source_tokenizer", "family"):
                 if (own := getattr(module, name, None)) is not None:
@@ -75,7 +74,7 @@ def step_footprint(
         activations = logits = 0.0
         if prepared is not None:
             unit.train()
-            unit.memories = Memories()
+            unit.memories = StreamMemories()
             with torch.no_grad():
                 for each in before:
                     unit(each)
@@ -93,7 +92,7 @@ def step_footprint(
         optimiser.step()
         state = alive.bytes - before
         update = alive.peak - alive.bytes
-        unit.memories = Memories()
+        unit.memories = StreamMemories()
         optimiser.zero_grad(set_to_none=True)
     return Footprint(weights, gradients, state, activations, max(0.0, logits), update, slices)
 
@@ -142,11 +141,11 @@ class _Recurrences(TorchFunctionMode):
         x, packed = args[0], isinstance(args[1], Tensor) and isinstance(args[3], (list, tuple))
         begin, weights = (args[2], args[3]) if packed else (args[1], args[2])
         states = begin if isinstance(begin, (list, tuple)) else (begin,)
-        out, *last = _Recurrence.apply(gates, len(states[0]), x, *states, *weights)
+        out, *last = _FakeRecurrence.apply(gates, len(states[0]), x, *states, *weights)
         return (out, *last)
 
 
-class _Recurrence(torch.autograd.Function):
+class _FakeRecurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates: int, directions: int, x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
         states, width = (parts[:2] if gates == 4 else parts[:1]), parts[0].shape[-1]

@@ -1,6 +1,6 @@
 """Progress of a long run: a live bar on a terminal or in a notebook, plain lines elsewhere, or silence.
 
-    display = progress()
+    display = make_progress()
     display.start(total_steps=1000, title="pretrain bert")
     display.update(10, {"loss": 5.1, "bits_per_byte": 2.3, "tokens_per_second": 12_000, "mfu": 0.31})
     display.note("saved runs/bert at step 10")
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 Value = float | str
-Kind = Literal["auto", "rich", "plain", "silent"]
+ProgressKind = Literal["auto", "rich", "plain", "silent"]
 
 
 OFTEN = 10.0
@@ -68,7 +68,7 @@ class Progress:
         """There is news of the run."""
 
 
-def progress(kind: Kind = "auto") -> Progress:
+def make_progress(kind: ProgressKind = "auto") -> Progress:
     """The display of that kind; "auto" takes the live bar wherever it can be drawn, else plain lines."""
     if kind == "auto":
         kind = "rich" if _can_draw() else "plain"

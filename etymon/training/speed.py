@@ -13,10 +13,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from etymon.objectives.objective import weighted_loss
+from etymon.training.distributed import CPU
 from etymon.training.feeding import Feed, Position
 from etymon.training.unit import TrainingUnit
 
-CPU = torch.device("cpu")
 Shape = Sequence[int]
 
 
@@ -42,7 +42,7 @@ def matmul_peak(device: torch.device = CPU, seconds: float = 0.3) -> float:
     return 2 * size**3 / best
 
 
-def operations_a_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float:
+def flops_per_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float:
     """Floating-point operations a token, counted in so many slices; only a unit that is not wrapped can be asked."""
     unit.train()
     unit.objective = feed.objective

@@ -20,7 +20,7 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_folder, atomic_write, finite, parse_json, read_json, remove, write_json
 from etymon.training.feeding import Position
 
-JUDGED = "validation_"
+VALIDATION_PREFIX = "validation_"
 """What the names of validation figures begin with in the metrics."""
 
 
@@ -46,7 +46,7 @@ class TrainingState:
         return {"steps": self.step, "tokens": self.tokens, **words}
 
 
-class Run:
+class RunFolder:
     """The folder of a training run."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,7 +55,7 @@ class Run:
         self._curves: Any = None
 
     def log(self, record: dict[str, Any]) -> None:
-        """One line of metrics (and, where `show_curves` was asked for, the same numbers as TensorBoard events)."""
+        """One line of metrics (and, where `write_tensorboard` was asked for, the same numbers as TensorBoard events)."""
         if self._curves is not None:
             for name, value in record.items():
                 if isinstance(value, int | float) and name != "step":
@@ -65,10 +65,10 @@ class Run:
         with _room(self.metrics_file), open(self.metrics_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(numbers) + "\n")
 
-    def show_curves(self, after: int) -> None:
+    def write_tensorboard(self, after: int) -> None:
         """TensorBoard events from now on; those of steps that are going to be taken again are passed over there."""
         place = str(self.folder / "tensorboard")
-        self._curves = require_curves()(place, purge_step=after + 1, max_queue=1000, flush_secs=10)
+        self._curves = require_tensorboard()(place, purge_step=after + 1, max_queue=1000, flush_secs=10)
 
     def close(self) -> None:
         if self._curves is not None:
@@ -96,7 +96,9 @@ class Run:
         """The figures of the newest validation that is on record."""
         for record in reversed(self.metrics()):
             found = {
-                name.removeprefix(JUDGED): value for name, value in record.items() if name.startswith(JUDGED)
+                name.removeprefix(VALIDATION_PREFIX): value
+                for name, value in record.items()
+                if name.startswith(VALIDATION_PREFIX)
             }
             if found:
                 return found
@@ -174,7 +176,7 @@ def _room(path: Path) -> Iterator[None]:
         ) from error
 
 
-def require_curves() -> type[Any]:
+def require_tensorboard() -> type[Any]:
     """What writes TensorBoard's events; refuses where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -13,7 +13,7 @@ from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
-    from etymon.report.heatmaps import Attended
+    from etymon.report.plots import AttentionMap
 
 FORMATS = (".html", ".svg", ".png")
 
@@ -22,7 +22,7 @@ FORMATS = (".html", ".svg", ".png")
 class Looked:
     """The maps, and the file with the picture if there is one."""
 
-    maps: list[Attended]
+    maps: list[AttentionMap]
     out: Path | None
 
 
@@ -49,7 +49,8 @@ def attention(
     """
     from etymon.files import atomic_write
     from etymon.lab.attention_map import attended
-    from etymon.report.heatmaps import attention_page, attention_picture
+    from etymon.report.page import attention_page
+    from etymon.report.plots import attention_picture
     from etymon.verbs.opening import opened
 
     written = [target] if isinstance(target, str) else list(target)

@@ -43,8 +43,7 @@ def context(
     The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte, which compare across
     tokenizers. The relative effective context length (RECL) of Transformer-XL's authors is given for the group of models.
     """
-    from etymon.lab import context_report
-    from etymon.lab.context import context_lengths, measure
+    from etymon.lab.context import context_lengths, measure, write_results
     from etymon.verbs.opening import opened, writable
     from etymon.verbs.reading import text_files
 
@@ -67,18 +66,18 @@ def context(
         on_progress=on_progress or (lambda what: None),
     )
     if out is not None:
-        context_report.write(found, Path(out))
+        write_results(found, Path(out))
     return found
 
 
 def present(
     result: Contexts, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
-    from etymon.lab import context_report
+    from etymon.lab.context import report_lines
 
     clear_line()
     if json:
         return print_json(result)
-    print(*context_report.lines(result), sep="\n")
+    print(*report_lines(result), sep="\n")
     if out is not None:
         print(f"{Path(out) / 'report.html'} has the curves; results.json is beside it")

@@ -107,16 +107,16 @@ def convert(
 
 def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
     from etymon.families.surgery import average_checkpoints
-    from etymon.training.state import Run
+    from etymon.training.state import RunFolder
 
-    steps = Run(run).checkpoints()  # of which the best may be much older than the others
+    steps = RunFolder(run).checkpoints()  # of which the best may be much older than the others
     if not 1 <= count <= len(steps):
         raise EtymonError(
             f"{run} has {len(steps)} checkpoints, of which {count} cannot be averaged: "
             "train with --keep N to have as many"
         )
     chosen = tuple(steps[-count:])
-    return chosen, average_checkpoints([Run(run).checkpoint(step) for step in chosen])
+    return chosen, average_checkpoints([RunFolder(run).checkpoint(step) for step in chosen])
 
 
 def _figures(model: Model, text: str | None) -> dict[str, float]:

@@ -115,8 +115,8 @@ def _loss(model: Model, task: Task, table: Table) -> Score:
     from etymon.tasks.scores import Score
     from etymon.tasks.task import falling
     from etymon.training.feeding import validation_slices
-    from etymon.training.figures import evaluate as measured
     from etymon.training.unit import TrainingUnit
+    from etymon.training.unit import evaluate as measured
 
     examples: Any = task.encode(table)
     figures = measured(TrainingUnit(model, task).eval(), list(validation_slices(task, examples, 0, rows=1)))

@@ -13,7 +13,7 @@ from etymon.verbs.terminal import clear_line, print_json
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.lab.probe import Probes
-    from etymon.lab.probe_data import Task
+    from etymon.lab.probe_tasks import ProbeTask
 
 
 @opens_models
@@ -21,7 +21,8 @@ def probe(
     model: Annotated[str | Path | Model, "a model's folder or hub id"],
     *,
     data: Annotated[
-        Sequence[str | Path | Task] | str | Path, "a file or folder of tasks, repeatable (docs/probing.md)"
+        Sequence[str | Path | ProbeTask] | str | Path,
+        "a file or folder of tasks, repeatable (docs/probing.md)",
     ] = (),
     text: Annotated[str, "the column of a table that holds the text"] = "text",
     label: Annotated[str, "the column that holds the label; also one of CoNLL-U, e.g. xpos (upos)"] = "label",
@@ -53,22 +54,20 @@ def probe(
     accuracy minus control accuracy. Tasks are SentEval files, tables with a text and a label, token and tag tables, CoNLL-U,
     or raw text, of which pseudo-words are made.
     """
-    from etymon.lab import probe_report
-    from etymon.lab.probe import probe_model
-    from etymon.lab.probe_data import Task
-    from etymon.lab.probe_files import Columns, read_tasks
+    from etymon.lab.probe import probe_model, write_results
+    from etymon.lab.probe_tasks import ProbeColumns, ProbeTask, read_tasks
     from etymon.verbs.opening import opened, writable
 
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
     writable(None if out is None else Path(out) / "report.html")
     given = [data] if isinstance(data, str | Path) else list(data)
-    tasks = [one for one in given if isinstance(one, Task)]
+    tasks = [one for one in given if isinstance(one, ProbeTask)]
     for task in tasks:
         task.check()
-    paths = [one for one in given if not isinstance(one, Task)]
+    paths = [one for one in given if not isinstance(one, ProbeTask)]
     if paths or not tasks:
-        columns = Columns(text, label, split)
+        columns = ProbeColumns(text, label, split)
         tasks += read_tasks(
             paths, columns, format=format, examples=examples, pseudo_words=pseudo_words, seed=seed
         )
@@ -86,19 +85,19 @@ def probe(
     for note in probes.notes if on_note else ():
         on_note(note)  # type: ignore[misc]
     if out is not None:
-        probe_report.write(probes, Path(out))
+        write_results(probes, Path(out))
     return probes
 
 
 def present(
     result: Probes, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
 ) -> None:
-    from etymon.lab import probe_report
+    from etymon.lab.probe import as_record, report_lines
 
     clear_line()
     if json:
-        return print_json(probe_report.record(result))
+        return print_json(as_record(result))
     for score in result.tasks:
-        print(*probe_report.lines(score), "", sep="\n")
+        print(*report_lines(score), "", sep="\n")
     if out is not None:
         print(f"{Path(out) / 'report.html'} has the curves; results.json and results.csv are beside it")

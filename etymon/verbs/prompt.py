@@ -14,14 +14,14 @@ from etymon.verbs.terminal import on_progress as tell
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
-    from etymon.lab.prompt import Answer, Outcome
+    from etymon.lab.prompt import PromptAnswer, PromptOutcome
 
 
 @dataclass(frozen=True)
 class Prompted:
     """What came of a task: an outcome for every number of shots."""
 
-    outcomes: list[Outcome]
+    outcomes: list[PromptOutcome]
     notes: list[str]
 
 
@@ -49,8 +49,7 @@ def prompt(
     says; examples that queries share are read once. With labels, accuracy and its 95% interval are given.
     """
     from etymon.generation.prompting import Prompter
-    from etymon.lab.prompt import Run
-    from etymon.lab.prompt_task import open_task
+    from etymon.lab.prompt import PromptRun, open_task
     from etymon.verbs.opening import opened, writable
 
     if limit is not None and limit < 1:
@@ -58,7 +57,9 @@ def prompt(
     writable(out)
     asked = [] if shots is None else [f"shots={_listed(shots)}"]
     read = open_task(task, [*asked, *(set or ())], errors)
-    run = Run(Prompter(opened(model, device, quantize, head="vocabulary")), read, drop, limit, on_progress)
+    run = PromptRun(
+        Prompter(opened(model, device, quantize, head="vocabulary")), read, drop, limit, on_progress
+    )
     outcomes = run.outcomes()
     notes = read.notes + run.notes
     for note in notes if on_note is not None else ():
@@ -76,7 +77,7 @@ def _listed(shots: str | int | Sequence[int]) -> list[int]:
         raise EtymonError(f"cannot read the shots {shots!r}: write 16, or 0,1,16") from None
 
 
-def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
+def _write(path: Path, outcomes: Sequence[PromptOutcome]) -> None:
     from etymon.files import atomic_write, json_text
 
     with atomic_write(path) as file:
@@ -118,7 +119,7 @@ def present(
         print(f"{outcome.shots:>6}  {len(outcome.answers):>8}  {outcome.shortened:>9}  {figures}")
 
 
-def _line(answer: Answer) -> str:
+def _line(answer: PromptAnswer) -> str:
     verdict = {True: "right", False: "wrong", None: ""}[answer.correct]
     text = f"{answer.query:>5}  {verdict:<5}  {_short(answer.answer)}"
     if answer.correct is False:

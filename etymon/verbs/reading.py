@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from etymon.config import parse_count
 from etymon.errors import EtymonError
 from etymon.text.sources import TextFiles
-from etymon.training.progress import Kind, _can_draw, _in_notebook, format_bytes, format_seconds
+from etymon.training.progress import ProgressKind, _can_draw, _in_notebook, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def parse_size(text: str) -> int:
 def byte_progress(
     title: str,
     total: int | None,
-    kind: Kind = "auto",
+    kind: ProgressKind = "auto",
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from etymon.errors import EtymonError
-from etymon.lab.probe_data import Task
-from etymon.lab.probe_files import Columns, read_tasks
+from etymon.lab.probe_tasks import ProbeColumns, ProbeTask, read_tasks
 
 
 def written(path: Path, text: str) -> Path:
@@ -18,12 +17,12 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def one(*paths: Path, columns: Columns = Columns(), **options: object) -> Task:  # noqa: B008
+def one(*paths: Path, columns: ProbeColumns = ProbeColumns(), **options: object) -> ProbeTask:  # noqa: B008
     (task,) = read_tasks(paths, columns, **options)  # type: ignore[arg-type]
     return task
 
 
-def counted(task: Task) -> Counter[str]:
+def counted(task: ProbeTask) -> Counter[str]:
     return Counter(example.split for example in task.examples)
 
 
@@ -43,7 +42,7 @@ def test_senteval(tmp_path):
 def test_tables_and_their_columns(tmp_path):
     lines = ["id,said,kind", *(f'{n},"He said ""{n}"", twice",{n % 2}' for n in range(20))]
     file = written(tmp_path / "table.csv", "\n".join(lines) + "\n")
-    task = one(file, columns=Columns("said", "kind"))
+    task = one(file, columns=ProbeColumns("said", "kind"))
     assert sorted(task.examples)[0].text == 'He said "0", twice'
     assert counted(task) == {"train": 16, "validation": 2, "test": 2}
     quoted = written(
@@ -73,7 +72,7 @@ def test_files_that_differ_in_the_split_are_one_task(tmp_path):
     written(tmp_path / "pos_en-dev.tags", "a\tA\nb\tB\n\n")
     written(tmp_path / "pos_en-test.tags", "a\tA\nb\tB\n\n")
     written(tmp_path / "README.md", "what this is")
-    tags, table = read_tasks([tmp_path], Columns())
+    tags, table = read_tasks([tmp_path], ProbeColumns())
     assert (tags.name, table.name) == ("pos_en", "sst")
     assert counted(tags) == {"train": 10, "validation": 2, "test": 2}
     assert counted(table) == {"train": 36, "validation": 4, "test": 6}
@@ -124,7 +123,7 @@ def test_conllu_puts_words_together_as_they_stood(tmp_path):
     assert [(text[slice(*span)], word.label) for span, word in sorted(words.items())] == [
         ("do", "AUX"), ("n't", "PART"), ("go", "VERB"), (",", "PUNCT"), ("de", "ADP"), ("le", "DET"),
     ]  # fmt: skip
-    fine = one(file, columns=Columns(label="xpos"), examples=100)
+    fine = one(file, columns=ProbeColumns(label="xpos"), examples=100)
     assert {example.label for example in fine.examples} == {"VBP", "RB", "VB", ",", "IN"}  # none for _
 
 
@@ -148,7 +147,7 @@ def pseudo_text() -> str:
 
 
 def test_pseudo_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("etymon.lab.pseudo_words.COMMON", 103)
+    monkeypatch.setattr("etymon.lab.probe_tasks.COMMON", 103)
     task = one(written(tmp_path / "raw.txt", pseudo_text()))
     assert (task.name, task.level) == ("raw pseudo-words", "pseudo-word")
     assert {example.label for example in task.examples} == {"river", "letter"}
@@ -200,22 +199,22 @@ def test_tasks_of_one_name_are_told_apart(tmp_path):
         (tmp_path / name / "x").mkdir(parents=True)
         lines = (f"text {number}\t{number % 2}\n" for number in range(40))
         (tmp_path / name / "x" / "task.tsv").write_text("text\tlabel\n" + "".join(lines))
-    tasks = read_tasks([tmp_path / name / "x" / "task.tsv" for name in ("a", "b", "c")], Columns())
+    tasks = read_tasks([tmp_path / name / "x" / "task.tsv" for name in ("a", "b", "c")], ProbeColumns())
     assert len({task.name for task in tasks}) == 3
 
 
 def test_other_refusals(tmp_path):
     with pytest.raises(EtymonError, match="no such file or folder"):
-        read_tasks([tmp_path / "none"], Columns())
+        read_tasks([tmp_path / "none"], ProbeColumns())
     with pytest.raises(EtymonError, match="no tasks in the folder"):
-        read_tasks([tmp_path], Columns())
+        read_tasks([tmp_path], ProbeColumns())
     with pytest.raises(EtymonError, match="give --data"):
-        read_tasks([], Columns())
+        read_tasks([], ProbeColumns())
     with pytest.raises(EtymonError, match=r"there is no format 'conlu'.*conllu"):
-        read_tasks([tmp_path], Columns(), format="conlu")  # type: ignore[arg-type]
+        read_tasks([tmp_path], ProbeColumns(), format="conlu")  # type: ignore[arg-type]
     (tmp_path / "latin.tsv").write_bytes(b"text\tlabel\ncaf\xe9\tx\n")
     with pytest.raises(EtymonError, match="not UTF-8"):
-        read_tasks([tmp_path], Columns())
+        read_tasks([tmp_path], ProbeColumns())
 
 
 def test_the_shared_sets(shared):
@@ -223,7 +222,7 @@ def test_the_shared_sets(shared):
         pytest.skip("no data there")
     ud, tense = read_tasks(
         [shared / "data" / "ud-ewt", shared / "data" / "senteval-probing" / "past_present.txt"],
-        Columns(),
+        ProbeColumns(),
         examples=200,
     )
     assert ud.name == "en_ewt-ud" and {"NOUN", "VERB"} <= {example.label for example in ud.examples}

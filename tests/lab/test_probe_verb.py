@@ -8,7 +8,7 @@ import json
 import pytest
 
 import etymon
-from etymon.lab.probe_report import record
+from etymon.lab.probe import as_record
 from tests.lab.test_probing import first_letters
 from tests.verbs.conftest import folder, run  # noqa: F401
 
@@ -57,7 +57,7 @@ def test_python_and_json_say_the_same(folder, run, data):  # noqa: F811
         "probe", folder("bert"), "--data", data / "city.txt", "--no-twin", "--seed", 2, "--json"
     )
     assert code == 0
-    assert json.loads(printed) == json.loads(json.dumps(record(probes)))
+    assert json.loads(printed) == json.loads(json.dumps(as_record(probes)))
     given = etymon.probe(etymon.load(folder("bert")), data=[first_letters()], twin=False)
     assert given.tasks[0].best.accuracy == 1
 

@@ -11,9 +11,9 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY
-from etymon.lab.classifiers import Problem, predictions, scalar_mix, standardised
 from etymon.lab.probe import control_labels, probe_model, untrained
-from etymon.lab.probe_data import Example, Task
+from etymon.lab.probe_classifiers import Problem, predictions, scalar_mix, standardised
+from etymon.lab.probe_tasks import Example, ProbeTask
 from etymon.lab.representations import represent
 from etymon.nn.batch import Batch
 from etymon.nn.trace import trace
@@ -138,7 +138,7 @@ def problem(labels, groups=None, test=20):
     splits = np.zeros(count, int)
     splits[-2 * test : -test], splits[-test:] = 1, 2
     groups = np.zeros(count, int) if groups is None else groups
-    return Problem(Task("t", "sentence", []), "mean", np.arange(count), labels, labels, groups, splits)
+    return Problem(ProbeTask("t", "sentence", []), "mean", np.arange(count), labels, labels, groups, splits)
 
 
 def test_predictions_are_those_of_the_penalised_likelihood():
@@ -190,7 +190,7 @@ def test_the_mix_finds_the_layer_that_knows():
     np.testing.assert_allclose(even, 0.25, atol=0.02)
 
 
-def first_letters() -> Task:
+def first_letters() -> ProbeTask:
     """Which word stands first: known to every layer; the sentences are new in the test."""
     draw = np.random.default_rng(0)
     words = "cat mat dog soup".split()
@@ -200,7 +200,7 @@ def first_letters() -> Task:
         text = f"{first} {' '.join(draw.choice(words, 6))}."
         split = "train" if number < 80 else "validation" if number < 100 else "test"
         examples.append(Example(text, first, text.split()[1], split))  # type: ignore[arg-type]
-    return Task("first word", "sentence", examples)
+    return ProbeTask("first word", "sentence", examples)
 
 
 def test_a_whole_probe(models):
@@ -230,7 +230,7 @@ def test_words_that_are_lost_are_told(models):
     ]
     for number, example in enumerate(examples):
         examples[number] = example._replace(label="ab"[number % 2])
-    probes = probe_model(models("bert"), [Task("t", "token", examples)], twin=False)
+    probes = probe_model(models("bert"), [ProbeTask("t", "token", examples)], twin=False)
     assert any("words are left out" in note for note in probes.notes)
     assert any("cut at the model's 48 tokens" in note for note in probes.notes)
     assert probes.tasks[0].layers[0].random is None

@@ -15,8 +15,7 @@ import etymon
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.initialise import ALIGNMENT, is_aligned
-from etymon.training.memories import Memories
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import StreamMemories, TrainingUnit
 from tests import tiny
 
 
@@ -87,5 +86,5 @@ def test_what_streams_remember_is_aligned_when_it_comes_back(tmp_path: Path) -> 
     save_file({name: tensor.clone() for name, tensor in saved.items()}, tmp_path / "x.safetensors")
     shift(tmp_path / "x.safetensors")
     found = load_file(tmp_path / "x.safetensors")
-    state = Memories(found).recall(Slice(), lambda rows: State(), torch.device("cpu"))  # type: ignore[arg-type]
+    state = StreamMemories(found).recall(Slice(), lambda rows: State(), torch.device("cpu"))  # type: ignore[arg-type]
     assert is_aligned(state.tensors["mean"]) and state.tensors["mean"].tolist() == saved["0-1/mean"].tolist()

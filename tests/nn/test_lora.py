@@ -17,7 +17,7 @@ from etymon.families.model import Model
 from etymon.families.surgery import average_checkpoints, grow
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.lora import LoraSettings, adapt, adapters, merge
-from etymon.training.optimisers.groups import depths, parameter_groups
+from etymon.training.optimisers import depths, parameter_groups
 from tests import tiny
 
 ALL = LoraSettings(rank=3, alpha=6.0, targets=("*",))

@@ -14,7 +14,7 @@ from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import Block
-from etymon.training.optimisers.groups import gradient_norms
+from etymon.training.optimisers import gradient_norms
 from tests.families.folders import PRETRAINED, refusal, tiny
 
 FAMILIES = ["gpt2", "gptj", "bert", "t5"]

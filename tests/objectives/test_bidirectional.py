@@ -18,8 +18,7 @@ from etymon.nn.batch import Batch
 from etymon.objectives import get_objective
 from etymon.objectives.objective import check_fit
 from etymon.text.store import Split
-from etymon.training.memories import Memories
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import StreamMemories, TrainingUnit
 from tests import tiny
 
 BEGIN, END, UNKNOWN = 0, 1, 2
@@ -100,7 +99,7 @@ def test_training_samples_and_the_seed_decides() -> None:
     prepared = made.objective.collate(examples(2)[:2])
 
     def loss(seed: int) -> float:
-        made.memories = Memories()
+        made.memories = StreamMemories()
         torch.manual_seed(seed)
         return float(made(prepared)["loss"].sum.detach())
 

@@ -18,8 +18,7 @@ from etymon.objectives.objective import check_fit, weighted_loss
 from etymon.sampling.plans import key
 from etymon.text.store import Split
 from etymon.training.feeding import Feed, Position, validation_slices
-from etymon.training.figures import evaluate
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import TrainingUnit, evaluate
 from tests import tiny
 
 MIXTURE = "masked=0.7,masked-sentence-order=0.3"

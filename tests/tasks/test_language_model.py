@@ -24,8 +24,7 @@ from etymon.tasks.language_model import LanguageModel
 from etymon.tasks.task import falling
 from etymon.text.store import Split
 from etymon.training.feeding import Feed, Position, validation_slices
-from etymon.training.figures import evaluate
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import TrainingUnit, evaluate
 from tests import tiny
 from tests.reconstruct import sentence_spans
 
@@ -192,7 +191,7 @@ def test_a_feed_goes_on_from_any_position() -> None:
     again = pickle.loads(pickle.dumps(Feed(task, split, 7, slices=1, rows=1)))  # as for a worker
     (samples,), _ = again.addresses(Position(1, 1))
     assert torch.equal(again.slice(samples).batch.ids, seen[feed.samples + 1].batch.ids)  # type: ignore[attr-defined]
-    assert feed.words_a_step == pytest.approx(sum(len(text.split()) for text in TEXTS) / feed.samples)
+    assert feed.words_per_step == pytest.approx(sum(len(text.split()) for text in TEXTS) / feed.samples)
 
 
 @torch.no_grad()

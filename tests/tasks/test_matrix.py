@@ -19,8 +19,7 @@ from etymon.sampling.plans import key
 from etymon.tables.table import read_table
 from etymon.tasks import REGISTRY, get_task, task_for
 from etymon.training.feeding import validation_slices
-from etymon.training.figures import evaluate
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import TrainingUnit, evaluate
 from etymon.verbs.tasks import cell
 from tests import tiny
 

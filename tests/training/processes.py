@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from etymon.errors import EtymonError
-from etymon.training.distributed import joined_world
+from etymon.training.distributed import open_world
 from etymon.training.loop import Trainer
 from etymon.verbs import pretrain as verb
 from tests.carrying import carrying
@@ -60,7 +60,7 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
 
 def different_names() -> str:
     """What happens when processes add up different things."""
-    with joined_world() as world:
+    with open_world() as world:
         try:
             world.add({f"only here {world.rank}": 1.0})
         except RuntimeError as error:

@@ -15,11 +15,11 @@ from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
 from etymon.families.surgery import generator_for
 from etymon.objectives.objective import Term
-from etymon.training.adversarial import AdversarialSettings, Noise
-from etymon.training.feeding import Course, Feed, Phase, Position, Step
+from etymon.training.adversarial import AdversarialSettings, LookupNoise
+from etymon.training.feeding import Feed, Phase, Position, Step, StepStream
 from etymon.training.loop import Trainer, TrainingSettings
-from etymon.training.progress import progress
-from etymon.training.state import Run
+from etymon.training.progress import make_progress
+from etymon.training.state import RunFolder
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 
@@ -49,9 +49,9 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
         feed = Feed(objective, stores[family].train, 0, slices=slices, rows=rows)
         chosen = AdversarialSettings.of(adversarial)
         return Trainer(
-            unit, Course([Phase(0, feed)]),
+            unit, StepStream([Phase(0, feed)]),
             TrainingSettings(steps=10, clip=None, adversarial=chosen, seed=seed),
-            Run(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=progress("silent"),
+            RunFolder(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=make_progress("silent"),
         )  # fmt: skip
 
     return make
@@ -79,13 +79,13 @@ def taken(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, float]]:
 def climbs(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
     """The noise that every pass of a step had, in order."""
     seen: list[list[Tensor]] = []
-    plain = Noise.back
+    plain = LookupNoise.back
 
-    def back(noise: Noise, share: float, loss: Tensor) -> None:
+    def back(noise: LookupNoise, share: float, loss: Tensor) -> None:
         seen.append([part.detach().clone() for part in noise.added])
         plain(noise, share, loss)
 
-    monkeypatch.setattr(Noise, "back", back)
+    monkeypatch.setattr(LookupNoise, "back", back)
     return seen
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from etymon.errors import EtymonError
-from etymon.training.budgets import Budget, Pace, pace_of, parse_budget
-from etymon.training.feeding import Course, Feed, Phase, Position
+from etymon.training.budgets import Budget, Pace, mean_pace, parse_budget
+from etymon.training.feeding import Feed, Phase, Position, StepStream
 from tests import tiny
 
 
@@ -71,15 +71,15 @@ def test_the_pace_is_what_training_uses_up(family: str, name: str, tmp_path: Pat
         Feed(tiny.objective(family, name, length), split, 0, slices=2, rows=rows)
         for length, rows in ((16, 3), (32, 4))
     )
-    alone = pace_of([(1.0, long)])
+    alone = mean_pace([(1.0, long)])
     steps = alone.steps(parse_budget("1epoch"))
-    taken = list(Course([Phase(0, long)]).steps(0, Position(), steps))
+    taken = list(StepStream([Phase(0, long)]).steps(0, Position(), steps))
     assert abs(steps - len(long.plan(0)) / 8) <= 0.5
     tokens = sum(part.tokens for step in taken for part in step.slices.values())
     assert tokens == pytest.approx(steps * alone.tokens, rel=0.05)
     assert steps * alone.words == pytest.approx(float(split.words.sum()), rel=1 / steps)
-    both = pace_of([(0.75, short), (0.25, long)])
-    parts = [pace_of([(1.0, short)]), alone]
+    both = mean_pace([(0.75, short), (0.25, long)])
+    parts = [mean_pace([(1.0, short)]), alone]
     for unit in ("tokens", "epochs", "words"):
         expected = 0.75 * getattr(parts[0], unit) + 0.25 * getattr(parts[1], unit)
         assert getattr(both, unit) == pytest.approx(expected)

@@ -17,7 +17,7 @@ from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.sampling.plans import chunks, stream_windows
 from etymon.text.store import Split
-from etymon.training.feeding import Course, Feed, Phase, Position, Step
+from etymon.training.feeding import Feed, Phase, Position, Step, StepStream
 from tests import tiny
 from tests.training.test_feeding import Numbers, feed, read
 
@@ -60,8 +60,8 @@ def three_families(tmp_path_factory: pytest.TempPathFactory) -> list[Phase]:
 
 
 def test_worker_processes_change_nothing(three_families: list[Phase]) -> None:
-    straight = list(Course(three_families).steps(0, Position(), 9))
-    working = Course(three_families, workers=2)
+    straight = list(StepStream(three_families).steps(0, Position(), 9))
+    working = StepStream(three_families, workers=2)
     assert same(list(working.steps(2, straight[1].after, 7)), straight[2:])
     taken = working.steps(0, Position(), 0)
     assert list(taken) == []
@@ -82,11 +82,11 @@ def test_phases_begin_at_their_steps_and_with_an_epoch_of_their_own() -> None:
         Phase(3, feed(rows=1, slices=2)),
         Phase(5, feed(rows=3, slices=1)),
     ]
-    course = Course(phases)
+    course = StepStream(phases)
     taken = list(course.steps(0, Position(), 7))
     assert [len(read(step)) for step in taken] == [4, 4, 4, 2, 2, 3, 3]
     assert [course.phases.index(course.phase(step)) for step in range(7)] == [0, 0, 0, 1, 1, 2, 2]
-    assert [course.number_after(steps) for steps in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert [course.phase_number_after(steps) for steps in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
     assert [step.feed for step in taken] == [phases[number].feed for number in (0, 0, 0, 1, 1, 2, 2)]
     assert [sample[:2] for sample in read(taken[3])] == [(2, 0), (2, 1)], (
         "the epoch after the one that was begun"
@@ -101,7 +101,7 @@ def test_slices_must_be_shared_evenly() -> None:
     with pytest.raises(
         EtymonError, match=r"a step of 3 slices cannot be shared by 2 processes.*a multiple of 2"
     ):
-        Course([Phase(0, feed(slices=3))], ranks=2)
+        StepStream([Phase(0, feed(slices=3))], ranks=2)
 
 
 @given(
@@ -114,9 +114,9 @@ def test_no_sample_is_skipped_or_repeated(
 ) -> None:
     slices = ranks * each
 
-    def course(rank: int, ranks: int) -> Course:
+    def course(rank: int, ranks: int) -> StepStream:
         made = [Feed(Numbers(samples), None, 0, slices=slices, rows=rows) for _ in range(2)]  # type: ignore[arg-type]
-        return Course([Phase(0, made[0]), Phase(second, made[1])], rank=rank, ranks=ranks)
+        return StepStream([Phase(0, made[0]), Phase(second, made[1])], rank=rank, ranks=ranks)
 
     taken = [list(course(rank, ranks).steps(0, Position(), steps)) for rank in range(ranks)]
     seen: list[tuple[int, int, float]] = []
@@ -180,5 +180,5 @@ def test_words_and_epochs_of_a_step(tmp_path: Path) -> None:
     words = sum(
         len(tiny.tokenizer("gpt2").decode(split.document(number)).split()) for number in range(len(split))
     )
-    assert made.epochs_a_step == 6 / len(made.plan(0))
-    assert made.words_a_step == pytest.approx(words * made.epochs_a_step)
+    assert made.epochs_per_step == 6 / len(made.plan(0))
+    assert made.words_per_step == pytest.approx(words * made.epochs_per_step)

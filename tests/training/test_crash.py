@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from tests.verbs.small_runs import metrics
 
 
@@ -37,6 +37,6 @@ def test_a_run_that_is_killed_again_and_again_ends_the_same(tmp_path: Path) -> N
         ).read_bytes()
     optimiser = "checkpoints/step-00000040/optimiser.safetensors"
     assert (crashed / optimiser).read_bytes() == (straight / optimiser).read_bytes()
-    assert Run(crashed).checkpoints() == Run(straight).checkpoints()
+    assert RunFolder(crashed).checkpoints() == RunFolder(straight).checkpoints()
     assert list(crashed.rglob("*.partial")) == []
     assert told["between"] == 9 and told["model gone"] and told["finished again"] == 0

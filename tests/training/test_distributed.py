@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from etymon.training.loop import Trainer
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from tests.carrying import carrying
 from tests.training.processes import stop_at
 from tests.verbs.small_runs import FAMILIES, metrics, pretrain, resume, weight_files, with_test_sizes
@@ -131,7 +131,7 @@ def test_only_the_first_process_writes_and_prints(together: Together) -> None:
 def test_a_stop_that_one_process_hears_stops_all_and_one_goes_on(together: Together) -> None:
     said = together.said("bert-stopped")
     assert [(each["steps"], each["stopped"]) for each in said] == [(7, True), (7, True)]
-    assert Run(together.folder / "bert-stopped").checkpoints() == [5, 7]
+    assert RunFolder(together.folder / "bert-stopped").checkpoints() == [5, 7]
     with with_test_sizes():
         result = resume("bert", together.folder / "bert-stopped")
     assert same_run(result.folder, together.alone["bert"].folder)

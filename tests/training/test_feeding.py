@@ -12,7 +12,7 @@ import pytest
 
 from etymon.errors import EtymonError
 from etymon.objectives.objective import MicroBatch, Objective
-from etymon.training.feeding import Course, Feed, Phase, Position, Step, validation_slices
+from etymon.training.feeding import Feed, Phase, Position, Step, StepStream, validation_slices
 
 
 class Numbers(Objective):
@@ -48,11 +48,11 @@ def feed(rows: int = 3, slices: int = 2, **options: Any) -> Feed:
     return Feed(Numbers(**options), None, 0, slices=slices, rows=rows)  # type: ignore[arg-type]
 
 
-def course(rows: int = 3, slices: int = 2, rank: int = 0, ranks: int = 1, **options: Any) -> Course:
-    return Course([Phase(0, feed(rows, slices, **options))], rank=rank, ranks=ranks)
+def course(rows: int = 3, slices: int = 2, rank: int = 0, ranks: int = 1, **options: Any) -> StepStream:
+    return StepStream([Phase(0, feed(rows, slices, **options))], rank=rank, ranks=ranks)
 
 
-def steps(given: Course, position: Position, count: int, first: int = 0) -> list[Step]:
+def steps(given: StepStream, position: Position, count: int, first: int = 0) -> list[Step]:
     return list(given.steps(first, position, count))
 
 
@@ -103,8 +103,8 @@ def test_a_batch_larger_than_an_epoch_and_an_empty_epoch() -> None:
 def test_plans_are_made_once_an_epoch() -> None:
     objective = Numbers(samples=100)
     made = Feed(objective, None, 0, slices=1, rows=5)  # type: ignore[arg-type]
-    for step in Course([Phase(0, made)]).steps(0, Position(), 61):
-        assert step.feed.epochs_a_step == 0.05  # asking how long an epoch is makes no plan again
+    for step in StepStream([Phase(0, made)]).steps(0, Position(), 61):
+        assert step.feed.epochs_per_step == 0.05  # asking how long an epoch is makes no plan again
     assert objective.plans == [0, 1, 2, 3]
 
 

@@ -9,8 +9,7 @@ import torch
 
 from etymon.families import get_family
 from etymon.families.model import Model
-from etymon.training.optimisers import OptimiserChoice, build_optimiser
-from etymon.training.optimisers.groups import depths, gradient_norms, section
+from etymon.training.optimisers import OptimiserChoice, build_optimiser, depths, gradient_norms, section
 from tests import tiny
 
 ENCODER_DECODER = {

@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from etymon.errors import EtymonError
-from etymon.training.feeding import Course, Feed, Phase, Position, Step, validation_slices
-from etymon.training.figures import add_counts, averages, evaluate
+from etymon.training.feeding import Feed, Phase, Position, Step, StepStream, validation_slices
 from etymon.training.loop import Trainer, TrainingSettings, seed_device
 from etymon.training.optimisers import OptimiserChoice
-from etymon.training.progress import progress
+from etymon.training.progress import make_progress
 from etymon.training.schedules import ScheduleChoice
-from etymon.training.state import Run, TrainingState
+from etymon.training.state import RunFolder, TrainingState
 from etymon.training.stopping import stop_requested
-from etymon.training.unit import TrainingUnit
+from etymon.training.unit import TrainingUnit, add_counts, averages, evaluate
 from tests import tiny
 
 Maker = Callable[..., Trainer]
@@ -44,12 +43,12 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
         chosen = {"steps": 10, "clip": None, **settings}
         return Trainer(
             unit,
-            Course([Phase(0, feed)]),
+            StepStream([Phase(0, feed)]),
             TrainingSettings(optimiser=optimiser, schedule=schedule, **chosen),
-            Run(tmp_path),
+            RunFolder(tmp_path),
             validate=lambda step: {},
             save_members=lambda folder: None,
-            progress=progress("silent"),
+            progress=make_progress("silent"),
         )
 
     return make
@@ -234,7 +233,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(trainer: Maker, tmp_path: Pa
         next(made.unit.parameters())[:] = math.inf
     with pytest.raises(EtymonError, match=r"gradient at step 2 is not finite.*\(it is 0\.002\).*untouched"):
         made.train("test")
-    assert Run(tmp_path).checkpoints() == []
+    assert RunFolder(tmp_path).checkpoints() == []
     made = trainer("gpt2", "causal")
     made.validate = lambda step: {"bits_per_byte": math.nan}
     with pytest.raises(EtymonError, match="validation loss after step 0 is not finite"):

@@ -8,7 +8,7 @@ import torch
 from etymon.families.surgery import generator_for
 from etymon.objectives.objective import weighted_loss
 from etymon.training.feeding import Feed, Position
-from etymon.training.memory import _Alive, step_footprint, valueless
+from etymon.training.memory import _Alive, copy_without_values, step_footprint
 from etymon.training.optimisers import OPTIMISERS, OptimiserChoice, build_optimiser
 from etymon.training.unit import TrainingUnit
 from tests import tiny
@@ -32,7 +32,7 @@ def unit_and_slice(family: str, name: str, folder, rows: int = 4, length: int = 
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_activations_are_counted_as_a_step_with_values_holds_them(family, name, tmp_path):
     unit, prepared = unit_and_slice(family, name, tmp_path / "store")
-    found = step_footprint(valueless(unit), prepared, OptimiserChoice())
+    found = step_footprint(copy_without_values(unit), prepared, OptimiserChoice())
     unit.train()
     with _Alive() as alive:
         for tensor in [*unit.parameters(), *unit.buffers()]:
@@ -49,7 +49,7 @@ def test_activations_are_counted_as_a_step_with_values_holds_them(family, name, 
 @pytest.mark.parametrize(("family", "name"), [("rnn", "denoising"), ("elmo", "bidirectional")])
 def test_recurrent_layers_are_counted_about_as_their_kernels_hold_them(family, name, tmp_path):
     unit, prepared = unit_and_slice(family, name, tmp_path / "store", length=8)
-    found = step_footprint(valueless(unit), prepared, OptimiserChoice())
+    found = step_footprint(copy_without_values(unit), prepared, OptimiserChoice())
     unit.train()
     with _Alive() as alive:
         for tensor in [*unit.parameters(), *unit.buffers()]:
@@ -65,7 +65,7 @@ def test_recurrent_layers_are_counted_about_as_their_kernels_hold_them(family, n
 def test_what_an_optimiser_keeps_is_what_it_then_keeps(name, tmp_path):
     unit, prepared = unit_and_slice("gpt2", "causal", tmp_path / "store")
     choice = OptimiserChoice(name=name, frozen=("body.embeddings.positions*",))
-    found = step_footprint(valueless(unit), prepared, choice)
+    found = step_footprint(copy_without_values(unit), prepared, choice)
     optimiser = build_optimiser(unit, choice)
     weighted_loss(unit(prepared), prepared.counts).backward()
     optimiser.step()
@@ -82,6 +82,6 @@ def test_what_an_optimiser_keeps_is_what_it_then_keeps(name, tmp_path):
 def test_measuring_takes_no_values_and_changes_nothing(tmp_path):
     unit, prepared = unit_and_slice("gpt2", "causal", tmp_path / "store")
     before = {name: value.clone() for name, value in unit.state_dict().items()}
-    step_footprint(valueless(unit), prepared, OptimiserChoice())
+    step_footprint(copy_without_values(unit), prepared, OptimiserChoice())
     assert all(torch.equal(value, before[name]) for name, value in unit.state_dict().items())
     assert all(value.grad is None for value in unit.parameters())

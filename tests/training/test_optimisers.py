@@ -23,12 +23,11 @@ from etymon.training.optimisers import (
     OptimiserChoice,
     build_optimiser,
     optimiser_tensors,
+    parameter_groups,
     restore_optimiser,
     set_rate,
 )
-from etymon.training.optimisers.adafactor import factored_axes
-from etymon.training.optimisers.groups import parameter_groups
-from etymon.training.optimisers.muon import COEFFICIENTS, orthogonal
+from etymon.training.update_rules import COEFFICIENTS, factored_axes, orthogonal
 from tests import tiny
 
 Update = Callable[[Tensor, Tensor, dict[str, Any], int, float], Tensor]

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from etymon.training.budgets import Revision, StepPlan, TimeBudget
 from etymon.training.distributed import World
-from etymon.training.feeding import Course, Phase
-from etymon.training.replanning import Revision, StepPlan, TimeBudget
+from etymon.training.feeding import Phase, StepStream
 
 BUDGET, STEPS = 600.0, 2000
 
 
-def course(*firsts: int, rows: tuple[int, ...] = ()) -> Course:
-    made = object.__new__(Course)  # its phases are all that is asked for, and they have no samples
+def course(*firsts: int, rows: tuple[int, ...] = ()) -> StepStream:
+    made = object.__new__(StepStream)  # its phases are all that is asked for, and they have no samples
     sizes = rows or (1,) * len(firsts)
     made.phases = [Phase(first, SimpleNamespace(slices=1, rows=size)) for first, size in zip(firsts, sizes)]  # type: ignore[arg-type]
     return made

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from etymon.errors import EtymonError
+from etymon.training.budgets import Revision, StepPlan, TimeBudget
 from etymon.training.loop import TrainingSettings
-from etymon.training.replanning import Revision, StepPlan, TimeBudget
 
 COURSE: Any = None
 

@@ -9,10 +9,10 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.training.feeding import Position
-from etymon.training.state import Run, TrainingState, read_state
+from etymon.training.state import RunFolder, TrainingState, read_state
 
 
-def save(run: Run, step: int, keep: int = 2, best: int | None = None) -> Path:
+def save(run: RunFolder, step: int, keep: int = 2, best: int | None = None) -> Path:
     state = TrainingState(step, Position(1, 7), 99, 7.5, 0.25, seconds=1.5, best=0.1 + 0.2, best_step=best)
 
     def save_members(folder: Path) -> None:
@@ -25,14 +25,14 @@ def save(run: Run, step: int, keep: int = 2, best: int | None = None) -> Path:
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
-    folder = save(Run(tmp_path), 12, best=5)
+    folder = save(RunFolder(tmp_path), 12, best=5)
     state, tensors = read_state(folder)
     assert state == TrainingState(12, Position(1, 7), 99, 7.5, 0.25, 1.5, 0.1 + 0.2, 5)
     assert tensors["exp_avg/a.b"].tolist() == [0.0, 2.0] and tensors["step/a.b"].item() == 3.0
 
 
 def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     for step in range(1, 8):
         save(run, step, keep=2, best=min(step, 3))
         assert step in run.checkpoints()
@@ -46,7 +46,7 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model/weights", "optimiser.safetensors", "state.json", "checksums.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_broken_checkpoints_are_passed_over(tmp_path: Path, name: str, damage: str) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     older, newer = save(run, 5), save(run, 10)
     assert run.latest() == newer
     file = newer / name
@@ -62,7 +62,7 @@ def test_broken_checkpoints_are_passed_over(tmp_path: Path, name: str, damage: s
 
 
 def test_leftovers_are_no_checkpoints(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert run.latest() is None and run.checkpoints() == []
     for name in ("step-", "step-old", ".step-00000009.12-ab.partial"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
@@ -72,7 +72,7 @@ def test_leftovers_are_no_checkpoints(tmp_path: Path) -> None:
 
 
 def test_metrics_forget_what_is_taken_again_and_survive_a_torn_line(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert run.metrics() == [] and run.last_validation() == {}
     run.log({"step": 0, "validation_bits_per_byte": 4.5, "seconds": 0.0})
     for step in range(1, 5):
@@ -96,7 +96,7 @@ def test_metrics_forget_what_is_taken_again_and_survive_a_torn_line(tmp_path: Pa
 
 
 def test_a_torn_last_line_of_metrics_is_passed_over_and_damage_before_it_is_named(tmp_path):
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.log({"step": 1, "loss": 2.0})
     run.log({"step": 2, "loss": 1.0})
     whole = run.metrics_file.read_text()

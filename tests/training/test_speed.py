@@ -13,8 +13,8 @@ from etymon.objectives import get_objective
 from etymon.objectives.objective import Term
 from etymon.tables.table import read_table
 from etymon.tasks import get_task
-from etymon.training.feeding import Course, Feed, Phase, Position
-from etymon.training.speed import operations_a_token, step_operations
+from etymon.training.feeding import Feed, Phase, Position, StepStream
+from etymon.training.speed import flops_per_token, step_operations
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 
@@ -29,14 +29,14 @@ def test_what_is_remembered_is_counted_among_the_operations(tmp_path: Path) -> N
     store, unit = tiny.store("transformer-xl", tmp_path), unit_of()
     feed = Feed(unit.objective, store.train, 0, slices=1, rows=4)
     costs = []
-    for step in Course([Phase(0, feed)]).steps(0, Position(), 6):
+    for step in StepStream([Phase(0, feed)]).steps(0, Position(), 6):
         prepared = step.slices[0]
         costs.append(step_operations(unit, prepared) / prepared.tokens)
     assert costs[0] < costs[1] and costs[-2] == costs[-1]
-    assert operations_a_token(unit, feed) == costs[-1]
+    assert flops_per_token(unit, feed) == costs[-1]
     forgetful = unit_of(memory=0)
     feed = Feed(forgetful.objective, store.train, 0, slices=1, rows=4)
-    assert operations_a_token(forgetful, feed) == costs[0]
+    assert flops_per_token(forgetful, feed) == costs[0]
 
 
 def test_operations_are_those_of_several_slices(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_operations_are_those_of_several_slices(tmp_path: Path) -> None:
         counted.append((step_operations(unit, prepared), prepared.tokens))
     assert len({tokens for _, tokens in counted}) > 1
     operations, tokens = (sum(each) for each in zip(*counted, strict=True))
-    assert operations_a_token(unit, feed, 4) == operations / tokens != counted[0][0] / counted[0][1]
+    assert flops_per_token(unit, feed, 4) == operations / tokens != counted[0][0] / counted[0][1]
 
 
 def test_kernels_that_only_processors_have_are_counted(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_kernels_that_only_processors_have_are_counted(tmp_path: Path) -> None:
     def cost(length: int, dropout: float) -> float:
         objective = get_objective("causal", tiny.tokenizer("gpt2"), length)
         unit = TrainingUnit(tiny.model("gpt2", objective, dropout), objective)
-        return operations_a_token(unit, Feed(objective, store.train, 0, slices=1, rows=4))
+        return flops_per_token(unit, Feed(objective, store.train, 0, slices=1, rows=4))
 
     store = tiny.store("gpt2", tmp_path)
     shape = tiny.model("gpt2", frozenset({"vocabulary"})).shape

@@ -12,11 +12,9 @@ import torch
 from etymon.errors import EtymonError
 from etymon.objectives import get_objective
 from etymon.objectives.objective import StreamBatch, check_fit, weighted_loss
-from etymon.training.feeding import Course, Feed, Phase, Position, validation_slices
-from etymon.training.figures import add_counts, evaluate
-from etymon.training.memories import Memories
-from etymon.training.speed import operations_a_token
-from etymon.training.unit import TrainingUnit
+from etymon.training.feeding import Feed, Phase, Position, StepStream, validation_slices
+from etymon.training.speed import flops_per_token
+from etymon.training.unit import StreamMemories, TrainingUnit, add_counts, evaluate
 from tests import tiny
 from tests.carrying import carrying
 
@@ -40,7 +38,7 @@ def unit_of(family: str = "gpt2", **options: Any) -> TrainingUnit:
 def gradients(unit: TrainingUnit, store: Any, *, slices: int, steps: int = 3) -> dict[str, torch.Tensor]:
     """What steps over the same streams add up to, without any update."""
     feed = Feed(unit.objective, store.train, 0, slices=slices, rows=8 // slices)
-    for step in Course([Phase(0, feed)]).steps(0, Position(), steps):
+    for step in StepStream([Phase(0, feed)]).steps(0, Position(), steps):
         counts = add_counts(step.slices.values())
         for prepared in step.slices.values():
             weighted_loss(unit(prepared), counts).backward()
@@ -103,7 +101,7 @@ def test_judging_and_measuring_leave_the_streams_alone(store: Any) -> None:
     slices = validation_slices(unit.objective, store.validation, 0, rows=2, slices=2)
     once = evaluate(unit, slices)
     assert evaluate(unit, slices) == once  # from an empty memory each time
-    operations_a_token(unit, Feed(unit.objective, store.train, 0, slices=2, rows=4))
+    flops_per_token(unit, Feed(unit.objective, store.train, 0, slices=2, rows=4))
     assert all(torch.equal(tensor, before[name]) for name, tensor in unit.memories.tensors().items())
 
 
@@ -136,7 +134,7 @@ def test_validation_reads_streams_to_their_ends(store: Any) -> None:
 def test_loss_on_the_recent_part_only(store: Any) -> None:
     unit = unit_of(recent=0.5)
     feed = Feed(unit.objective, store.train, 0, slices=1, rows=2)
-    step = next(Course([Phase(0, feed)]).steps(0, Position(), 1))
+    step = next(StepStream([Phase(0, feed)]).steps(0, Position(), 1))
     prepared: Any = step.slices[0]
     assert isinstance(prepared, StreamBatch)
     assert prepared.counts == {"loss": 12} and prepared.at.tolist() == [*range(6, 12), *range(18, 24)]
@@ -147,7 +145,7 @@ def test_saved_streams_go_on_wherever_they_are_loaded(store: Any) -> None:
     unit = unit_of()
     gradients(unit, store, slices=2)
     other = unit_of()
-    other.memories = Memories(unit.memories.tensors())
+    other.memories = StreamMemories(unit.memories.tensors())
     # What is saved before its streams are asked for is saved again.
     assert other.memories.tensors().keys() == unit.memories.tensors().keys()
     feed = Feed(unit.objective, store.train, 0, slices=2, rows=4)
@@ -161,7 +159,7 @@ def test_saved_streams_go_on_wherever_they_are_loaded(store: Any) -> None:
 def test_another_number_of_streams_is_refused(store: Any) -> None:
     unit, other = unit_of(), unit_of()
     gradients(unit, store, slices=2)
-    other.memories = Memories(unit.memories.tensors())
+    other.memories = StreamMemories(unit.memories.tensors())
     feed = Feed(other.objective, store.train, 0, slices=1, rows=8)
     with pytest.raises(EtymonError, match="remembers the streams 0-3, 4-7, and a slice has 0-7"):
         other(feed.slice(feed.addresses(Position())[0][0]))
@@ -171,7 +169,7 @@ def test_a_batch_that_grows_is_refused(store: Any) -> None:
     objective = get_objective("recurrent", tiny.tokenizer("gpt2"), 12)
     feeds = [Feed(objective, store.train, 0, slices=1, rows=rows) for rows in (2, 4)]
     with pytest.raises(EtymonError, match=r"2, 4 samples a step.*would change the number of streams"):
-        Course([Phase(0, feeds[0]), Phase(3, feeds[1])])
+        StepStream([Phase(0, feeds[0]), Phase(3, feeds[1])])
     with pytest.raises(EtymonError, match="too short for 4000 streams"):
         Feed(objective, store.train, 0, slices=1, rows=4000)
 
@@ -181,7 +179,7 @@ def test_a_phase_with_other_samples_begins_anew(store: Any) -> None:
         Feed(get_objective("recurrent", tiny.tokenizer("gpt2"), length), store.train, 0, slices=1, rows=2)
         for length in (8, 12)
     ]
-    course = Course([Phase(0, feeds[0]), Phase(2, feeds[1])])
+    course = StepStream([Phase(0, feeds[0]), Phase(2, feeds[1])])
     assert [step.anew for step in course.steps(0, Position(), 4)] == [True, False, True, False]
     assert [step.anew for step in course.steps(2, Position(0, 4), 2)] == [True, False]
 

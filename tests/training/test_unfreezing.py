@@ -17,12 +17,17 @@ from etymon.families.model import Model
 from etymon.families.surgery import generator_for
 from etymon.runs.run_file import RunFile, assemble
 from etymon.training.adversarial import AdversarialSettings
-from etymon.training.feeding import Course, Feed, Phase, Position
+from etymon.training.feeding import Feed, Phase, Position, StepStream
 from etymon.training.loop import Trainer, TrainingSettings
-from etymon.training.optimisers import OPTIMISERS, OptimiserChoice, build_optimiser
-from etymon.training.optimisers.groups import section, thawed
-from etymon.training.progress import progress
-from etymon.training.state import Run
+from etymon.training.optimisers import (
+    OPTIMISERS,
+    OptimiserChoice,
+    build_optimiser,
+    gradual_unfreezing,
+    section,
+)
+from etymon.training.progress import make_progress
+from etymon.training.state import RunFolder
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, resume, weight_files, with_test_sizes
@@ -40,9 +45,9 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
             companions["generator"] = generator_for(model, tiny.generator_shape(family), 0)
         feed = Feed(objective, stores[family].train, 0, slices=slices, rows=2)
         return Trainer(
-            TrainingUnit(model, objective, companions), Course([Phase(0, feed)]),
+            TrainingUnit(model, objective, companions), StepStream([Phase(0, feed)]),
             TrainingSettings(**{"steps": 12, "unfreeze": 0.5, **settings}),
-            Run(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=progress("silent"),
+            RunFolder(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=make_progress("silent"),
         )  # fmt: skip
 
     return make
@@ -90,7 +95,7 @@ def test_both_stacks_begin_at_their_own_top() -> None:
     model = Model(known, shape, {"vocabulary"})
 
     def training(share: float) -> set[str]:
-        with thawed(model, share):
+        with gradual_unfreezing(model, share):
             return {section(name) for name, value in model.named_parameters() if value.requires_grad}
 
     tops = {"encoder.norm", "decoder.norm", "heads"} & {section(name) for name, _ in model.named_parameters()}
@@ -175,20 +180,20 @@ def test_a_crashed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
     asked: dict[str, Any] = {
         "unfreeze": 0.7, "adversarial": "freelb", "validate_every": 12, "set": ["adversarial.steps=2"],
     }  # fmt: skip
-    plain = Run.log
+    plain = RunFolder.log
 
-    def log(run: Run, record: dict[str, Any]) -> None:
+    def log(run: RunFolder, record: dict[str, Any]) -> None:
         plain(run, record)
         if record["step"] == 7 and "learning_rate" in record:
-            monkeypatch.setattr(Run, "log", plain)
+            monkeypatch.setattr(RunFolder, "log", plain)
             crash()
 
     with with_test_sizes():
         straight = pretrain("bert", tmp_path / "straight", **asked)
-        monkeypatch.setattr(Run, "log", log)
+        monkeypatch.setattr(RunFolder, "log", log)
         with pytest.raises(ConnectionAbortedError):
             pretrain("bert", tmp_path / "run", **asked)
-        assert Run(tmp_path / "run").checkpoints() == [5]
+        assert RunFolder(tmp_path / "run").checkpoints() == [5]
         with pytest.raises(EtymonError, match=r"began with unfreeze 0\.7, not 0\.5"):
             resume("bert", tmp_path / "run", unfreeze=0.5)
         with pytest.raises(EtymonError, match="began with adversarial"):

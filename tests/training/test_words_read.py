@@ -15,8 +15,8 @@ from etymon.files import write_json
 from etymon.objectives import get_objective
 from etymon.objectives.objective import Objective
 from etymon.text.store import Split
-from etymon.training.feeding import Course, Feed, Phase, Position
-from etymon.training.state import Run, read_state
+from etymon.training.feeding import Feed, Phase, Position, StepStream
+from etymon.training.state import RunFolder, read_state
 from tests import tiny
 from tests.verbs.small_runs import pretrain, resume, with_test_sizes
 
@@ -67,7 +67,7 @@ def test_words_read_are_those_that_samples_hold(
     assert feed.readings == pytest.approx(read, rel=0.08), (
         "separators and the tokens that windows share are not counted"
     )
-    assert feed.words_read_a_step == pytest.approx(feed.readings * feed.words_a_step)
+    assert feed.words_read_per_step == pytest.approx(feed.readings * feed.words_per_step)
     assert (feed.readings == 1.0) == (name in ONCE)
 
 
@@ -81,7 +81,7 @@ def test_an_epoch_of_pairs_and_of_permutations_reads_more_than_the_text(tmp_path
 def test_words_read_are_told_and_older_checkpoints_go_on(tmp_path: Path) -> None:
     with with_test_sizes():
         run = pretrain("bert", tmp_path / "run", steps=4, save_every=2, validate_every=4, keep=5)
-        checkpoint = Run(run.folder).checkpoint(4)
+        checkpoint = RunFolder(run.folder).checkpoint(4)
         state, _ = read_state(checkpoint)
         history = json.loads((run.model_folder / "history.json").read_text(encoding="utf-8"))["history"]
         seen = history[-1]["seen"]
@@ -94,14 +94,14 @@ def test_words_read_are_told_and_older_checkpoints_go_on(tmp_path: Path) -> None
             ), file
         shutil.rmtree(checkpoint)
         # As it was written before words were counted both ways.
-        older = Run(run.folder).checkpoint(2)
+        older = RunFolder(run.folder).checkpoint(2)
         fields = json.loads((older / "state.json").read_text(encoding="utf-8"))
         del fields["words_read"]
         (older / "state.json").write_text(json.dumps(fields), encoding="utf-8")
         (older / "checksums.json").unlink()
         write_json(older / "checksums.json", checksums(older))
         resume("bert", run.folder)
-        again, _ = read_state(Run(run.folder).checkpoint(4))
+        again, _ = read_state(RunFolder(run.folder).checkpoint(4))
     assert again.words_read == pytest.approx(state.words_read) and again.words == state.words
 
 
@@ -110,8 +110,8 @@ def test_words_read_of_several_phases(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer("bert")
     pairs, plain = (get_objective(name, tokenizer, 24) for name in ("masked-next-sentence", "masked"))
     first, second = Feed(pairs, split, 0, slices=1, rows=4), Feed(plain, split, 0, slices=1, rows=2)
-    course = Course([Phase(0, first), Phase(3, second)])
+    course = StepStream([Phase(0, first), Phase(3, second)])
     total = 0.0
     for number, step in enumerate(course.steps(0, Position(), 5), 1):
-        total += step.feed.words_read_a_step
+        total += step.feed.words_read_per_step
         assert course.words_read(number) == pytest.approx(total)

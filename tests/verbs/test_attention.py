@@ -12,7 +12,8 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
-from etymon.report.heatmaps import Attended, attention_page
+from etymon.report.page import attention_page
+from etymon.report.plots import AttentionMap
 from tests import tiny
 
 SOURCE = "The cat sat on the mat."
@@ -75,15 +76,15 @@ def test_what_has_no_attention_is_refused():
 
 def test_rollout():
     weights = np.array([[[[1.0, 0.0], [0.5, 0.5]]], [[[1.0, 0.0], [0.0, 1.0]]]])
-    one = Attended("self", ["a", "b"], ["a", "b"], weights)
-    assert one.rolled_out() == pytest.approx(np.array([[1.0, 0.0], [0.25, 0.75]]))
-    assert one.rolled_out().sum(-1) == pytest.approx(1)
+    one = AttentionMap("self", ["a", "b"], ["a", "b"], weights)
+    assert one.rollout() == pytest.approx(np.array([[1.0, 0.0], [0.25, 0.75]]))
+    assert one.rollout().sum(-1) == pytest.approx(1)
 
 
 def test_a_page_holds_every_weight():
     weights = np.random.default_rng(0).dirichlet(np.ones(3), (2, 4, 3))
     tokens = ["</script>", "&", "日"]
-    page = attention_page("<title>", "a → b", [Attended("self", tokens, tokens, weights)])
+    page = attention_page("<title>", "a → b", [AttentionMap("self", tokens, tokens, weights)])
     data = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     (record,) = json.loads(data[0])
     assert record["queries"] == tokens

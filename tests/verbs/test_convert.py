@@ -126,9 +126,9 @@ def test_command_line(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
-    from etymon.training.state import Run, TrainingState
+    from etymon.training.state import RunFolder, TrainingState
 
-    run, weights = Run(tmp_path / "run"), []
+    run, weights = RunFolder(tmp_path / "run"), []
     for step in range(4):
         model = tiny.model("t5", tiny.objective("t5", "span-corruption"), seed=step)
         weights.append(model.body.words.weight.detach().double())

@@ -11,8 +11,7 @@ import pytest
 
 import etymon
 from etymon.errors import EtymonError
-from etymon.lab.prompt import wilson
-from etymon.lab.prompt_task import Task, TaskFile, open_task
+from etymon.lab.prompt import PromptFile, PromptTask, open_task, wilson
 
 CITIES = [
     ("Paris", "France"),
@@ -42,7 +41,7 @@ def task(tmp_path: Path) -> Path:
     return tmp_path / "task.yaml"
 
 
-def task_of(**keys: Any) -> Task:
+def task_of(**keys: Any) -> PromptTask:
     given = {"template": "{question}: {answer}", "examples": RECORDS, "queries": RECORDS[:1], **keys}
     return open_task(given)
 
@@ -363,7 +362,7 @@ def test_mistakes_on_the_command_line(folder, run, task, tmp_path):
 
 def test_the_documentation_has_every_key():
     page = (Path(__file__).parents[2] / "docs" / "prompting.md").read_text(encoding="utf-8")
-    for key in TaskFile.__dataclass_fields__:
+    for key in PromptFile.__dataclass_fields__:
         assert f"\n| `{key}` |" in page, key
 
 

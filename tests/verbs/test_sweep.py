@@ -20,7 +20,7 @@ from etymon.lab import sweep as sweeping
 from etymon.runs.run_file import RunFile
 from etymon.text.sources import Texts
 from etymon.text.store import TokenStore
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from etymon.verbs import sweep as verb
 from etymon.verbs.sweep import Swept
 from tests import tiny
@@ -186,7 +186,7 @@ def test_ctrl_c_and_on(
     assert code == 130 and "2 runs of 4steps each" in err and "run 1 of 2: learning_rate=0.001" in err
     on = f"etymon sweep gpt2 --out {tmp_path / 'sweep'} --resume"
     assert f"stopped after 0 of 2 runs; go on with: {on}" in out
-    assert Run(tmp_path / "sweep" / "learning_rate=0.001").checkpoints() == [2, 3]
+    assert RunFolder(tmp_path / "sweep" / "learning_rate=0.001").checkpoints() == [2, 3]
     code, _, err = run(words)
     assert code == 2 and "holds a sweep already: go on with --resume" in err
     code, out, err = run(shlex.split(on)[1:])

@@ -19,7 +19,7 @@ from etymon.runs.result import Finetuned
 from etymon.runs.run_file import CommonFile
 from etymon.runs.task_file import TaskFile
 from etymon.tasks.text2text import Text2TextOptions
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 
@@ -67,15 +67,15 @@ def test_every_family_that_writes_trains_saves_and_predicts(family: str, tmp_pat
 def test_a_stopped_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: Path) -> None:
     own = {"train": pairs, "steps": 7, "save_every": 3, "slices": 2}
     straight = finetune("t5", tmp_path / "straight", **own)
-    reached = Run.save
+    reached = RunFolder.save
 
-    def save(self: Run, *arguments: Any, **named: Any) -> Path:
+    def save(self: RunFolder, *arguments: Any, **named: Any) -> Path:
         made = reached(self, *arguments, **named)
         if self.folder.name == "broken" and made.name.endswith("3"):
             crash()
         return made
 
-    monkeypatch.setattr(Run, "save", save)
+    monkeypatch.setattr(RunFolder, "save", save)
     with pytest.raises(ConnectionAbortedError):
         finetune("t5", tmp_path / "broken", **own)
     monkeypatch.undo()

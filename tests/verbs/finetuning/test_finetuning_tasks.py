@@ -33,7 +33,7 @@ from etymon.runs.task_validation import TaskData
 from etymon.sampling.examples import Examples
 from etymon.tables.table import read_table
 from etymon.text.sources import Texts
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from etymon.verbs.finetune import present
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
@@ -381,15 +381,15 @@ def test_a_stopped_run_goes_on_exactly(
     model: str | Path = start("bert") if family == "lora" else family
     own = {**own, "train": table, "validation": table, "steps": 8, "validate_every": 4, "save_every": 3}
     straight = finetune(model, tmp_path / "straight", **own)
-    plain = Run.log
+    plain = RunFolder.log
 
-    def log(this: Run, record: dict[str, Any]) -> None:
+    def log(this: RunFolder, record: dict[str, Any]) -> None:
         plain(this, record)
         if record["step"] == 5 and "learning_rate" in record:
-            monkeypatch.setattr(Run, "log", plain)
+            monkeypatch.setattr(RunFolder, "log", plain)
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Run, "log", log)
+    monkeypatch.setattr(RunFolder, "log", log)
     stopped = finetune(model, tmp_path / "stopped", **own, resume="auto")
     assert (stopped.stopped, stopped.steps) == (True, 5) and not stopped.scores
     with pytest.raises(EtymonError, match="began with budget 8steps, not 9steps"):

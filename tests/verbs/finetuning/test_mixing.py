@@ -21,7 +21,7 @@ from etymon.runs.mixing import Mixing
 from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
 from etymon.tasks.task import falling
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 
@@ -61,15 +61,15 @@ def test_a_mixture_that_was_killed_goes_on_exactly(
     mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = mix("t5", mixture, tmp_path / "straight")
-    reached = Run.save
+    reached = RunFolder.save
 
-    def save(self: Run, *arguments: Any, **named: Any) -> Path:
+    def save(self: RunFolder, *arguments: Any, **named: Any) -> Path:
         made = reached(self, *arguments, **named)
         if self.folder.name == "broken" and made.name.endswith("3"):
             crash()
         return made
 
-    monkeypatch.setattr(Run, "save", save)
+    monkeypatch.setattr(RunFolder, "save", save)
     with pytest.raises(ConnectionAbortedError):
         mix("t5", mixture, tmp_path / "broken", resume="auto")
     monkeypatch.undo()

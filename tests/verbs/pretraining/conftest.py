@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etymon.runs.result import Pretrained
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from tests.verbs.small_runs import pretrain, with_test_sizes
 
 
@@ -34,15 +34,15 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pretra
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]], None]:
     """Does something just after a step was logged, once: before its validation and its checkpoint."""
-    plain = Run.log
+    plain = RunFolder.log
 
     def arrange(step: int, act: Callable[[], Any]) -> None:
-        def log(run: Run, record: dict[str, Any]) -> None:
+        def log(run: RunFolder, record: dict[str, Any]) -> None:
             plain(run, record)
             if record["step"] == step and "learning_rate" in record:
-                monkeypatch.setattr(Run, "log", plain)
+                monkeypatch.setattr(RunFolder, "log", plain)
                 act()
 
-        monkeypatch.setattr(Run, "log", log)
+        monkeypatch.setattr(RunFolder, "log", log)
 
     return arrange

@@ -17,7 +17,7 @@ from etymon.runs.result import Pretrained
 from etymon.runs.run_file import PhaseFile, RunFile
 from etymon.runs.training_settings import ramped
 from etymon.text.sources import Texts
-from etymon.training.state import Run, read_state
+from etymon.training.state import RunFolder, read_state
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume
@@ -63,7 +63,7 @@ def test_each_phase_trains_and_is_judged_by_its_own(phased: Pretrained) -> None:
     (history,) = phased.model.history
     assert history["objective"] == "masked, then masked-next-sentence"
     # Figures of different phases are not compared: the best checkpoint is one of the last phase.
-    state, _ = read_state(Run(phased.folder).checkpoint(12))
+    state, _ = read_state(RunFolder(phased.folder).checkpoint(12))
     assert state.best_step == 12 and state.best == phased.metrics["bits_per_target"]
 
 
@@ -130,10 +130,10 @@ def test_a_milestone_survives_a_death_before_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "save", lambda *_: crash())
+        patch.setattr(RunFolder, "save", lambda *_: crash())
         with pytest.raises(ConnectionAbortedError):
             pretrain("gpt2", tmp_path / "run", save_every=4, save_at=["4steps"], steps=6)
-    assert Run(tmp_path / "run").checkpoints() == []
+    assert RunFolder(tmp_path / "run").checkpoints() == []
     again = resume("gpt2", tmp_path / "run")
     assert seen(again.folder / "milestones" / "4steps")["steps"] == 4
 
@@ -141,14 +141,14 @@ def test_a_milestone_survives_a_death_before_the_checkpoint(
 def test_words_and_tokens_are_in_every_checkpoint(straight: Callable[[str], Pretrained]) -> None:
     run = straight("gpt2")
     curve = {record["step"]: record for record in metrics(run.folder) if "learning_rate" in record}
-    for step in Run(run.folder).checkpoints():
-        state, _ = read_state(Run(run.folder).checkpoint(step))
+    for step in RunFolder(run.folder).checkpoints():
+        state, _ = read_state(RunFolder(run.folder).checkpoint(step))
         assert (state.step, state.tokens, round(state.words)) == (
             step,
             curve[step]["tokens"],
             curve[step]["words"],
         )
-        told = seen(Run(run.folder).checkpoint(step) / "model")
+        told = seen(RunFolder(run.folder).checkpoint(step) / "model")
         assert told == {
             "steps": step, "tokens": state.tokens, "words": round(state.words), "words_read": round(state.words_read),
         }  # fmt: skip
@@ -163,7 +163,7 @@ def test_words_and_tokens_are_in_every_checkpoint(straight: Callable[[str], Pret
 )
 def test_budgets_of_text(budget: str, unit: str, tmp_path: Path) -> None:
     run = pretrain("gpt2", tmp_path / "run", steps=None, budget=budget, validate_every=50, save_every=50)
-    state, _ = read_state(Run(run.folder).checkpoint(run.steps))
+    state, _ = read_state(RunFolder(run.folder).checkpoint(run.steps))
     amount = float(budget.removesuffix(unit))
     assert getattr(state, unit) == pytest.approx(amount, abs=0.6 * amount / run.steps)
 

@@ -23,10 +23,9 @@ from etymon.runs.training_settings import steps_within, training_settings
 from etymon.text.sources import Texts
 from etymon.text.store import TokenStore
 from etymon.training.feeding import validation_slices
-from etymon.training.figures import evaluate
 from etymon.training.loop import Trainer
-from etymon.training.state import Run
-from etymon.training.unit import TrainingUnit
+from etymon.training.state import RunFolder
+from etymon.training.unit import TrainingUnit, evaluate
 from etymon.verbs import pretrain as verb
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain
@@ -43,7 +42,7 @@ def test_a_run_learns_and_leaves_everything(family: str, straight: Callable[[str
     assert len(judged) == 4 and judged[-1] < 0.9 * judged[0]
     assert result.metrics[unit] == judged[-1]
     assert (result.steps, result.stopped) == (12, False)
-    assert Run(result.folder).checkpoints()[-2:] == [10, 12]
+    assert RunFolder(result.folder).checkpoints()[-2:] == [10, 12]
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page and unit.replace("_", " ") in page
     assert ("What it writes" in page) is (family == "gpt2")

@@ -19,7 +19,7 @@ from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile
 from etymon.text.sources import Texts
 from etymon.training.loop import Trainer
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from tests import tiny
 from tests.verbs.small_runs import FAMILIES, crash, metrics, pretrain, resume, weight_files
 
@@ -41,7 +41,7 @@ def test_a_crashed_run_goes_on_bit_for_bit(
     at_step(8, crash)
     with pytest.raises(ConnectionAbortedError):
         pretrain(family, tmp_path / "run")
-    assert Run(tmp_path / "run").checkpoints() == [5]
+    assert RunFolder(tmp_path / "run").checkpoints() == [5]
     with open(tmp_path / "run" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 9, "lo')  # and the last line is torn
     result = resume(family, tmp_path / "run")
@@ -62,7 +62,7 @@ def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(
     stopped = pretrain("gpt2", tmp_path / "run")
     assert (stopped.steps, stopped.stopped) == (7, True)
     assert stopped.command == f"etymon pretrain gpt2 --out {tmp_path}/run --resume"
-    assert Run(stopped.folder).checkpoints() == [5, 7]
+    assert RunFolder(stopped.folder).checkpoints() == [5, 7]
     etymon.load(stopped.folder)
     result = resume("gpt2", stopped.folder)
     assert not result.stopped
@@ -97,7 +97,7 @@ def test_a_broken_checkpoint_is_passed_over(
     at_step(11, crash)
     with pytest.raises(ConnectionAbortedError):
         pretrain("gpt2", tmp_path / "run")
-    file = Run(tmp_path / "run").checkpoint(10) / "model" / "model.safetensors"
+    file = RunFolder(tmp_path / "run").checkpoint(10) / "model" / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-9] ^= 1
     file.write_bytes(data if damage == "flip" else data[:-9])

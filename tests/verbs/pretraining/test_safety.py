@@ -23,7 +23,7 @@ from etymon.runs.result import Pretrained
 from etymon.training import state as runs
 from etymon.training.distributed import World
 from etymon.training.progress import Progress
-from etymon.training.state import Run
+from etymon.training.state import RunFolder
 from tests import tiny
 from tests.verbs.pretraining.test_resume import same_weights
 from tests.verbs.small_runs import crash, metrics, pretrain, resume
@@ -72,8 +72,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     at_step(11, crash)
     with pytest.raises(ConnectionAbortedError):
         pretrain("t5", tmp_path / "run")
-    assert Run(tmp_path / "run").checkpoints() == [5, 10]
-    file = Run(tmp_path / "run").checkpoint(10) / "optimiser.safetensors"
+    assert RunFolder(tmp_path / "run").checkpoints() == [5, 10]
+    file = RunFolder(tmp_path / "run").checkpoint(10) / "optimiser.safetensors"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_cannot_be_written(
         ) as error:
             pretrain("gpt2", tmp_path / "run")
     assert "\n" not in str(error.value)
-    assert Run(tmp_path / "run").checkpoints() == [5] and not list(tmp_path.rglob("*.partial"))
+    assert RunFolder(tmp_path / "run").checkpoints() == [5] and not list(tmp_path.rglob("*.partial"))
     result = resume("gpt2", tmp_path / "run")
     assert metrics(result.folder) == metrics(straight("gpt2").folder)
 
@@ -184,7 +184,7 @@ def test_a_full_and_a_read_only_disk(
     with pytest.raises(EtymonError, match=r"cannot write .*No space left on device") as error:
         pretrain("gpt2", small_disk / "run")
     assert "\n" not in str(error.value)
-    assert Run(small_disk / "run").checkpoints() == [5]
+    assert RunFolder(small_disk / "run").checkpoints() == [5]
     with pytest.raises(SystemExit) as leaving:  # still full: again one line
         cli.main(["pretrain", "gpt2", "--out", str(small_disk / "run"), "--resume", "--progress", "plain"])
     told = capsys.readouterr().err.splitlines()

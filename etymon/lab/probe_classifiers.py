@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from etymon.errors import EtymonError
-from etymon.lab.probe_data import SPLITS, Split, Task
+from etymon.lab.probe_tasks import SPLITS, ProbeTask, Split
 
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3)
 """Of the L2 penalty beside the mean loss, the strongest first; each layer's is chosen by the validation split."""
@@ -29,7 +29,7 @@ ITERATIONS = 200
 class Problem:
     """A task as arrays: which unit every example is, its label and control label as numbers, its group and split."""
 
-    task: Task
+    task: ProbeTask
     reading: str
     units: np.ndarray
     labels: np.ndarray
