@@ -14,7 +14,8 @@ from etymon.families.model import Model
 from etymon.objectives import get_objective
 from etymon.objectives.objective import Objective
 from etymon.text.reading import Document
-from etymon.text.store import TokenStore, build_store
+from etymon.text.store import TokenStore
+from etymon.text.store_building import build_store
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_training import train_tokenizer
 

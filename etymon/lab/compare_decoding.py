@@ -16,7 +16,8 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import Generation, generate_texts, tokenizer_of
 from etymon.report.page import Cell, Paragraph, ReportSamples, ReportTable, Section, shown, write_report
 from etymon.text.sources import PreparedText, text_source
-from etymon.text.store import Split, TokenStore, build_store, is_store
+from etymon.text.store import Split, TokenStore, is_store
+from etymon.text.store_building import build_store
 from etymon.text.tokenizer import Tokenizer
 
 HEADER = [

@@ -15,7 +15,7 @@ import numpy as np
 
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
-from etymon.tables.conll import COLUMNS, column_rows, conllu_rows
+from etymon.tables.formats import COLUMNS, column_rows, conllu_rows
 from etymon.text.sentences import sentence_starts
 from etymon.text.sources import TextFiles
 

@@ -17,8 +17,16 @@ from torch import Tensor
 from etymon.nn.adaptive import SampledVocabulary
 from etymon.nn.batch import Batch, Letters
 from etymon.objectives.objective import StreamBatch, Streaming, Term, Unit, needed_id
-from etymon.sampling.sentence_streams import SEPARATOR, by_sentence
-from etymon.sampling.streams import FRESH, START, STOP, STREAM, read, stream_segments
+from etymon.sampling.streams import (
+    FRESH,
+    SEPARATOR,
+    START,
+    STOP,
+    STREAM,
+    read,
+    split_by_sentence,
+    stream_segments,
+)
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -68,7 +76,7 @@ class Bidirectional(Streaming):
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
     ) -> np.ndarray:
         """The columns of `data/streams.py`, and the same segment mirrored within its stream."""
-        table = stream_segments(by_sentence(split), self.length, seed, epoch, streams, shuffle=shuffle)
+        table = stream_segments(split_by_sentence(split), self.length, seed, epoch, streams, shuffle=shuffle)
         first, last = np.full(streams, np.iinfo(np.int64).max), np.full(streams, -1)
         np.minimum.at(first, table[:, STREAM], table[:, START])
         np.maximum.at(last, table[:, STREAM], table[:, STOP])
@@ -76,7 +84,7 @@ class Bidirectional(Streaming):
         return np.column_stack((table, ends - table[:, STOP], ends - table[:, START]))
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> TwoWayExample:
-        sentences = by_sentence(split)
+        sentences = split_by_sentence(split)
         mirrored = row.copy()
         mirrored[[START, STOP]] = row[[BACK_START, BACK_STOP]]
         ahead, back = (read(sentences, each, SEPARATOR) for each in (row, mirrored))

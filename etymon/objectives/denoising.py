@@ -111,7 +111,7 @@ class Denoising(Objective):
                 f"an input of {length} tokens is too short to be corrupted: use {around + 2} or more"
             )
         sentinels = tokenizer.sentinels
-        if self.noise.asks == "sentinels":
+        if self.noise.target == "sentinels":
             self._check_sentinels(length, len(sentinels), density, mean_span, random_roll, noise)
         # T5 has no mask token: its first sentinel stands in.
         mask = sentinels[0] if sentinels else 0

@@ -72,7 +72,7 @@ class MaskedLM(Objective):
         # The last column is what the masks of this copy are keyed by: they depend on the row alone.
         own = int(plans.key(seed, "copy", copy).integers(2**63))
         rows = np.column_stack((rows, np.full(len(rows), own, np.int64)))
-        return plans.shuffled(rows, seed, "copies", epoch) if shuffle else rows
+        return plans.order_rows(rows, shuffle, seed, "copies", epoch)
 
     def readings(self, split: Split, plan: np.ndarray) -> float:
         """Samples of two texts may take the second one from anywhere, and cut off what is too long."""

@@ -22,7 +22,7 @@ from etymon.errors import EtymonError
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective, Term, Unit
 from etymon.sampling import plans
-from etymon.sampling.examples import NONE, bundled, filled, sample_bundles
+from etymon.sampling.examples import NONE, pack_bundles, pad_rows, unpack_bundle
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class MixtureBatch(MicroBatch):
 
 
 class Mixture(Objective):
-    """What all mixtures do with a plan. Its rows are the number of a member, then a bundle (`sample_bundles`) of rows of that
+    """What all mixtures do with a plan. Its rows are the number of a member, then a bundle (`pack_bundles`) of rows of that
     member's own plan."""
 
     requires: frozenset[str] = frozenset()
@@ -60,7 +60,7 @@ class Mixture(Objective):
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> tuple[str, list[Any]]:
         name = list(self.parts)[row[0]]
         part, split = self.parts[name], self.split_of(split, name)
-        return name, [part.prepare(split, sample, rng) for sample in bundled(row[1:])]
+        return name, [part.prepare(split, sample, rng) for sample in unpack_bundle(row[1:])]
 
     def collate(self, examples: Sequence[tuple[str, list[Any]]]) -> MixtureBatch:
         parts: dict[str, MicroBatch] = {}
@@ -127,7 +127,7 @@ class WeightedMixture(Mixture):
         rests = [((0, 0), (0, width - table.shape[1])) for table in tables]
         table = np.concatenate([np.pad(*pair, constant_values=NONE) for pair in zip(tables, rests)])
         if shuffle:
-            return plans.shuffled(table, seed, "mixture", epoch)
+            return plans.order_rows(table, True, seed, "mixture", epoch)
         return table[np.argsort(np.concatenate(places), kind="stable")]
 
     def readings(self, split: Split, plan: np.ndarray) -> float:
@@ -260,9 +260,9 @@ class RateMixture(Mixture):
         order = np.arange(len(blocks))
         if shuffle:
             order = plans.key(seed, "mixture", epoch).permutation(order)
-        return filled([row for place in order for row in blocks[place]])
+        return pad_rows([row for place in order for row in blocks[place]])
 
     def _bundles(self, name: str, split: MixedSplit, seed: int, epoch: int) -> list[np.ndarray]:
         """Samples of a member, as many together as a batch has tokens."""
         many = max(1, self.batch_tokens // self.lengths[name]) if name in self.lengths else 1
-        return sample_bundles(self.parts[name].plan(split.parts[name], seed, epoch), many)
+        return pack_bundles(self.parts[name].plan(split.parts[name], seed, epoch), many)

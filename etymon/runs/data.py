@@ -15,7 +15,8 @@ from etymon.files import read_json, write_json
 from etymon.runs.run_file import RunFile
 from etymon.runs.tokenizer import training_choice
 from etymon.text.sources import PreparedText, TextSource, text_source
-from etymon.text.store import TokenStore, ensure_store, link_store
+from etymon.text.store import TokenStore, link_store
+from etymon.text.store_building import ensure_store
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, grow_tokenizer
 from etymon.text.tokenizer_sample import sampled

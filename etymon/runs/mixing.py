@@ -29,7 +29,8 @@ from etymon.tasks.language_model import family_options
 from etymon.tasks.task import MOST_TOKENS, Task, falling
 from etymon.text.reading import Document
 from etymon.text.sources import PreparedText, Texts, TextSource, text_source
-from etymon.text.store import TokenStore, ensure_store
+from etymon.text.store import TokenStore
+from etymon.text.store_building import ensure_store
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
 from etymon.training.loop import TrainingSettings

@@ -82,7 +82,7 @@ class TaskRun(TrainingRun[Finetuned]):
         if share is None:
             share = max(USUAL_SHARE, min(LARGEST_SHARE, FEW_HELD_OUT / len(table)))
         return (
-            table.divided(task.columns[0], share, MOST_HELD_OUT) if held is None and share else (table, held)
+            table.hold_out(task.columns[0], share, MOST_HELD_OUT) if held is None and share else (table, held)
         )
 
     def require_memory(self, device: torch.device) -> None:

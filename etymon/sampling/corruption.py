@@ -1,31 +1,29 @@
-"""The noises of encoder-decoders, by name: in which order the text is shown, what is cut out of it, what is shown in its
-place, and what is asked for. T5's span corruption, the objectives it was compared with, and BART's are all of this form.
+"""The noises of encoder-decoders by name: T5's span corruption, BART's, and the objectives those two were compared with.
+
+Each is a row of a table: in which order the text is shown, what is cut out of it, what is shown in its place, and what
+the decoder has to write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.random import Generator
 
 from etymon.sampling import noise
-from etymon.sampling.noise import Spans
+from etymon.sampling.noise import NoiseSpans
 
 
 @dataclass(frozen=True)
 class Text:
-    """A sample: its ids, and where words and sentences begin in it."""
+    """A sample: its ids, for every position whether a word begins there, and the positions where sentences begin."""
 
     ids: np.ndarray
     word_starts: np.ndarray
-    """For every position, whether a word begins there."""
     sentences: np.ndarray
-    """The positions where sentences begin."""
-
-    def ordered(self, order: np.ndarray) -> Text:
-        return Text(self.ids[order], self.word_starts[order], self.sentences)
 
 
 @dataclass(frozen=True)
@@ -40,128 +38,90 @@ class Amounts:
     vocabulary: int
 
 
-Order = Callable[[Text, np.random.Generator], np.ndarray]
-Cut = Callable[[Text, Amounts, np.random.Generator], Spans]
-Show = Callable[[np.ndarray, Spans, Amounts, np.random.Generator], np.ndarray]
-
-
 @dataclass(frozen=True)
-class Noise:
-    """`asks` for everything, or for what was cut out: alone, or behind the sentinels that stand for it."""
+class Corruption:
+    """One of the noises. The decoder writes the whole text, the cut tokens, or those behind their sentinels."""
 
-    asks: Literal["everything", "cut", "sentinels"] = "everything"
-    order: Order | None = None
-    cut: Cut | None = None
-    show: Show | None = None
+    target: Literal["text", "cut", "sentinels"] = "text"
+    order: Literal["sentences", "rotation", "shuffle"] | None = None
+    cut: Literal["tokens", "words", "spans", "suffix"] | None = None
+    show: Literal["nothing", "sentinels", "mask a span", "mask a token"] = "nothing"
+    random_share: float = 0.0
+    """The share of masked tokens that become a random token instead of the mask."""
     density: float = 0.15
-    """As published."""
-    masks: bool = False
-    """It shows a mask token."""
+    """The published share of tokens that are cut out."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether it shows a mask token."""
+        return self.show.startswith("mask")
 
     @property
     def amounts(self) -> Collection[str]:
         """The options that say how much of it there is."""
-        known: dict[Cut | None, tuple[str, ...]] = {
-            _tokens: ("density",),
-            _words: ("density", "mean_span"),
-            _spans: ("density", "mean_span", "random_roll"),
-        }
-        return known.get(self.cut, ())
+        spans = ("density", "mean_span")
+        options = {"tokens": ("density",), "words": spans, "spans": (*spans, "random_roll")}
+        return options.get(self.cut or "", ())
 
-    def corrupt(
-        self, text: Text, amounts: Amounts, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What the encoder reads, and what the decoder writes."""
-        seen = text if self.order is None else text.ordered(self.order(text, rng))
-        if self.cut is None or self.show is None:
-            return seen.ids, text.ids
-        spans = self.cut(seen, amounts, rng)
-        shown = self.show(seen.ids, spans, amounts, rng)
-        if self.asks == "everything":
+    def corrupt(self, text: Text, amounts: Amounts, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what the encoder reads, and what the decoder writes."""
+        ids, word_starts, length = text.ids, text.word_starts, len(text.ids)
+        if self.order is not None:
+            if self.order == "sentences":
+                order = noise.sentence_order(text.sentences, length, rng)
+            elif self.order == "rotation":  # from a random token on, then what stood before it
+                order = np.roll(np.arange(length), -int(rng.integers(length)))
+            else:
+                order = rng.permutation(length)
+            ids, word_starts = ids[order], word_starts[order]
+
+        if self.cut is None:
+            return ids, text.ids
+        density, mean_span, mask_id = amounts.density, amounts.mean_span, amounts.mask
+        if self.cut == "tokens":
+            spans = NoiseSpans.of(rng.random(length) < density)
+        elif self.cut == "spans":
+            spans = NoiseSpans.of(noise.random_spans_mask(length, density, mean_span, rng, amounts.roll))
+        elif self.cut == "words":
+            spans = noise.infill_spans(word_starts, density, mean_span, rng)
+        else:  # all behind a point anywhere between the first token and the last (prefix language modelling)
+            spans = NoiseSpans(rng.integers(1, length, 1), np.array([length]))
+        mask = spans.mask(length)
+
+        if self.show == "sentinels":
+            shown = noise.replace_spans_with_sentinels(ids, mask, amounts.sentinels)
+        elif self.show == "mask a span":
+            shown = noise.replace_spans(ids, spans, [mask_id] * len(spans.starts))
+            shown = noise.insert_anywhere(shown, mask_id, spans.empty, rng)
+        elif self.show == "mask a token":
+            shares, vocabulary = (1 - self.random_share, 0.0), (0, amounts.vocabulary)
+            shown = noise.mask_eighty_ten_ten(ids, np.flatnonzero(mask), mask_id, vocabulary, rng, shares)
+        else:
+            shown = ids[~mask]
+
+        if self.target == "text":
             return shown, text.ids
-        mask = spans.mask(len(text.ids))
-        if self.asks == "cut":
-            return shown, seen.ids[mask]
-        return shown, noise.span_target_with_sentinels(seen.ids, mask, amounts.sentinels)
+        if self.target == "cut":
+            return shown, ids[mask]
+        return shown, noise.span_target_with_sentinels(ids, mask, amounts.sentinels)
 
 
-# --- what is cut out
-
-
-def _tokens(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
-    return Spans.of(rng.random(len(text.ids)) < own.density)
-
-
-def _spans(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
-    return Spans.of(noise.random_spans_mask(len(text.ids), own.density, own.mean_span, rng, own.roll))
-
-
-def _words(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
-    return noise.infill_spans(text.word_starts, own.density, own.mean_span, rng)
-
-
-def _rest(text: Text, own: Amounts, rng: np.random.Generator) -> Spans:
-    """All behind a point anywhere between the first token and the last (prefix language modelling)."""
-    return Spans(rng.integers(1, len(text.ids), 1), np.array([len(text.ids)]))
-
-
-# --- what is shown in its place
-
-
-def _sentinels(ids: np.ndarray, spans: Spans, own: Amounts, rng: np.random.Generator) -> np.ndarray:
-    return noise.replace_spans_with_sentinels(ids, spans.mask(len(ids)), own.sentinels)
-
-
-def _one_mask(ids: np.ndarray, spans: Spans, own: Amounts, rng: np.random.Generator) -> np.ndarray:
-    shown = noise.replace_spans(ids, spans, [own.mask] * len(spans.starts))
-    return noise.insert_anywhere(shown, own.mask, spans.empty, rng)
-
-
-def _nothing(ids: np.ndarray, spans: Spans, own: Amounts, rng: np.random.Generator) -> np.ndarray:
-    return ids[~spans.mask(len(ids))]
-
-
-def _masks(share: float) -> Show:
-    """A mask for every token; the others are random ones."""
-
-    def show(ids: np.ndarray, spans: Spans, own: Amounts, rng: np.random.Generator) -> np.ndarray:
-        places = np.flatnonzero(spans.mask(len(ids)))
-        return noise.mask_eighty_ten_ten(ids, places, own.mask, (0, own.vocabulary), rng, (share, 0.0))
-
-    return show
-
-
-# --- in which order
-
-
-def _sentences(text: Text, rng: np.random.Generator) -> np.ndarray:
-    return noise.sentence_order(text.sentences, len(text.ids), rng)
-
-
-def _turned(text: Text, rng: np.random.Generator) -> np.ndarray:
-    """From a random token on, and then what stood before it."""
-    return np.roll(np.arange(len(text.ids)), -int(rng.integers(len(text.ids))))
-
-
-def _shuffled(text: Text, rng: np.random.Generator) -> np.ndarray:
-    return rng.permutation(len(text.ids))
-
-
-MASKING = Noise(cut=_tokens, show=_masks(1.0), masks=True)
+MASKING = Corruption(cut="tokens", show="mask a token")
 NOISES = {
-    # BART: what it was trained with, and what it was compared with. Its shares of masking and deletion were not published.
-    "bart": Noise(order=_sentences, cut=_words, show=_one_mask, density=0.3, masks=True),
-    "infilling": Noise(cut=_words, show=_one_mask, density=0.3, masks=True),
-    "sentences": Noise(order=_sentences),
+    # BART: what it was trained with, and what it was compared with (section 2.2 of the paper). Its shares of masking
+    # and deletion were not published.
+    "bart": Corruption(order="sentences", cut="words", show="mask a span", density=0.3),
+    "infilling": Corruption(cut="words", show="mask a span", density=0.3),
+    "sentences": Corruption(order="sentences"),
     "masking": MASKING,
-    "deletion": Noise(cut=_tokens, show=_nothing),
-    "rotation": Noise(order=_turned),
-    # T5: what it was trained with, and what it was compared with.
-    "spans": Noise("sentinels", cut=_spans, show=_sentinels),
-    "iid-spans": Noise("sentinels", cut=_tokens, show=_sentinels),
-    "dropped": Noise("cut", cut=_tokens, show=_nothing),
-    "prefix": Noise("cut", cut=_rest, show=_nothing),
-    "bert": Noise(cut=_tokens, show=_masks(0.9), masks=True),
+    "deletion": Corruption(cut="tokens"),
+    "rotation": Corruption(order="rotation"),
+    # T5: what it was trained with, and what it was compared with (table 3 of the paper).
+    "spans": Corruption("sentinels", cut="spans", show="sentinels"),
+    "iid-spans": Corruption("sentinels", cut="tokens", show="sentinels"),
+    "dropped": Corruption("cut", cut="tokens"),
+    "prefix": Corruption("cut", cut="suffix"),
+    "bert": Corruption(cut="tokens", show="mask a token", random_share=0.1),
     "mass": MASKING,
-    "deshuffling": Noise(order=_shuffled),
+    "deshuffling": Corruption(order="shuffle"),
 }

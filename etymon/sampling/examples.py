@@ -1,4 +1,5 @@
-"""The rows of a table as tokens, and plans over them: bundles of so many, drawn at random, or of similar length with about so many tokens."""
+"""The rows of a table as tokens, and plans over them: bundles of so many examples drawn at random, or of examples of
+similar length with about so many tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 from etymon.sampling.plans import key
 
 JITTER = 0.1
-"""How far lengths are blurred before examples are put in order by them, so that every epoch has other bundles."""
+"""By which share lengths are blurred before examples are ordered by them, so that every epoch has other bundles."""
 NONE = -1
 """Fills the rows of a plan up to the largest bundle."""
 
@@ -22,7 +23,7 @@ class Ragged:
     def __init__(self, sequences: Sequence[np.ndarray], dtype: type = np.int32) -> None:
         self.lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         self.stops = np.cumsum(self.lengths)
-        parts: list[np.ndarray] = [np.asarray(one, dtype) for one in sequences]
+        parts: list[np.ndarray] = [np.asarray(sequence, dtype) for sequence in sequences]
         self.flat = np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     def __len__(self) -> int:
@@ -35,7 +36,7 @@ class Ragged:
 
 @dataclass
 class Examples:
-    """The examples of a split: what a task keeps of each, by name, and how many tokens a model reads of it."""
+    """The examples of a split: what a task keeps of each, by name, and the tokens a model reads of it (`sizes`)."""
 
     columns: Mapping[str, Ragged | np.ndarray]
     """Sequences, or arrays with a row for every example."""
@@ -53,46 +54,46 @@ class Examples:
 
 
 def bundles(sizes: np.ndarray, tokens: int, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
-    """Every example once, in bundles of neighbours by size that hold at most `tokens` tokens, or one example: rows of their
-    numbers, filled up with `NONE`. In order of size if not `shuffle`."""
+    """Every example once, in bundles of neighbours by size that hold at most `tokens` tokens, or one example: rows of
+    their numbers, filled up with `NONE`. In order of size if not `shuffle`."""
     rng = key(seed, "bundles", epoch)
     blurred = sizes * (1 + JITTER * rng.uniform(-1, 1, len(sizes))) if shuffle else sizes
     order = np.argsort(blurred, kind="stable")
-    totals = np.concatenate([[0], np.cumsum(sizes[order])])
+    totals = np.append(0, np.cumsum(sizes[order]))
     cuts = [0]
     while cuts[-1] < len(order):
         full = int(np.searchsorted(totals, totals[cuts[-1]] + tokens, side="right")) - 1
         cuts.append(max(full, cuts[-1] + 1))
-    table = filled([order[start:stop] for start, stop in pairwise(cuts)])
+    table = pad_rows([order[start:stop] for start, stop in pairwise(cuts)])
     return table[rng.permutation(len(table))] if shuffle else table
 
 
 def bundles_of_rows(
     sizes: np.ndarray, rows: int, seed: int, epoch: int, *, shuffle: bool = True
 ) -> np.ndarray:
-    """Every example once, in bundles of `rows` that are drawn at random, the last one smaller; by size, if not `shuffle`."""
-    order = (
-        key(seed, "bundles", epoch).permutation(len(sizes)) if shuffle else np.argsort(sizes, kind="stable")
-    )
+    """Every example once, in bundles of `rows` drawn at random, the last one smaller; by size, if not `shuffle`."""
+    rng = key(seed, "bundles", epoch)
+    order = rng.permutation(len(sizes)) if shuffle else np.argsort(sizes, kind="stable")
     table = np.full((-(-len(order) // rows), rows), NONE, np.int64)
     table.reshape(-1)[: len(order)] = order
     return table
 
 
-def sample_bundles(plan: np.ndarray, many: int) -> list[np.ndarray]:
-    """The rows of a plan, `many` together and the rest: m and w, then m rows of width w. `bundled` takes them apart."""
-    parts = (plan[first : first + many] for first in range(0, len(plan), many))
+def pack_bundles(plan: np.ndarray, count: int) -> list[np.ndarray]:
+    """The rows of a plan, `count` of them flattened into one: how many and how wide, then the rows themselves.
+    `unpack_bundle` takes them apart."""
+    parts = (plan[first : first + count] for first in range(0, len(plan), count))
     return [np.concatenate([part.shape, part.reshape(-1)]) for part in parts]
 
 
-def bundled(row: np.ndarray) -> np.ndarray:
-    """The m rows of width w of a bundle, whatever fills it up."""
-    many, width = row[:2]
-    return row[2 : 2 + many * width].reshape(many, width)
+def unpack_bundle(row: np.ndarray) -> np.ndarray:
+    """The rows that `pack_bundles` put into one, whatever fills it up."""
+    count, width = row[:2]
+    return row[2 : 2 + count * width].reshape(count, width)
 
 
-def filled(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of different lengths as one table."""
+def pad_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of different lengths as one table, filled up with `NONE`."""
     table = np.full((len(rows), max(map(len, rows), default=1)), NONE, np.int64)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row

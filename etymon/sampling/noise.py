@@ -1,7 +1,7 @@
 """The noise algebra: a noise mask, what the input shows of it, and what the target asks for.
 
 Masked language modelling, by tokens, words or n-grams, span corruption, dropping and infilling are combinations of
-these small pure functions (after the preprocessors of T5 and BART's); `data.corruption` names those of encoder-decoders.
+these small pure functions (after the preprocessors of T5 and BART's); `corruption` names those of encoder-decoders.
 Each takes its randomness as an explicit generator, and each is invertible: input and target together still hold the
 original text.
 """
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 
 from etymon.errors import EtymonError
 
 # ---------------------------------------------------------------- which positions are noise
 
 
-def count_mask(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def count_mask(candidates: np.ndarray, count: int, rng: Generator) -> np.ndarray:
     """Exactly `count` of the candidate positions (a boolean array), or all of them if there are fewer."""
-    places = np.flatnonzero(candidates)
     mask = np.zeros(len(candidates), bool)
-    mask[rng.permutation(places)[:count]] = True
+    mask[rng.permutation(np.flatnonzero(candidates))[:count]] = True
     return mask
 
 
@@ -31,13 +31,13 @@ def masked_count(length: int, density: float = 0.15) -> int:
     return max(1, round(density * length))
 
 
-def chance_count(length: int, density: float, rng: np.random.Generator) -> int:
+def chance_count(length: int, density: float, rng: Generator) -> int:
     """How many of `length` tokens RoBERTa hides: the share, rounded up or down by chance so that the mean is exact."""
     return int(density * length + rng.random())
 
 
 def words_mask(
-    word_starts: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator, longest: int = 1
+    word_starts: np.ndarray, candidates: np.ndarray, budget: int, rng: Generator, longest: int = 1
 ) -> np.ndarray:
     """Whole words, up to `longest` side by side, from random places on, until `budget` positions are noise.
 
@@ -47,30 +47,29 @@ def words_mask(
     all the same or overlap with earlier ones. Where every word is longer than the budget, as in a text without
     spaces, single tokens are hidden.
     """
-    starts = np.flatnonzero(candidates & (word_starts | ~np.concatenate(([False], candidates[:-1]))))
-    ends = np.flatnonzero(candidates & ~np.concatenate((candidates[1:] & ~word_starts[1:], [False]))) + 1
-    first, stop = starts.tolist(), ends.tolist()
+    starts = np.flatnonzero(candidates & (word_starts | ~np.append(False, candidates[:-1])))
+    stops = np.flatnonzero(candidates & ~np.append(candidates[1:] & ~word_starts[1:], False)) + 1
+    sizes, numbers = (stops - starts).tolist(), np.arange(len(starts))
     chances = np.cumsum(1 / np.arange(1, longest + 1))
-    fitting = chances[np.minimum(longest, len(starts) - np.arange(len(starts))) - 1]
-    furthest = np.searchsorted(chances, rng.random(len(starts)) * fitting, side="right") + np.arange(
-        len(starts)
-    )
+    possible = chances[np.minimum(longest, len(starts) - numbers) - 1]
+    furthest = np.searchsorted(chances, rng.random(len(starts)) * possible, side="right") + numbers
     mask = np.zeros(len(candidates), bool)
-    for word in rng.permutation(len(starts)).tolist():
+    for first in rng.permutation(len(starts)).tolist():
         if budget <= 0:
             break
-        for last in range(int(furthest[word]), word - 1, -1):
-            taken = sum(stop[each] - first[each] for each in range(word, last + 1))
-            if taken <= budget:
-                if not mask[first[word] : stop[last]].any():
-                    for each in range(word, last + 1):
-                        mask[first[each] : stop[each]] = True
-                    budget -= taken
+        for last in range(int(furthest[first]), first - 1, -1):
+            size = sum(sizes[first : last + 1])
+            if size <= budget:
+                # Words need not touch: what lies between two of them is no candidate and stays.
+                span = slice(starts[first], stops[last])
+                if not mask[span].any():
+                    mask[span] = candidates[span]
+                    budget -= size
                 break
     return mask if mask.any() else count_mask(candidates, budget, rng)
 
 
-def weighted_mask(weights: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def weighted_mask(weights: np.ndarray, count: int, rng: Generator) -> np.ndarray:
     """`count` positions drawn without replacement by their weights; those of weight 0 never."""
     places = np.flatnonzero(weights)
     # Whichever of several clocks rings next is chosen by the rates: the first `count` rings are the sample.
@@ -80,7 +79,7 @@ def weighted_mask(weights: np.ndarray, count: int, rng: np.random.Generator) -> 
     return mask
 
 
-def repeated_places(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def repeated_places(candidates: np.ndarray, count: int, rng: Generator) -> np.ndarray:
     """`count` of the candidate positions drawn with replacement, in order: some may come twice."""
     places = np.flatnonzero(candidates)
     return np.sort(rng.choice(places, count if len(places) else 0))
@@ -91,12 +90,11 @@ def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, in
     if length < 2:
         raise ValueError(f"span noise needs at least 2 tokens, not {length}")
     noise = min(max(round(length * density), 1), length - 1)
-    spans = min(max(round(noise / mean_span), 1), length - noise)
-    return noise, spans
+    return noise, min(max(round(noise / mean_span), 1), length - noise)
 
 
 def random_spans_mask(
-    length: int, density: float, mean_span: float, rng: np.random.Generator, roll: bool = False
+    length: int, density: float, mean_span: float, rng: Generator, roll: bool = False
 ) -> np.ndarray:
     """T5's noise: spans of random lengths between kept runs of random lengths, beginning with a kept run.
 
@@ -105,82 +103,74 @@ def random_spans_mask(
     """
     noise, spans = noise_counts(length, density, mean_span)
     runs = np.empty(2 * spans, np.int64)
-    runs[0::2] = _composition(length - noise, spans, rng)
-    runs[1::2] = _composition(noise, spans, rng)
+    for parity, total in enumerate((length - noise, noise)):
+        # An ordered sum of positive numbers, every such sum equally likely.
+        cuts = np.sort(rng.permutation(total - 1)[: spans - 1]) + 1
+        runs[parity::2] = np.diff(cuts, prepend=0, append=total)
     mask = np.repeat(np.arange(2 * spans) % 2 == 1, runs)
     return np.roll(mask, rng.integers(length)) if roll else mask
 
 
-def _composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """`total` as an ordered sum of `parts` positive numbers, every such sum equally likely."""
-    cuts = np.sort(rng.permutation(total - 1)[: parts - 1]) + 1
-    return np.diff(cuts, prepend=0, append=total)
-
-
 @dataclass(frozen=True)
-class Spans:
-    """Noise spans `[start, stop)` in order, which may touch and do not overlap, and how many are empty and lie anywhere."""
+class NoiseSpans:
+    """Spans `[start, stop)` in order, which may touch and do not overlap, and how many empty ones lie anywhere."""
 
     starts: np.ndarray
     stops: np.ndarray
     empty: int = 0
 
     @staticmethod
-    def of(mask: np.ndarray) -> Spans:
+    def of(mask: np.ndarray) -> NoiseSpans:
         """The runs of noise of a mask."""
         edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-        return Spans(edges[0::2], edges[1::2])
+        return NoiseSpans(edges[0::2], edges[1::2])
 
     def mask(self, length: int) -> np.ndarray:
+        """For each of `length` positions, whether it lies in a span."""
         edges = np.zeros(length + 1, np.int64)
         np.add.at(edges, self.starts, 1)
         np.add.at(edges, self.stops, -1)
         return np.cumsum(edges)[:-1] > 0
 
 
-def infill_spans(
-    word_starts: np.ndarray, density: float, mean_span: float, rng: np.random.Generator
-) -> Spans:
+def infill_spans(word_starts: np.ndarray, density: float, mean_span: float, rng: Generator) -> NoiseSpans:
     """BART's noise: whole words from random ones on, as many as a Poisson variable says, until the share is used up.
 
-    The budget is the share of the words, rounded up; the last span is cut to it. Spans are drawn from any words, so one
-    may run into the next, and both are then one; a span ends with the text. What stands before the first whole word stays;
-    where no word begins, every token is one. A draw of 0 is an empty span: nothing is taken out there, and something shown
-    all the same.
+    The budget is the share of the words, rounded up; the last span is cut to it. Spans are drawn from any words, so
+    one may run into the next, and both are then one; a span ends with the text. What stands before the first whole
+    word stays; where no word begins, every token is one. A draw of 0 is an empty span: nothing is taken out there,
+    and a mask shown all the same.
     """
     firsts = np.flatnonzero(word_starts if word_starts.any() else ~word_starts)
     budget = int(np.ceil(density * len(firsts)))
     if not budget:
-        return Spans(firsts[:0], firsts[:0])
+        return NoiseSpans(firsts[:0], firsts[:0])
     sizes = rng.poisson(mean_span, budget)
     while sizes.sum() < budget:
         sizes = np.append(sizes, rng.poisson(mean_span, budget))
-    last = int(np.searchsorted(np.cumsum(sizes), budget))
-    sizes = sizes[: last + 1]
+    sizes = sizes[: int(np.searchsorted(np.cumsum(sizes), budget)) + 1]
     sizes[-1] -= sizes.sum() - budget
     empty = int((sizes == 0).sum())
     sizes = sizes[sizes > 0]
-    chosen = rng.permutation(len(firsts))[: len(sizes)]
-    order = np.argsort(chosen)
-    chosen, sizes = chosen[order], sizes[order]
-    starts = firsts[chosen]
-    stops = np.append(firsts, len(word_starts))[np.minimum(chosen + sizes, len(firsts))]
-    fresh = np.append(True, starts[1:] >= np.maximum.accumulate(stops)[:-1])
-    groups = np.flatnonzero(fresh)
+    words = rng.permutation(len(firsts))[: len(sizes)]
+    order = np.argsort(words)
+    starts = firsts[words[order]]
+    stops = np.append(firsts, len(word_starts))[np.minimum((words + sizes)[order], len(firsts))]
+    # Spans that overlap become one: a group begins where no earlier span reaches.
+    groups = np.flatnonzero(np.append(True, starts[1:] >= np.maximum.accumulate(stops)[:-1]))
     starts, stops = starts[groups], np.maximum.reduceat(stops, groups)
-    # As many at most as there is room for: the input never becomes longer than the text.
-    return Spans(starts, stops, min(empty, int((stops - starts).sum()) - len(starts)))
+    # As many empty ones as there is room for: the input never becomes longer than the text.
+    return NoiseSpans(starts, stops, min(empty, int((stops - starts).sum()) - len(starts)))
 
 
 # ---------------------------------------------------------------- in which order
 
 
-def sentence_order(starts: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
-    """Sentences in random order (BART): the old place of every position. What comes before the first start is one, too."""
+def sentence_order(starts: np.ndarray, length: int, rng: Generator) -> np.ndarray:
+    """Sentences in random order (BART): the old place of every position. What is before the first start is one, too."""
     bounds = np.unique(np.concatenate(([0], starts, [length])))
-    return np.concatenate(
-        [np.arange(bounds[each], bounds[each + 1]) for each in rng.permutation(len(bounds) - 1)]
-    )
+    sentences = np.split(np.arange(length), bounds[1:-1])
+    return np.concatenate([sentences[number] for number in rng.permutation(len(sentences))])
 
 
 # ---------------------------------------------------------------- what the input shows
@@ -191,7 +181,7 @@ def mask_eighty_ten_ten(
     places: np.ndarray,
     mask_id: int,
     vocabulary: tuple[int, int],
-    rng: np.random.Generator,
+    rng: Generator,
     shares: tuple[float, float] = (0.8, 0.1),
 ) -> np.ndarray:
     """At the noise places: 80% the mask token, 10% the token itself, 10% any id of range(*vocabulary).
@@ -202,28 +192,26 @@ def mask_eighty_ten_ten(
     shown = ids.copy()
     draw = rng.random(len(places))
     random_ids = rng.integers(*vocabulary, len(places))
-    replaced = draw >= shares[0] + shares[1]
-    shown[places[replaced]] = random_ids[replaced]
+    is_random = draw >= shares[0] + shares[1]
+    shown[places[is_random]] = random_ids[is_random]
     shown[places[draw < shares[0]]] = mask_id
     return shown
 
 
-def replace_spans_with_sentinels(
-    ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int] | np.ndarray
-) -> np.ndarray:
+def replace_spans_with_sentinels(ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int]) -> np.ndarray:
     """Every noise span becomes one sentinel: the first span `sentinels[0]`, and so on."""
-    spans = Spans.of(mask)
-    return replace_spans(ids, spans, _one_each(spans, sentinels))
+    spans = NoiseSpans.of(mask)
+    return replace_spans(ids, spans, _take_sentinels(sentinels, spans))
 
 
-def replace_spans(ids: np.ndarray, spans: Spans, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+def replace_spans(ids: np.ndarray, spans: NoiseSpans, tokens: Sequence[int]) -> np.ndarray:
     """Every span that is not empty becomes one of the tokens, in order."""
     keep = ~spans.mask(len(ids))
-    before = np.concatenate(([0], np.cumsum(keep)))
+    before = np.append(0, np.cumsum(keep))
     return np.insert(ids[keep], before[spans.starts], np.asarray(tokens, ids.dtype))
 
 
-def insert_anywhere(ids: np.ndarray, token: int, count: int, rng: np.random.Generator) -> np.ndarray:
+def insert_anywhere(ids: np.ndarray, token: int, count: int, rng: Generator) -> np.ndarray:
     """So many of a token between the others, before and behind them, all ways equally likely."""
     shown = np.full(len(ids) + count, token, ids.dtype)
     shown[np.sort(rng.permutation(len(shown))[count:])] = ids
@@ -233,14 +221,22 @@ def insert_anywhere(ids: np.ndarray, token: int, count: int, rng: np.random.Gene
 # ---------------------------------------------------------------- what the target asks
 
 
-def span_target_with_sentinels(
-    ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int] | np.ndarray
-) -> np.ndarray:
+def span_target_with_sentinels(ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int]) -> np.ndarray:
     """Every noise span behind its sentinel. No sentinel closes the last one, as in T5's code (the figure
     of the paper shows one)."""
-    spans = Spans.of(mask)
+    spans = NoiseSpans.of(mask)
     before = (np.cumsum(mask) - 1)[spans.starts]
-    return np.insert(ids[mask], before, np.asarray(_one_each(spans, sentinels), ids.dtype))
+    return np.insert(ids[mask], before, np.asarray(_take_sentinels(sentinels, spans), ids.dtype))
+
+
+def _take_sentinels(sentinels: Sequence[int], spans: NoiseSpans) -> Sequence[int]:
+    count = len(spans.starts)
+    if count > len(sentinels):
+        raise EtymonError(
+            f"the text needs {count} sentinels, the tokenizer has {len(sentinels)}; "
+            "train it with more or use shorter inputs"
+        )
+    return sentinels[:count]
 
 
 # ---------------------------------------------------------------- lengths
@@ -264,13 +260,3 @@ def raw_length_for(input_length: int, density: float = 0.15, mean_span: float = 
     while span_lengths(raw + 1, density, mean_span)[0] <= input_length:
         raw += 1
     return raw, span_lengths(raw, density, mean_span)[1]
-
-
-def _one_each(spans: Spans, sentinels: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
-    count = len(spans.starts)
-    if count > len(sentinels):
-        raise EtymonError(
-            f"the text needs {count} sentinels, the tokenizer has {len(sentinels)}; "
-            "train it with more or use shorter inputs"
-        )
-    return sentinels[:count]

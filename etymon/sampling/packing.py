@@ -1,7 +1,7 @@
 """Packing: whole sentences put together into samples, as RoBERTa and ELECTRA do.
 
-Plans like those of `etymon.sampling.plans`. Which sentence a sample begins with depends on where the one before it ended, so
-samples are found one after another, but over the lengths of sentences only.
+Plans like those of `etymon.sampling.plans`. Which sentence a sample begins with depends on where the one before it
+ended, so samples are found one after another, but over the lengths of sentences only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left
 import numpy as np
 
 from etymon.errors import EtymonError
-from etymon.sampling.plans import key, shuffled, uniforms
+from etymon.sampling.plans import key, order_rows, uniforms
 from etymon.text.framing import Framing
 from etymon.text.store import Split
 
@@ -22,7 +22,8 @@ SINGLE, SHORT = 0.1, 0.05
 def whole_sentences(
     split: Split, room: int, seed: int, epoch: int, *, across: bool = True, shuffle: bool = True
 ) -> np.ndarray:
-    """RoBERTa's samples: as many whole sentences as fit into `room` tokens, as spans [start, stop) of the virtual stream.
+    """RoBERTa's samples: as many whole sentences as fit into `room` tokens, as spans [start, stop) of
+    the virtual stream.
 
     `across` documents (FULL-SENTENCES), with one separator between them, which counts, or never (DOC-SENTENCES). No
     sample begins or ends with a separator: the framing marks its ends. A sentence longer than the room is cut. Every
@@ -30,30 +31,27 @@ def whole_sentences(
     """
     if room < 1:
         raise EtymonError("there is no room for text beside the special tokens: use a larger length")
-    starts, stops, documents = _pieces(split, room)
-    following = np.searchsorted(stops, starts + room, side="right")
-    if not across:
-        following = np.minimum(following, np.searchsorted(documents, documents, side="right"))
-    chain, steps, place = [], following.tolist(), 0
-    while place < len(steps):
-        chain.append(place)
-        place = steps[place]
-    table = np.column_stack((starts[chain], stops[following[chain] - 1]))
-    return shuffled(table, seed, "whole sentences", epoch) if shuffle else table
-
-
-def _pieces(split: Split, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sentences, those longer than `room` in pieces: starts and stops in the virtual stream, and the documents."""
+    # Sentences longer than the room are divided: `number` counts the pieces of each. A document's number is also how
+    # many separators come before it in the virtual stream.
     first = np.asarray(split.sentences)
     lengths = np.diff(first, append=len(split.tokens))
-    documents = np.searchsorted(split.documents, first, side="right") - 1
     counts = -(-lengths // room)
     owner = np.repeat(np.arange(len(first)), counts)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    documents = (np.searchsorted(split.documents, first, side="right") - 1)[owner]
     starts = first[owner] + number * room
-    stops = np.minimum(starts + room, (first + lengths)[owner])
-    documents = documents[owner]
-    return starts + documents, stops + documents, documents
+    stops = np.minimum(starts + room, (first + lengths)[owner]) + documents
+    starts += documents
+    following = np.searchsorted(stops, starts + room, side="right")
+    if not across:
+        following = np.minimum(following, np.searchsorted(documents, documents, side="right"))
+    # The next sample begins with the first piece that did not fit: a chain, followed over plain integers.
+    chain, next_piece, piece = [], following.tolist(), 0
+    while piece < len(next_piece):
+        chain.append(piece)
+        piece = next_piece[piece]
+    table = np.column_stack((starts[chain], stops[following[chain] - 1]))
+    return order_rows(table, shuffle, seed, "whole sentences", epoch)
 
 
 def segments(
@@ -88,4 +86,4 @@ def segments(
             rows.append((start, a_stop, bounds[middle], b_stop))
             here = stop
     table = np.array(rows, np.int64).reshape(-1, 4)
-    return shuffled(table, seed, "segment order", epoch) if shuffle else table
+    return order_rows(table, shuffle, seed, "segment order", epoch)

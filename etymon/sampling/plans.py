@@ -1,7 +1,7 @@
 """Plans: which spans of the store make up an epoch's samples, and in which order.
 
-A plan is a numpy table, a pure function of (split, seed, epoch): ranks and workers only decide who reads
-which rows. All randomness is keyed through `key`, so any row can be made again at any time.
+A plan is a numpy table, a pure function of (split, seed, epoch), one sample a row: ranks and workers only decide who
+reads which rows. All randomness is keyed through `key`, so any row can be made again at any time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import logging
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def stream_windows(split: Split, length: int, seed: int, epoch: int, shuffle: bo
     _require_length(length)
     starts = np.arange(-1, split.stream_length - 1, length, dtype=np.int64)
     table = np.column_stack((starts, np.minimum(starts + length + 1, split.stream_length)))
-    return shuffled(table, seed, "stream windows", epoch) if shuffle else table
+    return order_rows(table, shuffle, seed, "stream windows", epoch)
 
 
 def chunks(
@@ -63,7 +64,7 @@ def chunks(
     starts = np.arange(phase - length if phase else 0, total, length, dtype=np.int64)
     table = np.column_stack((np.maximum(starts, 0), np.minimum(starts + length, total)))
     table = table[table[:, 1] - table[:, 0] > 1]
-    return shuffled(table, seed, "chunks", epoch) if shuffle else table
+    return order_rows(table, shuffle, seed, "chunks", epoch)
 
 
 def sentence_pairs(
@@ -81,9 +82,8 @@ def sentence_pairs(
     """
     if len(split) == 1 and shuffle and epoch == 0:
         logger.warning("the text is one document: no random second sentence exists, every pair is a true one")
-    pairs = _Pairs(split, max_length, overhead, true=len(split) == 1)
-    table = pairs.table(seed, epoch)
-    return shuffled(table, seed, "pair order", epoch) if shuffle else table
+    table = _gather_pairs(split, max_length, overhead, seed, epoch, only_true=len(split) == 1)
+    return order_rows(table, shuffle, seed, "pair order", epoch)
 
 
 def ordered_pairs(
@@ -95,109 +95,90 @@ def ordered_pairs(
     A single sentence, for which ALBERT's pipeline takes B from another document and says that it was swapped, gets
     the next one for its B, or is divided if it is the document's last: a strange topic would give the answer away.
     """
-    table = _Pairs(split, max_length, overhead, true=True).table(seed, epoch)
+    table = _gather_pairs(split, max_length, overhead, seed, epoch, only_true=True)
     swapped = key(seed, "pair swaps", epoch).random(len(table)) < 0.5
     table[swapped] = table[swapped][:, [2, 3, 0, 1, 4]]
     table[:, 4] = swapped
-    return shuffled(table, seed, "pair order", epoch) if shuffle else table
+    return order_rows(table, shuffle, seed, "pair order", epoch)
 
 
-class _Pairs:
-    """The pairs of one document at a time, each document with its own generator; `true` ones only, or random ones too."""
-
-    def __init__(self, split: Split, max_length: int, overhead: int, true: bool) -> None:
-        self.room, self.true = max_length - overhead, true
-        if self.room < 2:
-            raise EtymonError(
-                f"sentence pairs need room for two tokens: use a length of at least {overhead + 2}"
-            )
-        # Sentences lie end to end, so sentences i to j are the one span [bounds[i], bounds[j + 1]).
-        self.bounds: list[int] = [*split.sentences.tolist(), len(split.tokens)]
-        self.first: list[int] = split.first_sentences.tolist()
-
-    def table(self, seed: int, epoch: int) -> np.ndarray:
-        rows = [
-            row
-            for document in range(len(self.first) - 1)
-            for row in self.of(document, key(seed, "pairs", epoch, document))
-        ]
-        return np.array(rows, np.int64).reshape(-1, 5)
-
-    def of(self, document: int, rng: np.random.Generator) -> Iterator[tuple[int, int, int, int, bool]]:
-        bounds, room, alone = self.bounds, self.room, self.true
+def _gather_pairs(
+    split: Split, max_length: int, overhead: int, seed: int, epoch: int, *, only_true: bool
+) -> np.ndarray:
+    """Rows (a_start, a_stop, b_start, b_stop, is_random) in the order of the text. If `only_true`, no B is random."""
+    room = max_length - overhead
+    if room < 2:
+        raise EtymonError(f"sentence pairs need room for two tokens: use a length of at least {overhead + 2}")
+    # Sentences lie end to end, so sentences i to j are the one span [bounds[i], bounds[j + 1]).
+    bounds: list[int] = [*split.sentences.tolist(), len(split.tokens)]
+    firsts: list[int] = split.first_sentences.tolist()
+    rows = []
+    for document, (here, last) in enumerate(pairwise(firsts)):
+        rng = key(seed, "pairs", epoch, document)
         uniform = uniforms(rng)
         target = room
         if next(uniform) < SHORT:
             target = 2 + int(next(uniform) * (room - 1))
-        here, last = self.first[document], self.first[document + 1]
         while here < last:
             stop = min(bisect_left(bounds, bounds[here] + target, here + 1), last)
-            if alone and stop == here + 1:  # a lone sentence needs a true neighbour
+            if only_true and stop == here + 1:  # a lone sentence needs a true neighbour
                 stop = min(stop + 1, last)
             count = stop - here
-            if alone and count == 1:  # the last sentence has none: divide it
+            if only_true and count == 1:  # the last sentence has none: divide it
                 middle = (bounds[here] + bounds[stop]) // 2
                 if middle > bounds[here]:
-                    yield *self._fit(bounds[here], middle, middle, bounds[stop], rng), False
-                return
+                    rows.append((*_trim(bounds[here], middle, middle, bounds[stop], room, rng), False))
+                break
             middle = here + 1 + (int(next(uniform) * (count - 1)) if count > 1 else 0)
             a_start, a_stop = bounds[here], bounds[middle]
-            is_random = not alone and (count == 1 or next(uniform) < 0.5)
+            is_random = not only_true and (count == 1 or next(uniform) < 0.5)
             if is_random:
-                b_start, b_stop = self._elsewhere(document, target - (a_stop - a_start), uniform)
-                here = middle
+                for _ in range(RETRIES):
+                    other = int(next(uniform) * len(split))
+                    if other != document:
+                        break
+                else:
+                    other = (document + 1) % len(split)
+                first, end = firsts[other : other + 2]
+                b_first = first + int(next(uniform) * (end - first))
+                b_last = min(
+                    bisect_left(bounds, bounds[b_first] + target - (a_stop - a_start), b_first + 1), end
+                )
+                b_start, b_stop, here = bounds[b_first], bounds[b_last], middle
             else:
-                b_start, b_stop = a_stop, bounds[stop]
-                here = stop
-            yield *self._fit(a_start, a_stop, b_start, b_stop, rng), is_random
+                b_start, b_stop, here = a_stop, bounds[stop], stop
+            rows.append((*_trim(a_start, a_stop, b_start, b_stop, room, rng), is_random))
+    return np.array(rows, np.int64).reshape(-1, 5)
 
-    def _elsewhere(self, document: int, length: int, uniform: Iterator[float]) -> tuple[int, int]:
-        """Sentences of another document from a random one on, until they reach `length`."""
-        count = len(self.first) - 1
-        for _ in range(RETRIES):
-            other = int(next(uniform) * count)
-            if other != document:
-                break
-        else:
-            other = (document + 1) % count
-        first, last = self.first[other], self.first[other + 1]
-        start = first + int(next(uniform) * (last - first))
-        stop = min(bisect_left(self.bounds, self.bounds[start] + length, start + 1), last)
-        return self.bounds[start], self.bounds[stop]
 
-    def _fit(
-        self, a_start: int, a_stop: int, b_start: int, b_stop: int, rng: np.random.Generator
-    ) -> tuple[int, int, int, int]:
-        """Take single tokens from the longer of A and B, front or back with equal chance, until both fit."""
-        a, b = a_stop - a_start, b_stop - b_start
-        excess = a + b - self.room
-        if excess <= 0:
-            return a_start, a_stop, b_start, b_stop
-        # How many each one loses is certain: the longer one first, then, from a tie on, B and A in turn.
-        uneven = min(excess, abs(a - b))
-        rest = excess - uneven
-        lost_a = (uneven if a > b else 0) + rest // 2
-        lost_b = (uneven if b > a else 0) + (rest + 1) // 2
-        front_a, front_b = int(rng.binomial(lost_a, 0.5)), int(rng.binomial(lost_b, 0.5))
-        return (
-            a_start + front_a,
-            a_stop - (lost_a - front_a),
-            b_start + front_b,
-            b_stop - (lost_b - front_b),
-        )
+def _trim(
+    a_start: int, a_stop: int, b_start: int, b_stop: int, room: int, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Take single tokens from the longer of A and B, front or back with equal chance, until both fit into `room`."""
+    a, b = a_stop - a_start, b_stop - b_start
+    excess = a + b - room
+    if excess <= 0:
+        return a_start, a_stop, b_start, b_stop
+    # How many each one loses is certain: the longer one first, then, from a tie on, B and A in turn.
+    uneven = min(excess, abs(a - b))
+    rest = excess - uneven
+    lost_a = (uneven if a > b else 0) + rest // 2
+    lost_b = (uneven if b > a else 0) + (rest + 1) // 2
+    front_a, front_b = int(rng.binomial(lost_a, 0.5)), int(rng.binomial(lost_b, 0.5))
+    return a_start + front_a, a_stop - lost_a + front_a, b_start + front_b, b_stop - lost_b + front_b
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """Uniform numbers drawn in blocks: one call of numpy for many samples."""
+    """Uniform numbers in [0, 1), drawn in blocks: a call of numpy for each would take most of a plan's time."""
     size = 16
     while True:
         yield from rng.random(size).tolist()
         size = min(2 * size, 1024)
 
 
-def shuffled(table: np.ndarray, seed: int, what: str, epoch: int) -> np.ndarray:
-    """The rows of a plan in the epoch's order; `what` keeps the orders of different plans apart."""
-    return table[key(seed, what, epoch).permutation(len(table))]
+def order_rows(table: np.ndarray, shuffle: bool, seed: int, plan: str, epoch: int) -> np.ndarray:
+    """The rows of a plan, shuffled for the epoch if `shuffle`; its name keeps the orders of different plans apart."""
+    return table[key(seed, plan, epoch).permutation(len(table))] if shuffle else table
 
 
 def _require_length(length: int) -> None:

@@ -1,36 +1,29 @@
-"""Tables: rows with named columns, out of files (`SUFFIXES`), parallel text files, or the program."""
+"""Tables: rows with named columns, out of files (`formats`) or the program's memory."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
-from etymon.files import holds, is_deep, json_fault, parse_json
-from etymon.tables.conll import column_rows, conllu_rows
-from etymon.tables.in_memory_rows import listed
-from etymon.tables.squad import is_squad, squad_rows
-from etymon.tables.writing import WRITTEN_COLUMN, unguard_cell
-from etymon.text.reading import SURROGATE, Record
-from etymon.text.sources import PACKINGS, TextFiles, suffix_of
+from etymon.files import holds, parse_json
+from etymon.tables.formats import read_rows
+from etymon.text.reading import SURROGATE
 
-COLUMN_FILES = (".conll", ".iob", ".bio")
-"""A token a line, its columns by white space."""
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".conllu", *COLUMN_FILES)
-LONGEST_JSON = 1 << 40
-"""Bytes of a .json file's line, which may be all of it: as long as it fits."""
-SPACE = re.compile(r"\s*")
+MISSING = ("NAType", "NaTType")
+"""What pandas puts where there is no value."""
 
 
 @dataclass
 class Table:
-    """Rows, and the places where they stand, for those who have to complain about one."""
+    """Rows, and the places where they stand, for messages about one."""
 
     rows: list[Mapping[str, Any]]
     places: list[str]
@@ -58,20 +51,22 @@ class Table:
             digest.update(json.dumps([row.get(name) for name in columns], default=str).encode())
         return digest.hexdigest()
 
-    def divided(self, column: str, share: float, most: int) -> tuple[Table, Table]:
-        """The table without about a `share` of its rows, at most `most`, and these. Rows with the same text in the column
-        stay together: what is held out was not seen in training."""
+    def hold_out(self, column: str, share: float, most: int) -> tuple[Table, Table]:
+        """The table without about a `share` of its rows, at most `most`, and these. Rows with the same text in the
+        column stay together: what is held out was not seen in training."""
         texts = [
             json.dumps(value) if isinstance(value, list | tuple) else self._text(number, column)
             for number, value in enumerate(self.values(column))
         ]
         ranked = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
         held = set(ranked[: min(most, max(1, round(share * len(ranked))))]) if share else set()
-        inside = [number for number, text in enumerate(texts) if text not in held]
-        outside = [number for number, text in enumerate(texts) if text in held]
-        if not inside:
+        rest, held_out = (
+            self.at([number for number, text in enumerate(texts) if (text in held) is side])
+            for side in (False, True)
+        )
+        if not len(rest):
             raise EtymonError(f"{self.description} has too few rows to hold some out: give --validation")
-        return self.at(inside), self.at(outside)
+        return rest, held_out
 
     def _value(self, number: int, column: str) -> Any:
         row = self.rows[number]
@@ -95,12 +90,9 @@ class Table:
 
 
 def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
-    """A table out of files, or of rows that the program holds (`listed`).
-
-    Several tables follow one another. Files that are none of `SUFFIXES` are parallel: line n of each belongs to row n, and
-    a file's column is called as its name ends (`train.de`). With `columns`, files have no header: these are the names.
-    """
-    rows = listed(given)
+    """A table out of files, or of rows that the program holds (`rows_or_paths`). Several files follow one another, or
+    are parallel; with `columns` they have no header (`formats.read_rows`)."""
+    rows = rows_or_paths(given)
     if any(isinstance(row, Mapping) for row in rows):
         places = [f"row {number}" for number in range(1, len(rows) + 1)]
         table = Table(rows, places, "rows given by the program")
@@ -111,135 +103,69 @@ def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
                 raise EtymonError(f"{path} is a folder: give the table in it ({holds(path)})")
             if not path.is_file():
                 raise EtymonError(f"no such file: {path}")
-        found = list(_records(paths, columns))
-        table = Table(
-            [row for _, row in found], [place for place, _ in found], ", ".join(str(path) for path in paths)
-        )
+        table = Table([], [], ", ".join(map(str, paths)))
+        for place, row in read_rows(paths, columns):
+            table.places.append(place)
+            table.rows.append(row)
     if not table.rows:
         raise EtymonError(f"{table.description or 'the table'} has no rows: give some")
     return table
 
 
+def rows_or_paths(given: Any) -> list[Any]:
+    """Files as they are, or rows as values that JSON knows: from a list of dicts, columns by their names, or a data
+    frame of polars, Arrow or pandas, none of which need be installed."""
+    if isinstance(given, str | Path):
+        return [given]
+    if isinstance(given, Mapping):
+        for name, values in given.items():
+            if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+                raise EtymonError(
+                    f"column {name!r} is a {type(values).__name__}, not a list of values; one row alone is a list "
+                    "of one dict"
+                )
+        columns = {name: list(values) for name, values in given.items()}
+        if len(set(map(len, columns.values()))) > 1:
+            counts = ", ".join(f"{name!r} has {len(values):,}" for name, values in columns.items())
+            raise EtymonError(f"columns need as many values each: {counts}")
+        given = [dict(zip(columns, row)) for row in zip(*columns.values())]
+    elif hasattr(given, "to_dicts"):  # polars
+        given = given.to_dicts()
+    elif hasattr(given, "to_pylist"):  # an Arrow table
+        given = given.to_pylist()
+    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas
+        given = given.to_dict("records")
+    if not isinstance(given, Iterable):
+        raise EtymonError(
+            f"a {type(given).__name__} is no table: give files, rows (a list of dicts), columns (a dict of lists) or "
+            "a data frame"
+        )
+    entries = list(given)
+    has_rows = any(isinstance(entry, Mapping) for entry in entries)
+    kind, name = (Mapping, "a row (a dict)") if has_rows else (str | Path, "a file, or a row (a dict)")
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, kind):
+            raise EtymonError(f"row {number} of the table is a {type(entry).__name__}, not {name}")
+    return [_plain(row) for row in entries] if has_rows else entries
+
+
+def _plain(value: Any) -> Any:
+    """The value without numpy's kinds of numbers and lists."""
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if type(value).__name__ in MISSING else value
+
+
 def json_cell(value: Any) -> Any:
-    """The list or object that a cell holds as JSON, which is how such are written where cells are texts; or the cell as it is."""
+    """The list or object that a cell holds as JSON, which is how those are written where cells are texts; or the cell
+    as it is."""
     if not isinstance(value, str) or not value.startswith(("[", "{")):
         return value
     try:
         return parse_json(value, "the cell")
     except EtymonError:
         return value
-
-
-def _records(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Record]:
-    if columns:
-        for path in paths:
-            if suffix_of(path) in COLUMN_FILES:
-                yield from column_rows(path, columns)
-            else:  # by tabs, or by commas, if that is what it is
-                kind = "csv" if suffix_of(path) == ".csv" else "tsv"
-                yield from TextFiles([path], format=kind, header=columns).records()
-    elif all(suffix_of(path) in SUFFIXES for path in paths):
-        for path in paths:
-            own = OWN.get(suffix_of(path))
-            rows = own(path) if own is not None else TextFiles([path]).records()
-            yield from map(_unguarded, rows) if suffix_of(path) in (".csv", ".tsv") else rows
-    elif any(suffix_of(path) in SUFFIXES for path in paths):
-        raise EtymonError(
-            f"{', '.join(map(str, paths))} are tables and others: give tables ({', '.join(SUFFIXES)}) or parallel text files"
-        )
-    elif len(paths) == 1:
-        raise EtymonError(
-            f"{paths[0]} has no named columns: give a {', '.join(SUFFIXES)} file, two parallel text files, or the names of "
-            "its tab-separated columns (--columns en,zh)"
-        )
-    else:
-        yield from _parallel(paths)
-
-
-def _unguarded(record: Record) -> Record:
-    """A row of a table of answers without the apostrophes that keep its cells from being formulas; others as they are."""
-    place, row = record
-    if WRITTEN_COLUMN not in row:
-        return record
-    return place, {unguard_cell(name): unguard_cell(cell) for name, cell in row.items()}
-
-
-def _parallel(paths: Sequence[Path]) -> Iterator[Record]:
-    bare = [path.with_suffix("") if path.suffix.lower() in PACKINGS else path for path in paths]
-    names = [path.suffix[1:] for path in bare]
-    if len(set(names)) < len(names):
-        names = [path.stem for path in bare]
-    if len(set(names)) < len(names):
-        raise EtymonError(f"{', '.join(map(str, paths))} would be columns of one name: rename them")
-    files = [list(TextFiles([path], format="txt").lines()) for path in paths]
-    counts = [len(lines) for lines in files]
-    if len(set(counts)) > 1:
-        told = ", ".join(f"{path} has {count:,}" for path, count in zip(paths, counts))
-        raise EtymonError(f"parallel files need as many lines each: {told}")
-    for lines in zip(*files):
-        yield lines[0][0], {name: text for name, (_, text) in zip(names, lines)}
-
-
-def _json(path: Path) -> Iterator[Record]:
-    """A list of objects, SQuAD's tree of questions, or (many files are called so) one object after the other."""
-    files = TextFiles([path], format="txt", max_document=LONGEST_JSON)
-    text = "\n".join(line for _, line in files.lines())
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError:
-        yield from _objects(text, path)
-        return
-    except (ValueError, RecursionError) as error:
-        raise EtymonError(f"{path} is not valid JSON ({json_fault(error)})") from error
-    if is_deep(document):
-        raise EtymonError(f"{path} is not valid JSON ({json_fault(RecursionError())})")
-    if is_squad(document):
-        yield from squad_rows(document, str(path))
-    elif isinstance(document, list) and all(isinstance(row, dict) for row in document):
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(document, 1))
-    elif isinstance(document, dict):  # a file of one line
-        yield f"{path}, row 1", document
-    else:
-        raise EtymonError(f"{path} holds no rows: give a list of objects, an object a line, or a SQuAD file")
-
-
-def _objects(text: str, path: Path) -> Iterator[Record]:
-    """Objects one after the other, a line each or not."""
-    decoder, line, before = json.JSONDecoder(), 1, 0
-    start = _behind_space(text, 0)
-    while start < len(text):
-        line, before = line + text.count("\n", before, start), start
-        try:
-            row, stop = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", line)
-            raise EtymonError(f"{path}, line {line} is not valid JSON ({json_fault(error)})") from error
-        if is_deep(row):
-            raise EtymonError(f"{path}, line {line} is not valid JSON ({json_fault(RecursionError())})")
-        if not isinstance(row, dict):
-            raise EtymonError(f"{path}, line {line}: expected an object, and not {type(row).__name__}")
-        yield f"{path}, line {line}", row
-        start = _behind_space(text, stop)
-
-
-def _behind_space(text: str, start: int) -> int:
-    found = SPACE.match(text, start)
-    return start if found is None else found.end()
-
-
-def _parquet(path: Path) -> Iterator[Record]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise EtymonError(f"{path} is not a parquet file, or damaged ({error})") from error
-    for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", row
-
-
-OWN = {".parquet": _parquet, ".json": _json, ".conllu": conllu_rows} | dict.fromkeys(
-    COLUMN_FILES, column_rows
-)
-"""Readers of files that are not read as text is."""

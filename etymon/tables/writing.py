@@ -14,11 +14,13 @@ from etymon.text.reading import SURROGATE
 WRITTEN = (".jsonl", ".csv", ".tsv", ".parquet")
 BREAKS = re.compile(r"[\t\r\n]+")
 """What ends a cell or a line."""
+SPECIAL = re.compile(r'[,"\r\n]')
+"""What makes a .csv cell need quotes."""
 FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
 """How cells begin that spreadsheets compute, behind any number of apostrophes."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 WRITTEN_COLUMN = "prediction"
-"""Every table of answers has this column, and by it a table that we wrote is known."""
+"""Every table of answers has this column: it tells the tables that we wrote."""
 
 
 def write_table(
@@ -27,9 +29,10 @@ def write_table(
     tell: Callable[[str], None] | None = None,
     raw_cells: bool = False,
 ) -> None:
-    """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no other; .tsv knows no
-    quotes, so tabs and line breaks become spaces there, and `tell` hears of it. Unless `raw_cells`, a cell of .csv and .tsv
-    that a spreadsheet would compute gets an apostrophe before it (`guard_cell`)."""
+    """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no other; .tsv
+    knows no quotes, so tabs and line breaks become spaces there, and `tell` gets a message about it. Unless
+    `raw_cells`, a cell of .csv and .tsv that a spreadsheet would compute gets an apostrophe before it
+    (`guard_cell`)."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in WRITTEN:
@@ -58,26 +61,26 @@ def write_table(
         guard = str if raw_cells else guard_cell
         lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
         if kind == ".csv":
-            file.writelines(
-                (",".join(_quoted(guard(cell)) for cell in line) or '""') + "\n" for line in lines
-            )
+            for line in lines:
+                # Not the csv module, which leaves a carriage return without quotes before Python 3.13.
+                cells = (
+                    '"' + cell.replace('"', '""') + '"' if SPECIAL.search(cell) else cell
+                    for cell in map(guard, line)
+                )
+                file.write((",".join(cells) or '""') + "\n")
             return
         file.writelines("\t".join(guard(BREAKS.sub(" ", cell)) for cell in line) + "\n" for line in lines)
     broken = sum(BREAKS.search(cell) is not None for line in lines for cell in line)
     if broken and tell is not None:
         tell(
-            f"{path}: tabs and line breaks of {broken:,} cells are spaces, as .tsv knows no quotes; .csv and .jsonl keep them"
+            f"{path}: tabs and line breaks of {broken:,} cells are spaces, as .tsv knows no quotes; .csv and .jsonl "
+            "keep them"
         )
 
 
-def _quoted(cell: str) -> str:
-    # Not the csv module, which leaves a carriage return without quotes before Python 3.13.
-    return '"' + cell.replace('"', '""') + '"' if any(mark in cell for mark in ',"\r\n') else cell
-
-
 def guard_cell(cell: str) -> str:
-    """The cell with an apostrophe before it, if a spreadsheet would take it for a formula. Numbers stay as they are. Cells that
-    look guarded already get one more, so that `unguard_cell` gives back what was there."""
+    """The cell with an apostrophe before it, if a spreadsheet would take it for a formula. Numbers stay as they are.
+    Cells that look guarded already get one more, so that `unguard_cell` gives back what was there."""
     return f"'{cell}" if FORMULA.match(cell) and not NUMBER.fullmatch(cell) else cell
 
 
@@ -91,8 +94,8 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return SURROGATE.sub("\ufffd", value)
     if isinstance(value, Mapping):
-        return {_clean(name): _clean(each) for name, each in value.items()}
-    return [_clean(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_clean(name): _clean(part) for name, part in value.items()}
+    return [_clean(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _cell(value: Any) -> str:

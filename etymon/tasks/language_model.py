@@ -23,7 +23,7 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, check_fit
-from etymon.sampling.examples import bundled, filled, sample_bundles
+from etymon.sampling.examples import pack_bundles, pad_rows, unpack_bundle
 from etymon.tables.table import Table
 from etymon.tasks.reading import require_one_tokenizer
 from etymon.tasks.scores import Score, interval
@@ -131,10 +131,10 @@ class LanguageModel(Task):
     def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         """Bundles of as many samples as have `batch_tokens` tokens, or of `batch_rows`."""
         many = self.batch_rows or max(1, self.batch_tokens // self.limits["length"])
-        return filled(sample_bundles(self.objective.plan(split, seed, epoch, shuffle=shuffle), many))
+        return pad_rows(pack_bundles(self.objective.plan(split, seed, epoch, shuffle=shuffle), many))
 
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[Any]:
-        return [self.objective.prepare(split, each, rng) for each in bundled(row)]
+        return [self.objective.prepare(split, each, rng) for each in unpack_bundle(row)]
 
     def collate(self, examples: Sequence[list[Any]]) -> MicroBatch:
         return self.objective.collate([one for bundle in examples for one in bundle])

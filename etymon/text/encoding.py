@@ -1,4 +1,4 @@
-"""Text to tokens, and where documents and sentences are among them: pure work on a batch, which any process may do.
+"""Text to tokens, and where documents and sentences are among them, batch by batch and on all cores.
 
 Between words that are separated by a space or a line break no pipeline of ours joins anything, so the tokens of a text
 are those of its words in a row, and each different word is encoded once. That is several times faster than the library
@@ -7,14 +7,24 @@ on running text. What is not certain to be like that goes to the library in long
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
+import tokenizers
 
+from etymon.errors import EtymonError
 from etymon.text import cutting
 from etymon.text.reading import Document
 from etymon.text.sentences import is_wrapped, sentence_starts
@@ -22,9 +32,10 @@ from etymon.text.tokenizer import Tokenizer
 
 BATCH = 1 << 20  # characters that are encoded together
 CONTEXT = 512  # characters before a part that tell whether a sentence begins with it
-KNOWN = 1 << 18  # words that are remembered
+REMEMBERED = 1 << 18  # words whose tokens are kept
 LONGEST = 32  # characters of a word; longer ones count as several
 MOST_ADDED = 1 << 10  # special and added tokens to look for in every text
+AT_HOME = 8  # batches that are encoded in this process before it is worth while to start others
 
 SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])
 
@@ -40,11 +51,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch. A place is what is before it in the batch: a row of tokens, UTF-8 bytes and white-space words."""
+    """A batch. A place is a row of three counts: the tokens, UTF-8 bytes and white-space words before it in the batch."""
 
     tokens: np.ndarray
     ends: np.ndarray
-    """The places where parts end."""
+    """The places where parts end, one a part."""
     sentences: np.ndarray
     """The places where sentences begin, each at a token of its own."""
 
@@ -53,19 +64,18 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Part]]:
     """Parts of documents, about BATCH characters together. The cut depends on the text alone."""
     batch: list[Part] = []
     size = 0
-    before, wrapped, begun = "", None, False
+    before, wrapped, is_inside = "", None, False
     for document in documents:
         front, rest = cutting.parts(document.text)
         for text, more in [*((part, True) for part in front), (rest, document.more)]:
-            if not begun and not text.strip() and not (text and more):
-                continue  # there is nothing in it
-            if more and not begun:
+            if not is_inside and not text.strip() and not (text and more):
+                continue  # an empty document
+            if more and not is_inside:
                 wrapped = is_wrapped(text)
             batch.append(Part(text, before, wrapped, more))
             size += len(text)
-            before, wrapped, begun = (
-                ((before + text)[-CONTEXT:], wrapped, True) if more else ("", None, False)
-            )
+            is_inside = more
+            before, wrapped = ((before + text)[-CONTEXT:], wrapped) if more else ("", None)
             if size >= BATCH:
                 yield batch
                 batch, size = [], 0
@@ -89,6 +99,8 @@ class Encoder:
         self._forget()
 
     def __call__(self, batch: list[Part]) -> Encoded:
+        """Characters are counted in the batch as one text; everything below is an array over its characters, its
+        units (what is encoded by itself) or its tokens."""
         text = "".join(part.text for part in batch)
         sizes = [len(part.text) for part in batch]
         stops = np.cumsum(sizes)
@@ -97,28 +109,33 @@ class Encoder:
         space = SPACES[np.minimum(codes, len(SPACES) - 1)]
         new_word = ~space
         new_word[1:] &= space[:-1]
+        sentences = []
         for start, part in zip(starts.tolist(), batch, strict=True):
             if part.text and not part.before[-1:].strip():  # a new document, or white space before
                 new_word[start] = not space[start]
+            first = sentence_starts(part.before + part.text, part.wrapped) - len(part.before)
+            sentences.append(start + first[first >= 0])
+            if part.text and not part.before:  # a document begins with a sentence
+                sentences.append([start])
         widths = np.uint8(1) + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
-        bytes_before, words_before = _before(widths), _before(new_word)
+        bytes_before, words_before = _sums_before(widths), _sums_before(new_word)
 
         units = self._units(text, codes, space, starts.tolist(), batch)
         tokens, lengths = self._encode(text.encode(), bytes_before[np.append(units, len(text))])
-        tokens_before = _before(lengths)
+        tokens_before = _sums_before(lengths)
         ends = tokens_before[np.searchsorted(units, stops)]
 
-        places = np.unique(np.concatenate([start + _sentences(part) for start, part in zip(starts, batch)]))
+        places = np.unique(np.concatenate(sentences))
         byte_lengths = self.tokenizer.byte_lengths
         spelled = np.zeros(1) if byte_lengths is None else np.cumsum(byte_lengths[tokens], dtype=np.int64)
         if len(spelled) and spelled[-1] == bytes_before[-1]:  # the bytes of the tokens say where they are
             index = np.searchsorted(spelled, bytes_before[places], side="right")
         else:
-            index = self._located(text, codes, units, tokens_before, places)
+            index = self._locate(text, codes, units, tokens_before, places)
         # What has no token of its own (white space, characters that the tokenizer drops) begins no sentence.
-        kept = index < ends[np.searchsorted(stops, places, side="right")]
-        index, first = np.unique(index[kept], return_index=True)
-        places = places[kept][first]
+        has_token = index < ends[np.searchsorted(stops, places, side="right")]
+        index, first = np.unique(index[has_token], return_index=True)
+        places = places[has_token][first]
         return Encoded(
             tokens,
             np.column_stack((ends, bytes_before[stops], words_before[stops])),
@@ -128,7 +145,7 @@ class Encoder:
     def _units(
         self, text: str, codes: np.ndarray, space: np.ndarray, starts: list[int], batch: list[Part]
     ) -> np.ndarray:
-        """Where that begins which is encoded by itself: words, each with the space before it, or longer pieces."""
+        """The characters where units begin: words, each with the space before it, or longer pieces."""
         pieces = [
             (start + first, start + last)
             for start, part in zip(starts, batch, strict=True)
@@ -148,33 +165,35 @@ class Encoder:
         return np.flatnonzero(begins[:-1])
 
     def _forget(self) -> None:
-        self._known: dict[str, int] = {}
-        self._tokens, self._firsts, self._lengths = (np.zeros(0, each) for each in (self.dtype, "i8", "i8"))
+        """Empties the memory of words: word number n has `_lengths[n]` tokens from `_firsts[n]` on in `_tokens`."""
+        self._numbers: dict[str, int] = {}
+        self._tokens, self._firsts, self._lengths = (np.zeros(0, kind) for kind in (self.dtype, "i8", "i8"))
         self._size = 0
 
     def _encode(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of the units between those bytes, and how many each has."""
+        # Arrow finds the distinct words without making a Python string of every word of the text.
         buffers = [None, pyarrow.py_buffer(bounds.astype(np.int32)), pyarrow.py_buffer(data)]
         units = pyarrow.Array.from_buffers(pyarrow.string(), len(bounds) - 1, buffers).dictionary_encode()
         words = units.dictionary.to_pylist()
-        if self._size > KNOWN:
+        if self._size > REMEMBERED:
             self._forget()
-        new = [word for word in words if word not in self._known]
-        found = [each.ids for each in self.tokenizer.backend.encode_batch_fast(new, add_special_tokens=False)]
-        self._known |= {word: number for number, word in enumerate(new, len(self._known))}
+        new = [word for word in words if word not in self._numbers]
+        encodings = self.tokenizer.backend.encode_batch_fast(new, add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        self._numbers |= {word: number for number, word in enumerate(new, len(self._numbers))}
         self._size += sum(1 + len(word) // LONGEST for word in new)
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         self._firsts = np.append(self._firsts, len(self._tokens) + np.cumsum(lengths) - lengths)
         self._lengths = np.append(self._lengths, lengths)
-        self._tokens = np.append(self._tokens, np.fromiter(chain.from_iterable(found), self.dtype))
-        rows = np.fromiter(map(self._known.__getitem__, words), np.int64, len(words))[
-            units.indices.to_numpy()
-        ]
+        self._tokens = np.append(self._tokens, np.fromiter(chain.from_iterable(ids), self.dtype))
+        numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
+        rows = numbers[units.indices.to_numpy()]
         lengths = self._lengths[rows]
         shift = self._firsts[rows] - (np.cumsum(lengths) - lengths)
         return self._tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths
 
-    def _located(
+    def _locate(
         self, text: str, codes: np.ndarray, units: np.ndarray, tokens_before: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
         """The number of the token that holds each character, or of the next one if none does; a space that is a
@@ -183,31 +202,22 @@ class Encoder:
         inside = places - units[unit]
         index = tokens_before[unit]
         # The space before a word, unless tokens spell the text and it may be one of them.
-        first = (
-            self.by_word
-            & (self.tokenizer.byte_lengths is None)
-            & np.isin(codes[units[unit]], (0x20, self.line_break))
-        )
+        is_spaced = np.isin(codes[units[unit]], (0x20, self.line_break))
+        first = self.by_word & (self.tokenizer.byte_lengths is None) & is_spaced
         deep = np.flatnonzero(inside > first)
         for group in np.split(deep, np.flatnonzero(np.diff(unit[deep])) + 1) if len(deep) else ():
             start, stop = np.append(units, len(text))[unit[group[0]] :][:2]
             ids, _, stops = self.tokenizer.offsets(text[start:stop], quiet=True)
-            found = np.searchsorted(np.maximum.accumulate(stops), inside[group], side="right")
+            numbers = np.searchsorted(np.maximum.accumulate(stops), inside[group], side="right")
             if self.space is not None and len(ids):
-                found -= (found > 0) & (ids[np.maximum(found - 1, 0)] == self.space)
-            index[group] += found
+                numbers -= (numbers > 0) & (ids[np.maximum(numbers - 1, 0)] == self.space)
+            index[group] += numbers
         return index
 
 
-def _before(sizes: np.ndarray) -> np.ndarray:
+def _sums_before(sizes: np.ndarray) -> np.ndarray:
     """The sum of all sizes before each, and of all at the end."""
-    return np.cumsum(np.concatenate((np.zeros(1, sizes.dtype), sizes)), dtype=np.int32)
-
-
-def _sentences(part: Part) -> np.ndarray:
-    """The characters of a part with which sentences begin; a document always begins with one."""
-    starts = sentence_starts(part.before + part.text, part.wrapped) - len(part.before)
-    return np.append(0, starts) if part.text and not part.before else starts[starts >= 0]
+    return np.cumsum(np.append(np.zeros(1, sizes.dtype), sizes), dtype=np.int32)
 
 
 def keeps_words_apart(description: dict[str, Any]) -> bool:
@@ -228,3 +238,59 @@ def keeps_words_apart(description: dict[str, Any]) -> bool:
     if splitters in (["BertPreTokenizer"], ["BertPreTokenizer", "Split"]):
         return harmless
     return letters and not splitter and harmless
+
+
+# ---------------------------------------------------------------- on all cores
+
+
+def encoded_batches(
+    batches: Iterator[list[Part]], tokenizer: Tokenizer, dtype: np.dtype, workers: int | None = None
+) -> Iterator[tuple[list[Part], Encoded]]:
+    """Every batch with its encoding. Batches are the same for any number of processes and come back in order, so the
+    result does not depend on it. `workers` is a number of processes (1: this one alone); None is one a core, once
+    there is enough text for it to pay."""
+    encoder = Encoder(tokenizer, dtype)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = cores if workers is None else workers
+    if workers is None or number == 1:
+        for batch in islice(batches, AT_HOME) if number > 1 else batches:
+            yield batch, encoder(batch)
+    if (first := next(batches, None)) is None:
+        return
+    waiting: deque[tuple[list[Part], Future[Encoded]]] = deque()
+    setup = (tokenizer.backend.to_str(), tokenizer.roles, dtype)
+    team = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _start_worker, setup)
+    main = sys.modules["__main__"]
+    try:
+        for batch in chain([first], batches):
+            # A process that is started now would run the user's script again: many have no `__main__` guard.
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                waiting.append((batch, team.submit(_encode, batch)))
+            finally:
+                sys.modules["__main__"] = main
+            if len(waiting) > 2 * number:
+                yield waiting[0][0], waiting.popleft()[1].result()
+        while waiting:
+            yield waiting[0][0], waiting.popleft()[1].result()
+    except BrokenProcessPool:
+        raise EtymonError(
+            "a worker process ended early (out of memory?): try again with fewer --workers"
+        ) from None
+    finally:
+        team.shutdown(cancel_futures=True)
+
+
+_encoder: Encoder
+
+
+def _start_worker(description: str, roles: dict[str, str], dtype: np.dtype) -> None:
+    """A worker process begins: it has a tokenizer and nothing else of the program."""
+    global _encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _encoder = Encoder(Tokenizer(tokenizers.Tokenizer.from_str(description), roles), dtype)
+
+
+def _encode(batch: list[Part]) -> Encoded:
+    return _encoder(batch)

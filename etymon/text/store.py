@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -30,8 +28,6 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_folder, first_line, read_json, sha256
 from etymon.text.encoding import Encoder, batches
 from etymon.text.reading import Document
-from etymon.text.sources import TextFiles, TextSource
-from etymon.text.store_building import Staging
 from etymon.text.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -41,6 +37,8 @@ SAMPLE = 1 << 20
 """Tokens at the beginning of a text by which it is seen whether its tokenizer knows it."""
 FEW_BYTES = 10_000
 """About two thousand words: a text below that is warned about."""
+BLOCK = 1 << 24
+"""Tokens of a text of any size that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,13 @@ class StoreSummary:
 
     @property
     def warning(self) -> str | None:
-        """What to say of a text that is too short to learn anything from: somebody may have named the wrong file."""
+        """The warning about a text that is too short to learn from (somebody may have named the wrong file), or None."""
         if (size := self.train.bytes + self.validation.bytes) >= FEW_BYTES:
             return None
-        return f"the text has only {size:,} bytes, from which a model learns next to nothing: is it the text that you meant?"
+        return (
+            f"the text has only {size:,} bytes, from which a model learns next to nothing: is it the text that "
+            "you meant?"
+        )
 
 
 @dataclass(frozen=True)
@@ -97,31 +98,44 @@ class StoreDescription:
 
 
 class Split:
-    """One split of a store; arrays are read from disk as they are needed."""
+    """The text to train on, or that for validation: token ids, and where documents and sentences are among them.
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._place = (folder, dtype)
-        self.tokens: np.ndarray = (
-            np.memmap(folder / "tokens.bin", dtype, "r")
-            if (folder / "tokens.bin").stat().st_size
-            else np.zeros(0, dtype)  # an empty file cannot be mapped
-        )
-        self.documents, self.sentences, self.bytes, self.words = (
-            _open_array(folder / f"{name}.npy") for name in ARRAYS
-        )
+    `documents` are token offsets of all documents and the total at the end, `sentences` those of sentence starts;
+    `bytes` and `words` are the UTF-8 bytes and white-space words of every document.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        documents: np.ndarray,
+        sentences: np.ndarray,
+        bytes: np.ndarray | None = None,
+        words: np.ndarray | None = None,
+    ) -> None:
+        nothing = np.zeros(len(documents) - 1, np.int64)
+        self.tokens, self.documents, self.sentences = tokens, documents, sentences
+        self.bytes, self.words = nothing if bytes is None else bytes, nothing if words is None else words
+        self._place: tuple[Path, str] | None = None
 
     @staticmethod
-    def of(tokens: Sequence[int], documents: Sequence[int], sentences: Sequence[int]) -> Split:
-        """A split that lies nowhere on the disk, from ids and the offsets of its documents (all but the end) and sentences."""
-        split = object.__new__(Split)
-        split.tokens, split.sentences = np.asarray(tokens, np.uint32), np.asarray(sentences, np.int64)
-        split.documents = np.append(np.asarray(documents, np.int64), len(tokens))
-        split.bytes = split.words = np.zeros(len(documents), np.int64)
+    def open(folder: Path, dtype: str) -> Split:
+        """The split in a folder of a store; arrays are read from disk as they are needed."""
+        path = folder / "tokens.bin"
+        # An empty file cannot be mapped.
+        tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+        split = Split(tokens, *(_open_array(folder / f"{name}.npy") for name in ARRAYS))
+        split._place = folder, dtype
         return split
 
     @staticmethod
+    def of(tokens: Sequence[int], documents: Sequence[int], sentences: Sequence[int]) -> Split:
+        """A split in memory, from ids and the offsets of its documents (all but the end) and sentences."""
+        ends = np.append(np.asarray(documents, np.int64), len(tokens))
+        return Split(np.asarray(tokens, np.uint32), ends, np.asarray(sentences, np.int64))
+
+    @staticmethod
     def of_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Split:
-        """The same, of texts, each a document; none may be blank."""
+        """A split in memory, of texts, each a document; none may be blank."""
         encoder, before = Encoder(tokenizer, np.dtype(np.uint32)), np.zeros((1, 3), np.int64)
         tokens, ends, sentences = [np.zeros(0, np.uint32)], [before], [np.zeros(0, np.int64)]
         for batch in batches(map(Document, texts)):
@@ -131,14 +145,14 @@ class Split:
             sentences.append(before[0, 0] + encoded.sentences[:, 0])
             before = before + encoded.ends[-1]
         places = np.concatenate(ends)
-        split = Split.of(np.concatenate(tokens), places[:-1, 0], np.concatenate(sentences))  # type: ignore[arg-type]
-        split.bytes, split.words = np.diff(places[:, 1:], axis=0).T
+        sizes = np.diff(places[:, 1:], axis=0).T
+        split = Split(np.concatenate(tokens), places[:, 0], np.concatenate(sentences), *sizes)
         tokenizer.note_unknown([split.tokens[:SAMPLE]])
         return split
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Another process maps the text itself: pickled, a map would be a copy of everything.
-        return (Split, self._place) if hasattr(self, "_place") else super().__reduce_ex__(protocol)
+        return (Split.open, self._place) if self._place else super().__reduce_ex__(protocol)
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -162,11 +176,15 @@ class Split:
     def token_counts(self) -> np.ndarray:
         """How often every id occurs, up to the largest that does."""
         counts = np.zeros(0, np.int64)
-        for start in range(0, len(self.tokens), 1 << 24):
-            block = np.bincount(self.tokens[start : start + (1 << 24)], minlength=len(counts))
-            block[: len(counts)] += counts
-            counts = block
+        for block in self.token_blocks():
+            sums = np.bincount(block, minlength=len(counts))
+            sums[: len(counts)] += counts
+            counts = sums
         return counts
+
+    def token_blocks(self) -> Iterator[np.ndarray]:
+        """All tokens in blocks of bounded size."""
+        return (self.tokens[start : start + BLOCK] for start in range(0, len(self.tokens), BLOCK))
 
     @property
     def stream_length(self) -> int:
@@ -203,13 +221,32 @@ class TokenStore:
     def __init__(self, folder: Path, description: dict[str, Any]) -> None:
         self.folder = folder
         self.description = description
-        self.train, self.validation = (Split(folder / name, description["dtype"]) for name in SPLITS)
+        self.train, self.validation = (Split.open(folder / name, description["dtype"]) for name in SPLITS)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> TokenStore:
         """Open a store; with a tokenizer, refuse one that was built with another."""
-        folder = _followed(Path(folder))
-        description = _describe(folder)
+        folder = Path(folder)
+        if not is_store(folder):
+            raise EtymonError(f"no token store in {folder}: it has no store.json; prepare the data first")
+        description = read_json(folder / "store.json")
+        if isinstance(link := description.get("prepared"), str) and "sha256" in description:
+            prepared = Path(link)
+            if not is_store(prepared) or sha256(prepared / "store.json") != description["sha256"]:
+                raise EtymonError(
+                    f"the prepared text in {link} is gone or has changed since {folder} began to use it: bring "
+                    "it back"
+                )
+            folder, description = prepared, read_json(prepared / "store.json")
+        if description.get("format") != FORMAT:
+            raise EtymonError(
+                f"{folder} has store format {description.get('format')!r}, not {FORMAT}; build it again"
+            )
+        check_keys(StoreDescription, description, str(folder / "store.json"))
+        for name, entry in description["files"].items():
+            path = folder / name
+            if not path.is_file() or path.stat().st_size != entry["bytes"]:
+                raise EtymonError(f"{path} is missing or cut short; build the store again")
         if tokenizer is not None and description["tokenizer"] not in tokenizer.fingerprints:
             raise EtymonError(f"{folder} was built with another tokenizer; build the store again")
         store = cls(folder, description)
@@ -230,100 +267,12 @@ class TokenStore:
                 raise EtymonError(f"{self.folder / name} is damaged (wrong checksum); build the store again")
         size = self.description["vocabulary_size"]
         for name, split in zip(SPLITS, (self.train, self.validation), strict=True):
-            for start in range(0, len(split.tokens), 1 << 24):
-                largest = int(split.tokens[start : start + (1 << 24)].max())
-                if largest >= size:
-                    path = self.folder / name / "tokens.bin"
-                    raise EtymonError(
-                        f"{path} holds the token id {largest}, but the vocabulary has {size} tokens; build it again"
-                    )
-
-
-def build_store(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    folder: str | os.PathLike[str],
-    *,
-    validation: float = 0.05,
-    seed: int = 0,
-    source: TextSource | None = None,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> StoreSummary:
-    """Encode documents into a store folder, replacing an old one only when complete.
-
-    About `validation` of the documents are held out, chosen by a hash of the seed and the text; if that
-    cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are.
-    `source` is where the documents come from: it is asked for its fingerprint after they were read.
-    `workers` processes encode (None: one a core, if there is much text); the result does not
-    depend on it. `progress` gets the bytes of text done so far.
-    """
-    if not 0 <= validation < 1:
-        raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")
-    if not -(2**63) <= seed < 2**63:
-        raise EtymonError(f"the seed is a number of up to 63 bits, not {seed}")
-    folder = Path(folder)
-    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
-    with atomic_folder(folder) as aside:
-        with TemporaryDirectory(dir=aside) as place:
-            staging = Staging(Path(place), tokenizer, dtype, validation, seed)
-            staging.add(documents, progress, workers)
-            cut = staging.cut()
-            train, held_out = (
-                SplitCounts(**staging.write_split(aside / name, name == "validation", cut)) for name in SPLITS
-            )
-        tokenizer.save(aside / "tokenizer")
-        rule = "documents" if cut is None else "tail"
-        files = source.files.items() if isinstance(source, TextFiles) else ()
-        description = {
-            "format": FORMAT,
-            "dtype": dtype.name,
-            "vocabulary_size": tokenizer.size,
-            "tokenizer": tokenizer.fingerprint,
-            "source": "" if source is None else source.fingerprint(),
-            "validation": validation,
-            "seed": seed,
-            "held_out": rule,
-            "splits": {"train": asdict(train), "validation": asdict(held_out)},
-            # Files are recognised by these; standard input never is.
-            "inputs": {name: entry for name, entry in sorted(files) if "bytes" in entry},
-            "files": {
-                path.relative_to(aside).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
-                for path in sorted(aside.rglob("*"))
-                if path.is_file()
-            },
-        }
-        (aside / "store.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
-    return StoreSummary(folder, train, held_out, rule)
-
-
-def ensure_store(
-    source: TextSource,
-    tokenizer: Tokenizer,
-    folder: str | os.PathLike[str],
-    *,
-    validation: float = 0.05,
-    seed: int = 0,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> StoreSummary:
-    """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it."""
-    wanted = {"validation": validation, "seed": seed}
-    with suppress(EtymonError):  # there is none, it is damaged, or the text cannot be known before it is read
-        store = TokenStore.open(folder)
-        if isinstance(source, TextFiles):
-            source.files = {**store.description.get("inputs", {}), **source.files}
-        same = all(store.description[key] == value for key, value in wanted.items())
-        same = same and store.description["tokenizer"] in tokenizer.fingerprints
-        if same and store.description["source"] == source.fingerprint():
-            store.verify()
-            return replace(TokenStore.open(folder, tokenizer).summary, reused=True)
-    summary = build_store(
-        source.documents(), tokenizer, folder, validation=validation, seed=seed, source=source,
-        workers=workers, progress=progress,
-    )  # fmt: skip
-    TokenStore.open(folder, tokenizer)  # which notes what it does not know
-    return summary
+            largest = max((int(block.max()) for block in split.token_blocks()), default=0)
+            if largest >= size:
+                raise EtymonError(
+                    f"{self.folder / name / 'tokens.bin'} holds the token id {largest}, but the vocabulary has "
+                    f"{size} tokens; build it again"
+                )
 
 
 def is_store(folder: str | os.PathLike[str]) -> bool:
@@ -337,37 +286,6 @@ def link_store(folder: Path, prepared: Path) -> None:
     link = {"prepared": str(prepared.resolve()), "sha256": sha256(prepared / "store.json")}
     with atomic_folder(folder) as aside:
         (aside / "store.json").write_text(json.dumps(link, indent=2), encoding="utf-8")
-
-
-def _followed(folder: Path) -> Path:
-    """The store itself, if the folder only names it."""
-    try:
-        link = read_json(folder / "store.json")
-        prepared, digest = Path(link["prepared"]), link["sha256"]
-    except (EtymonError, KeyError, TypeError):
-        return folder  # a store, or whatever `_describe` will say of it
-    if not is_store(prepared) or sha256(prepared / "store.json") != digest:
-        raise EtymonError(
-            f"the prepared text in {prepared} is gone or has changed since {folder} began to use it: bring it back"
-        )
-    return prepared
-
-
-def _describe(folder: Path) -> dict[str, Any]:
-    """store.json, after the cheap checks: format, and every file there with its full size."""
-    if not (folder / "store.json").is_file():
-        raise EtymonError(f"no token store in {folder}: it has no store.json; prepare the data first")
-    description = read_json(folder / "store.json")
-    if description.get("format") != FORMAT:
-        raise EtymonError(
-            f"{folder} has store format {description.get('format')!r}, not {FORMAT}; build it again"
-        )
-    check_keys(StoreDescription, description, str(folder / "store.json"))
-    for name, entry in description["files"].items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
-            raise EtymonError(f"{path} is missing or cut short; build the store again")
-    return description
 
 
 def _open_array(path: Path) -> np.ndarray:

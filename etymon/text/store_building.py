@@ -6,18 +6,26 @@ A place in the corpus is what is before it: tokens, UTF-8 bytes and white-space 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from etymon.errors import EtymonError
-from etymon.text.encoding import Part, batches
+from etymon.files import atomic_folder, sha256
+from etymon.text.encoding import batches, encoded_batches
 from etymon.text.reading import Document
+from etymon.text.sources import TextFiles, TextSource
+from etymon.text.store import ARRAYS, FORMAT, SPLITS, SplitCounts, StoreSummary, TokenStore
 from etymon.text.tokenizer import Tokenizer
-from etymon.text.workers import encoded_batches
 
 FEWEST_DOCUMENTS = 20  # below this a share of the documents says little
 SENTENCE = 64  # tokens: as far as that, the text held out may begin somewhere else for a sentence's sake
@@ -45,8 +53,8 @@ class Rows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         count, offset = max(0, min(stop, self.length) - start), start * self.width
-        found = np.fromfile(self.path, self.dtype, count * self.width, offset=offset * self.dtype.itemsize)
-        return found if self.width == 1 else found.reshape(-1, self.width)
+        rows = np.fromfile(self.path, self.dtype, count * self.width, offset=offset * self.dtype.itemsize)
+        return rows if self.width == 1 else rows.reshape(-1, self.width)
 
     def find(self, value: int) -> int:
         """The first row that does not begin with less than `value`, of rows in order; touches a few pages only."""
@@ -68,109 +76,190 @@ class Staging:
     """All documents in order, in a folder of its own. About `share` of them are to be held out."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, dtype: np.dtype, share: float, seed: int) -> None:
-        self.tokenizer, self.dtype, self.share = tokenizer, dtype, share
-        self._bound, self._key = int(share * 2**64), seed.to_bytes(8, "little", signed=True)
-        self._text = hashlib.sha256()
+        self.tokenizer, self.dtype, self.share, self.seed = tokenizer, dtype, share, seed
         self.tokens = Rows(folder / "tokens", dtype)
         # By document the place behind it, and whether it is held out.
         self.ends = Rows(folder / "ends", width=4)
         self.sentences = Rows(folder / "sentences", width=3)  # the places where they begin
         self.end = np.zeros(3, np.int64)  # the place behind everything
-        self.held_out = self._last = 0
 
     def add(
         self, documents: Iterable[Document], progress: Callable[[int], None] | None, workers: int | None
     ) -> None:
         """Encode the documents. `progress` gets the bytes so far."""
+        key, bound = self.seed.to_bytes(8, "little", signed=True), int(self.share * 2**64)
+        text, last = (
+            hashlib.sha256(),
+            0,
+        )  # of the document that is being read, and the tokens up to the one before
         for batch, encoded in encoded_batches(batches(documents), self.tokenizer, self.dtype, workers):
             self.tokens.append(encoded.tokens)
             self.sentences.append(encoded.sentences + self.end)
-            self.ends.append(self._documents(batch, encoded.ends + self.end))
-            self.end += encoded.ends[-1]
+            ends, rows = encoded.ends + self.end, []
+            for part, end in zip(batch, ends.tolist(), strict=True):
+                text.update(part.text.encode())
+                if part.more:
+                    continue
+                if end[0] > last:  # a document without tokens is left out
+                    # By a hash of the text itself: the choice survives other documents coming and going, and two
+                    # copies of a text never land on both sides.
+                    drawn = hashlib.blake2b(text.digest(), key=key, digest_size=8).digest()
+                    rows.append((*end, int.from_bytes(drawn, "little") < bound))
+                    last = end[0]
+                text = hashlib.sha256()
+            self.ends.append(np.array(rows, np.int64))
+            self.end = ends[-1]
             if progress is not None:
                 progress(int(self.end[1]))
         if not len(self.tokens):
             raise EtymonError("there is no text to store: no document holds a single token")
 
-    def _documents(self, batch: list[Part], ends: np.ndarray) -> np.ndarray:
-        """A row for every document that ends here and has tokens."""
-        chosen, sides = [], []
-        for number, (part, end) in enumerate(zip(batch, ends[:, 0].tolist(), strict=True)):
-            self._text.update(part.text.encode())
-            if part.more:
-                continue
-            digest, self._text = self._text.digest(), hashlib.sha256()
-            if end > self._last:
-                # By a hash of the text itself: the choice survives other documents coming and going, and two
-                # copies of a text never land on both sides.
-                drawn = hashlib.blake2b(digest, key=self._key, digest_size=8).digest()
-                chosen.append(number)
-                sides.append(int.from_bytes(drawn, "little") < self._bound)
-                self._last = end
-        self.held_out += sum(sides)
-        return np.column_stack((ends[chosen], np.array(sides, np.int64)))
-
-    def cut(self) -> np.ndarray | None:
-        """The place from which on everything is held out, where documents cannot be; it may divide one."""
-        enough = len(self.ends) >= FEWEST_DOCUMENTS and 0 < self.held_out < len(self.ends)
-        if enough or self.share == 0:
+    def tail(self) -> np.ndarray | None:
+        """The place from which on everything is held out, where documents cannot be; it may divide one. None where
+        documents are held out, or nothing."""
+        blocks = range(0, len(self.ends), DOCUMENTS)
+        held_out = sum(int(self.ends.read(first, first + DOCUMENTS)[:, 3].sum()) for first in blocks)
+        if self.share == 0 or (len(self.ends) >= FEWEST_DOCUMENTS and 0 < held_out < len(self.ends)):
             return None
         total = len(self.tokens)
         if total < 2:
             raise EtymonError(
                 "the text is a single token: there is nothing to hold out for validation; add text"
             )
-        wanted = min(max(round(total * (1 - self.share)), 1), total - 1)
-        near = self.sentences.find(wanted) - 1
+        ideal = min(max(round(total * (1 - self.share)), 1), total - 1)
+        near = self.sentences.find(ideal) - 1
         before, after = np.concatenate((self.sentences.read(near, near + 2), self.end[None]))[:2]
         places = [place for place in (before, after) if 0 < place[0] < total]
-        nearest = min(places, key=lambda place: abs(int(place[0]) - wanted), default=before)
-        if nearest[0] and abs(nearest[0] - wanted) <= max(self.share * total / 2, min(SENTENCE, total / 4)):
+        nearest = min(places, key=lambda place: abs(int(place[0]) - ideal), default=before)
+        if nearest[0] and abs(nearest[0] - ideal) <= max(self.share * total / 2, min(SENTENCE, total / 4)):
             return nearest
-        # Hardly anything would be left to train on, or to judge by: this sentence is divided, but no character.
-        while wanted - 1 > before[0] and self.tokenizer.goes_on(int(self.tokens.read(wanted, wanted + 1)[0])):
-            wanted -= 1
-        share = (wanted - before[0]) / (after[0] - before[0])  # bytes and words are shared out by tokens
-        return np.append(wanted, before[1:] + (share * (after - before)[1:]).astype(np.int64))
+        # Hardly anything would be left to train on, or to validate with: this sentence is divided, but no character.
+        while ideal - 1 > before[0] and self.tokenizer.is_inside_character(
+            int(self.tokens.read(ideal, ideal + 1)[0])
+        ):
+            ideal -= 1
+        share = (ideal - before[0]) / (after[0] - before[0])  # bytes and words are shared out by tokens
+        return np.append(ideal, before[1:] + (share * (after - before)[1:]).astype(np.int64))
 
-    def _blocks(self, cut: np.ndarray | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Neighbouring documents: the places around them, one more than documents, and which are held out."""
-        last = np.zeros((1, 3), np.int64)
-        for first in range(0, len(self.ends), DOCUMENTS):
-            rows = self.ends.read(first, first + DOCUMENTS)
-            places, side = np.concatenate((last, rows[:, :3])), rows[:, 3]
-            if cut is not None:
-                place = int(np.searchsorted(places[:, 0], cut[0]))
-                if 0 < place < len(places) and places[place, 0] != cut[0]:
-                    places = np.insert(places, place, cut, axis=0)
-                side = places[1:, 0] > cut[0]
-            yield places, side == 1
-            last = places[-1:]
-
-    def write_split(self, folder: Path, held_out: bool, cut: np.ndarray | None) -> dict[str, int]:
-        """The documents that are, or are not, held out; returns how much that is."""
+    def write_split(self, folder: Path, held_out: bool, tail: np.ndarray | None) -> SplitCounts:
+        """Writes the documents that are, or are not, held out."""
         folder.mkdir()
         tokens = Rows(folder / "tokens.bin", self.dtype)
-        arrays = [Rows(folder / name) for name in ("documents", "sentences", "bytes", "words")]
+        arrays = [Rows(folder / name) for name in ARRAYS]
         documents, sentences, bytes_, words = arrays
         documents.append(np.zeros(1))
-        totals = np.zeros(3, np.int64)
-        for places, side in self._blocks(cut):
-            mine, offsets, sizes = side == held_out, places[:, 0], np.diff(places, axis=0)
-            ends = totals[0] + np.cumsum(sizes[:, 0] * mine)
-            documents.append(ends[mine])
-            bytes_.append(sizes[mine, 1])
-            words.append(sizes[mine, 2])
-            totals += sizes[mine].sum(axis=0)
+        totals, last = np.zeros(3, np.int64), np.zeros((1, 3), np.int64)
+        for first in range(0, len(self.ends), DOCUMENTS):
+            # Neighbouring documents: the places around them, one more than documents.
+            rows = self.ends.read(first, first + DOCUMENTS)
+            places, is_held_out = np.concatenate((last, rows[:, :3])), rows[:, 3] == 1
+            if tail is not None:
+                place = int(np.searchsorted(places[:, 0], tail[0]))
+                if 0 < place < len(places) and places[place, 0] != tail[0]:
+                    places = np.insert(places, place, tail, axis=0)
+                is_held_out = places[1:, 0] > tail[0]
+            last = places[-1:]
+            is_here, offsets, sizes = is_held_out == held_out, places[:, 0], np.diff(places, axis=0)
+            ends = totals[0] + np.cumsum(sizes[:, 0] * is_here)
+            documents.append(ends[is_here])
+            bytes_.append(sizes[is_here, 1])
+            words.append(sizes[is_here, 2])
+            totals += sizes[is_here].sum(axis=0)
             for low in range(int(offsets[0]), int(offsets[-1]), TOKENS):
                 high = min(low + TOKENS, int(offsets[-1]))
-                tokens.append(self.tokens.read(low, high)[np.repeat(mine, np.diff(offsets.clip(low, high)))])
+                mask = np.repeat(is_here, np.diff(offsets.clip(low, high)))
+                tokens.append(self.tokens.read(low, high)[mask])
                 starts = self.sentences.read(self.sentences.find(low), self.sentences.find(high))[:, 0]
                 # A document always begins with a sentence; one that was divided now does so twice.
                 starts = np.union1d(starts, offsets[(low <= offsets) & (offsets < high)])
                 owner = np.searchsorted(offsets, starts, side="right") - 1
-                sentences.append((starts + (ends - offsets[1:])[owner])[mine[owner]])
+                sentences.append((starts + (ends - offsets[1:])[owner])[is_here[owner]])
         for array in arrays:
             array.as_npy()
-        counts = (len(documents) - 1, len(sentences), *totals.tolist())
-        return dict(zip(("documents", "sentences", "tokens", "bytes", "words"), counts, strict=True))
+        return SplitCounts(len(documents) - 1, len(sentences), *totals.tolist())
+
+
+def build_store(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    validation: float = 0.05,
+    seed: int = 0,
+    source: TextSource | None = None,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> StoreSummary:
+    """Encode documents into a store folder, replacing an old one only when complete.
+
+    About `validation` of the documents are held out, chosen by a hash of the seed and the text; if that
+    cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are.
+    `source` is where the documents come from: it is asked for its fingerprint after they were read.
+    `workers` processes encode (None: one a core, if there is much text); the result does not
+    depend on it. `progress` gets the bytes of text done so far.
+    """
+    if not 0 <= validation < 1:
+        raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")
+    if not -(2**63) <= seed < 2**63:
+        raise EtymonError(f"the seed is a number of up to 63 bits, not {seed}")
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    with atomic_folder(folder) as aside:
+        with TemporaryDirectory(dir=aside) as place:
+            staging = Staging(Path(place), tokenizer, dtype, validation, seed)
+            staging.add(documents, progress, workers)
+            tail = staging.tail()
+            train, held_out = (
+                staging.write_split(aside / name, name == "validation", tail) for name in SPLITS
+            )
+        tokenizer.save(aside / "tokenizer")
+        summary = StoreSummary(Path(folder), train, held_out, "documents" if tail is None else "tail")
+        files = source.files.items() if isinstance(source, TextFiles) else ()
+        description = {
+            "format": FORMAT,
+            "dtype": dtype.name,
+            "vocabulary_size": tokenizer.size,
+            "tokenizer": tokenizer.fingerprint,
+            "source": "" if source is None else source.fingerprint(),
+            "validation": validation,
+            "seed": seed,
+            "held_out": summary.held_out,
+            "splits": {"train": asdict(train), "validation": asdict(held_out)},
+            # Files are recognised by these; standard input never is.
+            "inputs": {name: entry for name, entry in sorted(files) if "bytes" in entry},
+            "files": {
+                path.relative_to(aside).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+                for path in sorted(aside.rglob("*"))
+                if path.is_file()
+            },
+        }
+        (aside / "store.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
+    return summary
+
+
+def ensure_store(
+    source: TextSource,
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    validation: float = 0.05,
+    seed: int = 0,
+    **building: Any,
+) -> StoreSummary:
+    """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it, as
+    `build_store` does with the other options."""
+    with suppress(EtymonError):  # there is none, it is damaged, or the text cannot be known before it is read
+        description = TokenStore.open(folder).description
+        if isinstance(source, TextFiles):
+            source.files = {**description.get("inputs", {}), **source.files}
+        if (
+            (description["validation"], description["seed"]) == (validation, seed)
+            and description["tokenizer"] in tokenizer.fingerprints
+            and description["source"] == source.fingerprint()
+        ):
+            store = TokenStore.open(folder, tokenizer)
+            store.verify()
+            return replace(store.summary, reused=True)
+    options = {"validation": validation, "seed": seed, "source": source, **building}
+    summary = build_store(source.documents(), tokenizer, folder, **options)
+    TokenStore.open(folder, tokenizer)  # which warns about many unknown tokens
+    return summary

@@ -167,7 +167,7 @@ class Tokenizer:
             begins |= np.array([_is_mark(token) for token in self.tokens], bool)
         return self.spaced | begins
 
-    def goes_on(self, number: int) -> bool:
+    def is_inside_character(self, number: int) -> bool:
         """Whether a token begins inside a character."""
         return self.kind in BYTE_KINDS and b"\x80" <= token_bytes(self.tokens[number])[:1] < b"\xc0"
 

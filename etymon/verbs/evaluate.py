@@ -69,15 +69,14 @@ def evaluate(
     asked = dict(locals())
     from etymon.files import atomic_write
     from etymon.generation.settings import DecodingSettings
-    from etymon.tables.in_memory_rows import listed
-    from etymon.tables.table import read_table
+    from etymon.tables.table import read_table, rows_or_paths
     from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
     from etymon.tasks.task import silent
     from etymon.verbs.opening import opened, writable
 
-    rows = [] if data is None else listed(data)
+    rows = [] if data is None else rows_or_paths(data)
     writable(out, read=rows)
     if resamples < 0:
         raise EtymonError(f"resamples cannot be fewer than 0, and {resamples} were asked for")

@@ -158,9 +158,9 @@ def finetune(
     from etymon.runs.mixing import Mixing
     from etymon.runs.run_file import assemble, begun, settings_of
     from etymon.runs.task_file import TaskFile
-    from etymon.tables.in_memory_rows import listed
+    from etymon.tables.table import rows_or_paths
 
-    train, validation = (None if given is None else listed(given) for given in (train, validation))
+    train, validation = (None if given is None else rows_or_paths(given) for given in (train, validation))
     asked |= {"train": train, "validation": validation}
     amounts = [amount for amount in (budget, epochs, steps) if amount is not None]
     if len(amounts) > 1:

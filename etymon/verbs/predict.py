@@ -64,14 +64,13 @@ def predict(
     """
     asked = dict(locals())
     from etymon.generation.settings import DecodingSettings
-    from etymon.tables.in_memory_rows import listed
-    from etymon.tables.table import read_table
+    from etymon.tables.table import read_table, rows_or_paths
     from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.task import silent
     from etymon.verbs.opening import opened, texts_of, writable
 
-    given = [] if data is None else listed(data)
+    given = [] if data is None else rows_or_paths(data)
     writable(out, *WRITTEN, read=given)
     chosen = opened(model, device)
     known = task_for(chosen, task, options.task_options(asked))

@@ -42,7 +42,8 @@ def prepare(
     Reads any amount of text in constant memory and encodes it on all cores. A store whose text and tokenizer have
     not changed is left as it is.
     """
-    from etymon.text.store import ensure_store, is_store
+    from etymon.text.store import is_store
+    from etymon.text.store_building import ensure_store
     from etymon.verbs.reading import byte_progress, text_files
     from etymon.verbs.tokenizer import tokenizer_at
 

@@ -28,7 +28,7 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Split]:
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_every_noise_is_framed(splits: dict[str, Split], family: str, name: str) -> None:
     tokenizer, split = tiny.tokenizer(family), splits[family]
-    if family == "bart" and NOISES[name].asks == "sentinels":
+    if family == "bart" and NOISES[name].target == "sentinels":
         with pytest.raises(EtymonError, match="the tokenizer has 0 sentinels"):
             get_objective("denoising", tokenizer, 32, noise=name)
         return
@@ -41,7 +41,7 @@ def test_every_noise_is_framed(splits: dict[str, Split], family: str, name: str)
         for ids in (example.ids, example.targets):
             assert len(ids) <= 32
             assert ids[: len(begin)].tolist() == begin and ids[-1:].tolist() == end
-        if NOISES[name].asks == "everything":
+        if NOISES[name].target == "text":
             assert example.targets.tolist() == [*begin, *split.tokens[slice(*row)].tolist(), *end]
     prepared = objective.collate(examples)
     start = tokenizer.id("end" if family == "bart" else "pad")

@@ -16,7 +16,8 @@ from etymon.objectives.masking import SCHEMES, Masking
 from etymon.sampling import noise, packing
 from etymon.sampling.plans import key
 from etymon.text.reading import Document
-from etymon.text.store import Split, TokenStore, build_store
+from etymon.text.store import Split, TokenStore
+from etymon.text.store_building import build_store
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_training import train_tokenizer
 from tests import reconstruct, tiny

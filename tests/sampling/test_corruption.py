@@ -42,12 +42,12 @@ def generator(seed: int = 0) -> np.random.Generator:
 @pytest.mark.parametrize("name", NOISES)
 @given(texts(), seeds)
 def test_input_and_target_hold_the_text(name: str, text: Text, seed: int) -> None:
-    known, own = NOISES[name], amounts(name)
-    shown, target = known.corrupt(text, own, generator(seed))
+    corruption = NOISES[name]
+    shown, target = corruption.corrupt(text, amounts(name), generator(seed))
     assert len(shown) <= len(text.ids)
-    if known.asks == "everything":
+    if corruption.target == "text":
         assert target.tolist() == text.ids.tolist()
-    elif known.asks == "sentinels":
+    elif corruption.target == "sentinels":
         assert reconstruct.from_spans(shown, target, SENTINELS).tolist() == text.ids.tolist()
     else:  # what is shown and what is asked for are the text, each in its order
         assert sorted([*shown, *target]) == text.ids.tolist()

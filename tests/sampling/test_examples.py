@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etymon.sampling.examples import NONE, bundled, bundles_of_rows, sample_bundles
+from etymon.sampling.examples import NONE, bundles_of_rows, pack_bundles, unpack_bundle
 
 SIZES = np.random.default_rng(5).integers(3, 200, 1000)
 
@@ -49,6 +49,6 @@ def test_few_rows_are_one_bundle() -> None:
 
 def test_samples_of_several_bundles_come_apart_again() -> None:
     plan = bundles_of_rows(SIZES, 16, seed=1, epoch=0)
-    samples = sample_bundles(plan, 5)
+    samples = pack_bundles(plan, 5)
     assert len(samples) == -(-len(plan) // 5)
-    assert np.array_equal(np.concatenate([bundled(sample) for sample in samples]), plan)
+    assert np.array_equal(np.concatenate([unpack_bundle(sample) for sample in samples]), plan)

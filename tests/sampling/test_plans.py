@@ -10,7 +10,8 @@ import pytest
 from etymon.errors import EtymonError
 from etymon.sampling import plans
 from etymon.text.reading import Document
-from etymon.text.store import Split, TokenStore, build_store
+from etymon.text.store import Split, TokenStore
+from etymon.text.store_building import build_store
 from etymon.text.tokenizer import Tokenizer
 from tests.text.conftest import story
 
@@ -160,20 +161,18 @@ def test_short_targets(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_truncation_takes_tokens_from_the_longer_end() -> None:
-    pairs = object.__new__(plans._Pairs)
-    pairs.room = 10
     rng = plans.key(0, "test")
     fronts = []
     for _ in range(300):
-        a_start, a_stop, b_start, b_stop = pairs._fit(0, 20, 100, 104, rng)
+        a_start, a_stop, b_start, b_stop = plans._trim(0, 20, 100, 104, 10, rng)
         assert (a_stop - a_start, b_stop - b_start) == (6, 4)
         fronts.append(a_start)
     assert 0.45 < np.mean(fronts) / 14 < 0.55 and len(set(fronts)) > 6
     shapes = {
-        tuple(np.diff(pairs._fit(0, a, 50, 50 + b, rng))[[0, 2]]) for a, b in ((9, 9), (30, 30), (7, 6))
+        tuple(np.diff(plans._trim(0, a, 50, 50 + b, 10, rng))[[0, 2]]) for a, b in ((9, 9), (30, 30), (7, 6))
     }
     assert shapes == {(5, 5)}
-    assert pairs._fit(0, 6, 50, 54, rng) == (0, 6, 50, 54)
+    assert plans._trim(0, 6, 50, 54, 10, rng) == (0, 6, 50, 54)
 
 
 def test_one_document_has_only_true_pairs(lonely: Split, caplog: pytest.LogCaptureFixture) -> None:

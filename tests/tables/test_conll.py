@@ -91,7 +91,7 @@ def test_json_objects_one_after_the_other(tmp_path: Path, indent: int | None) ->
 
 def test_rows_of_the_same_words_are_held_out_together() -> None:
     table = read_table([{"tokens": ["a", str(n % 10)], "tags": ["X", "Y"]} for n in range(40)])
-    inside, outside = table.divided("tokens", 0.2, most=1000)
+    inside, outside = table.hold_out("tokens", 0.2, most=1000)
     assert len(outside) == 8 and len(inside) == 32
     assert not {row["tokens"][1] for row in inside.rows} & {row["tokens"][1] for row in outside.rows}
 

@@ -161,11 +161,11 @@ def test_places_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_equal_sources_are_held_out_together() -> None:
     table = read_table([{"en": f"text {number % 20}", "zh": str(number)} for number in range(100)])
-    inside, outside = table.divided("en", 0.1, most=1000)
+    inside, outside = table.hold_out("en", 0.1, most=1000)
     assert len(outside) == 10 and len(inside) == 90
     assert not set(inside.texts("en")) & set(outside.texts("en"))
-    assert table.divided("en", 0.1, 1000)[1].rows == outside.rows
-    assert len(table.divided("en", 0.5, 2)[1]) == 10
+    assert table.hold_out("en", 0.1, 1000)[1].rows == outside.rows
+    assert len(table.hold_out("en", 0.5, 2)[1]) == 10
 
 
 # ------------------------------------------------------------ bundles

@@ -447,7 +447,7 @@ def test_ways_of_xlnet_and_of_others() -> None:
     task, _ = bound("bert")
     assert task.columns == ("context", "question", "answers") and task.reads == ("question", "context")
     assert task.texts(TABLE)["text"].count(LONG) == 1
-    train, held = TABLE.divided(task.columns[0], 0.5, 10)
+    train, held = TABLE.hold_out(task.columns[0], 0.5, 10)
     assert not set(train.texts("context")) & set(held.texts("context"))
 
 

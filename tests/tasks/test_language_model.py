@@ -16,7 +16,7 @@ from etymon.families import get_family
 from etymon.generation.likelihood import score_texts
 from etymon.objectives import get_objective
 from etymon.objectives.mixture import MixedSplit, RateMixture
-from etymon.sampling.examples import bundled
+from etymon.sampling.examples import unpack_bundle
 from etymon.sampling.plans import key
 from etymon.tables.table import read_table
 from etymon.tasks import get_task, task_for
@@ -212,8 +212,8 @@ def test_it_can_be_a_part_of_a_mixture(tmp_path: Path) -> None:
         name, examples = mixture.prepare(split, row, key(0))
         terms = unit(mixture.collate([(name, examples)]))
         if name == "rows":
-            assert tuple(bundled(row[1:])[0].tolist()) in own
-            starts += bundled(bundled(row[1:])[0])[:, 0].tolist()
+            assert tuple(unpack_bundle(row[1:])[0].tolist()) in own
+            starts += unpack_bundle(unpack_bundle(row[1:])[0])[:, 0].tolist()
             alone = task.loss(unit, task.collate(examples))
             assert torch.equal(terms["rows/loss"].sum, alone["loss"].sum)
     assert -1 in starts, "the first window begins before the text, and -1 is also what fills a plan"

@@ -77,12 +77,12 @@ def test_a_line_break_that_is_a_letter_parts_nothing() -> None:
 
 
 def test_the_memory_is_bounded(kinds: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "KNOWN", 5)
+    monkeypatch.setattr(encoding, "REMEMBERED", 5)
     encoder = Encoder(kinds["byte-bpe"], UINT16)
     for number in range(30):
         text = f"the river {number} saw {'x' * 40}{number} again"
         assert kinds["byte-bpe"].decode(encode(encoder, text).tokens) == text
-        assert len(encoder._known) <= 12 and len(encoder._tokens) < 200
+        assert len(encoder._numbers) <= 12 and len(encoder._tokens) < 200
 
 
 def test_foreign_pipelines_see_the_whole(kinds: dict[str, Tokenizer]) -> None:

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
-from etymon.text import cutting, encoding, store_building, workers
+from etymon.text import cutting, encoding, store_building
 from etymon.text.encoding import batches
 from etymon.text.reading import Document
 from etymon.text.sentences import sentence_starts
 from etymon.text.sources import PreparedText, TextFiles, text_source
-from etymon.text.store import TokenStore, build_store, ensure_store, link_store
-from etymon.text.store_building import Rows
+from etymon.text.store import TokenStore, link_store
+from etymon.text.store_building import Rows, build_store, ensure_store
 from etymon.text.tokenizer import Tokenizer
 
 from .conftest import story
@@ -102,10 +102,10 @@ def test_workers_report_their_mistakes(
 
     with pytest.raises(EtymonError, match="the disk went away"):
         build_store(broken(), tokenizer, tmp_path / "a", workers=2)
-    monkeypatch.setattr(workers, "_encode", dict)  # which cannot be made of a batch
+    monkeypatch.setattr(encoding, "_encode", dict)  # which cannot be made of a batch
     with pytest.raises(ValueError, match="dictionary update sequence"):
         build_store(documents, tokenizer, tmp_path / "a", workers=2)
-    monkeypatch.setattr(workers, "_encode", os._exit)
+    monkeypatch.setattr(encoding, "_encode", os._exit)
     monkeypatch.setattr(store_building, "batches", lambda documents: iter([3]))
     with pytest.raises(EtymonError, match=r"a worker process ended early .*fewer --workers"):
         build_store(documents, tokenizer, tmp_path / "a", workers=2)
@@ -116,13 +116,13 @@ def test_workers_do_not_run_the_users_script_again(trained: dict[str, Tokenizer]
     trained["byte-bpe"].save(tmp_path / "tokenizer")
     script = tmp_path / "script.py"
     script.write_text(
-        "from etymon.text.store import build_store\n"
+        "from etymon.text.store_building import build_store\n"
         "from etymon.text.reading import Document\n"
         "from etymon.text.tokenizer import Tokenizer\n"
         "print('once')\n"
         "build_store([Document('The river. ' * 9)], Tokenizer.load('tokenizer'), 'store', workers=2)\n"
     )
-    home = str(Path(workers.__file__).parents[2])
+    home = str(Path(encoding.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, script],
         cwd=tmp_path,
@@ -137,7 +137,7 @@ def test_workers_do_not_run_the_users_script_again(trained: dict[str, Tokenizer]
 def test_small_texts_start_no_process(
     trained: dict[str, Tokenizer], documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(encoding, "ProcessPoolExecutor", None)
     build_store(documents, trained["byte-bpe"], tmp_path / "a")
     assert TokenStore.open(tmp_path / "a").summary.train.documents > 0
 

@@ -16,7 +16,8 @@ from etymon.text.cutting import pieces
 from etymon.text.reading import Document
 from etymon.text.sentences import sentence_starts
 from etymon.text.sources import Texts
-from etymon.text.store import Split, TokenStore, _open_array, build_store, ensure_store
+from etymon.text.store import Split, TokenStore, _open_array
+from etymon.text.store_building import build_store, ensure_store
 from etymon.text.tokenizer import Tokenizer
 from tests.fuzz.damage import damaged_npy
 from tests.reconstruct import sentence_spans

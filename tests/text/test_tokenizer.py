@@ -99,7 +99,7 @@ def test_words_begin_without_spaces(documents: list[Document]) -> None:
     }  # of one byte few scripts are known
     for text, starts in expected.items():
         assert byte.word_starts[byte.encode(text)].tolist() == starts
-    goes_on = [byte.goes_on(number) for number in byte.encode("a한힣😀").tolist()]
+    goes_on = [byte.is_inside_character(number) for number in byte.encode("a한힣😀").tolist()]
     assert goes_on == [False, *[False, True, True] * 2, False, True, True, True]
     merged = train("byte-bpe", [Document("กานา") for _ in range(9)], 300)
     assert merged.word_starts[merged.encode("กานา")].any() and not merged.spaced[merged.encode("กานา")].any()

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etymon.sampling.sentence_streams import SEPARATOR, by_sentence
-from etymon.sampling.streams import read, stream_segments
+from etymon.sampling.streams import SEPARATOR, read, split_by_sentence, stream_segments
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_training import train_tokenizer
@@ -78,7 +77,7 @@ SPLIT = Split.of(range(10, 20), [0, 6, 6, 9], [0, 2, 6, 9])
 
 
 def test_sentences_are_separated_in_the_order_of_the_text() -> None:
-    x, sentences = SEPARATOR, by_sentence(SPLIT)
+    x, sentences = SEPARATOR, split_by_sentence(SPLIT)
     text = [10, 11, x, 12, 13, 14, 15, x, x, 16, 17, 18, x, 19, x]
     assert sentences.stream_length == len(text)
     assert sentences.stream(-1, len(text), x).tolist() == [x, *text]
@@ -90,7 +89,7 @@ def test_sentences_are_separated_in_the_order_of_the_text() -> None:
 
 
 def test_shuffled_documents_keep_their_sentences() -> None:
-    sentences = by_sentence(SPLIT)
+    sentences = split_by_sentence(SPLIT)
     table = stream_segments(sentences, 2, 3, 1, 1)
     tokens = [token for row in table for token in read(sentences, row, SEPARATOR)[1:].tolist()]
     at = tokens.index(11) if 11 in tokens else None

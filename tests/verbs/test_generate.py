@@ -13,7 +13,7 @@ import pytest
 import etymon
 from etymon.errors import EtymonError
 from etymon.text.sources import text_source
-from etymon.text.store import build_store
+from etymon.text.store_building import build_store
 
 
 def test_python_and_command_line_agree(folder, run):

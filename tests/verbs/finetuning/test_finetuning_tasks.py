@@ -145,7 +145,7 @@ def test_other_families_and_tasks_go_all_the_way(family: str, task: str, tmp_pat
 
 def test_a_rare_label_may_be_held_out(tmp_path: Path) -> None:
     tables = ([*TRAIN[:30], {"text": f"a strange letter {number}", "label": "rare"}] for number in range(9))
-    rare = next(rows for rows in tables if rows[-1] in read_table(rows).divided("text", 0.5, 1000)[1].rows)
+    rare = next(rows for rows in tables if rows[-1] in read_table(rows).hold_out("text", 0.5, 1000)[1].rows)
     done = finetune("bert", tmp_path / "run", train=rare, validation=None, hold_out=0.5, steps=1)
     assert done.model.labels == ("bad", "good", "rare")
 
@@ -296,7 +296,7 @@ def test_seeds_are_judged_by_the_same_rows(tmp_path: Path) -> None:
     finetune("bert", tmp_path / "run", validation=None, hold_out=0.2, steps=1, seeds=2)
     reports = [(tmp_path / "run" / f"seed-{seed}" / "run.yaml").read_text("utf-8") for seed in (0, 1)]
     assert len({yaml.safe_load(report)["rows"] for report in reports}) == 1
-    held = [read_table(TRAIN).divided("text", 0.2, 1000)[1].rows for _ in range(2)]
+    held = [read_table(TRAIN).hold_out("text", 0.2, 1000)[1].rows for _ in range(2)]
     assert held[0] == held[1] and 20 < len(held[0]) < 50
 
 
