@@ -42,7 +42,7 @@ def table(split: str) -> list[dict[str, Any]]:
 def ours(folder: Path, what: str) -> Callable[[], Seconds]:
     from etymon.families.loading import load
     from etymon.tables.table import read_table
-    from etymon.tasks import get_task, headed
+    from etymon.tasks import get_task, head_task
     from etymon.training.feeding import Feed, Phase, Position, StepStream
     from etymon.training.loop import Trainer, TrainingSettings
     from etymon.training.optimisers import OptimiserChoice
@@ -52,11 +52,11 @@ def ours(folder: Path, what: str) -> Callable[[], Seconds]:
 
     model = load(folder)
     task: Any = get_task("classify", {}, model.family)
-    task.tie(model, 128, frozen=False)
+    task.bind_for_training(model, 128, frozen=False)
     if what == "predict":
         rows = read_table(table("dev")[:ANSWERED])
         # As many rows together as the peer has.
-        headed.PREDICTED_TOKENS = int(ROWS * task.read(rows).sizes.mean())
+        head_task.PREDICTED_TOKENS = int(ROWS * task.read(rows).sizes.mean())
 
         def predict() -> Seconds:
             begin = time.perf_counter()

@@ -42,7 +42,7 @@ def toy_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Benchmarks read their size when they are imported; what that changes in this process is put back."""
     import torch
 
-    from etymon.tasks import headed
+    from etymon.tasks import head_task
 
     threads, runs = torch.get_num_threads(), tmp_path_factory.mktemp("benchmarks")
     loaded = [name for name in sys.modules if name.split(".")[0] == "benchmarks"]
@@ -52,7 +52,7 @@ def toy_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setenv(name, os.environ.get(name, "1"))
         patch.setenv("ETYMON_BENCH_TOY", "1")
         patch.setenv("ETYMON_BENCH_RUNS", str(runs))
-        patch.setattr(headed, "PREDICTED_TOKENS", headed.PREDICTED_TOKENS)
+        patch.setattr(head_task, "PREDICTED_TOKENS", head_task.PREDICTED_TOKENS)
         yield runs
     torch.set_num_threads(threads)
     for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:

@@ -28,7 +28,7 @@ from etymon.report.page import (
     write_report,
 )
 from etymon.report.plots import loss_curve, thinned
-from etymon.tasks.scores import Score
+from etymon.tasks.scores import MetricScore
 
 EVIL = "<script>alert('x')</script> & \"quotes\" \x00\x1b[31m \ud800 $a$ {brace}"
 CURVE = Curve(
@@ -184,8 +184,8 @@ def test_label_report_shows_scores_confusions_and_errors():
     actual = ["no"] * 6 + ["yes"] * 4
     predicted = ["no"] * 5 + ["yes", "yes", "yes", None, EVIL]
     texts = [EVIL, *["fine"] * 4, "x" * 1000, "ok", "ok", "unread", "evil"]
-    model = {"accuracy": Score(70.0, 40.0, 90.0, rows=1234), "f1": Score(66.5, rows=1234)}
-    scores = {"this model": model, "majority": {"accuracy": Score(60.0, 30.0, 90.0)}}
+    model = {"accuracy": MetricScore(70.0, 40.0, 90.0, rows=1234), "f1": MetricScore(66.5, rows=1234)}
+    scores = {"this model": model, "majority": {"accuracy": MetricScore(60.0, 30.0, 90.0)}}
     chances = [0.9, 0.8, 0.8, 0.8, 0.8, 0.55, 0.9, 0.9, 0.25, 0.75]
     sections = label_report(scores, texts, actual, predicted, ["no", "yes"], chances)
     table, confusion, errors = sections
@@ -202,7 +202,7 @@ def test_label_report_shows_scores_confusions_and_errors():
     ]
     assert list(figures.rows) == [["no", "100.00", "50.00", "66.67", 6]]
     assert "Errors: 3 of 3" in render("", label_report(scores, texts, actual, predicted)), "none is the worst"
-    few = label_report({"this model": {"f1": Score(66.5, rows=1)}}, ["a"], ["no"], ["no"])[0]
+    few = label_report({"this model": {"f1": MetricScore(66.5, rows=1)}}, ["a"], ["no"], ["no"])[0]
     assert few.title == "Scores of 1 row: too few for an interval, which needs 20"
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", confusion.body(), re.DOTALL)[0])
     found = [title.text for title in svg.iter("title")]
@@ -244,7 +244,7 @@ def test_of_many_labels_the_most_confused_are_shown():
 
 
 def test_value_report_begins_with_what_is_farthest_off():
-    scores = {"this model": {"mse": Score(0.5, 0.4, 0.6, falls=True)}}
+    scores = {"this model": {"mse": MetricScore(0.5, 0.4, 0.6, falls=True)}}
     table, rows = value_report(scores, ["near", "far"], [1.0, 2.0], [1.5, -2.0])
     assert isinstance(rows, ReportTable) and [list(row) for row in rows.rows] == [
         ["far", 2.0, -2.0, -4.0],

@@ -29,14 +29,14 @@ def baselines(
     train_texts: Sequence[Text],
     train_labels: Sequence[Any],
     texts: Sequence[Text],
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[Any]]:
     """Predictions for the texts, by the name of the baseline.
 
     Labels are texts (`majority` and `tf-idf + logistic regression`), collections of texts, of which a row may have several (the
     same, a classifier a label), or numbers (`mean` and `tf-idf + ridge regression`). TF-IDF counts words and pairs of words,
     in scripts without spaces letters and pairs of letters; at most 50,000 of them, and fewer with many labels. It reads at most
-    20 million letters (of such scripts 4 million). `tell` hears why a baseline is missing.
+    20 million letters (of such scripts 4 million). `notify` hears why a baseline is missing.
     """
     answer: Any
     if isinstance(train_labels[0], float | int):
@@ -49,9 +49,9 @@ def baselines(
     try:
         found[linear] = _linear(_joined(train_texts), train_labels, _joined(texts))
     except ImportError:
-        tell(f"no baseline by {linear}: it needs scikit-learn (pip install 'etymon[evaluate]')")
+        notify(f"no baseline by {linear}: it needs scikit-learn (pip install 'etymon[evaluate]')")
     except ValueError as error:  # no words, or a single label
-        tell(f"no baseline by {linear}: {str(error).splitlines()[0]}")
+        notify(f"no baseline by {linear}: {str(error).splitlines()[0]}")
     return found
 
 

@@ -29,7 +29,7 @@ from etymon.runs.validation import PhasePlan
 from etymon.sampling.examples import Examples
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_class, task_for
-from etymon.tasks.task import falling, usual_batch
+from etymon.tasks.task import default_batch_tokens, value_to_minimise
 from etymon.text.sources import Texts
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.distributed import World
@@ -85,9 +85,9 @@ class Finetuning(TaskRun):
         self.check()
         self.task.check_metrics(file.metrics)
         self.train, self.held_out = self._tables(train, validation)
-        self.metrics = file.metrics or self.task.usual_metrics  # which may depend on the labels
+        self.metrics = file.metrics or self.task.default_metrics  # which may depend on the labels
         self.task.check_metrics(self.metrics)
-        self.criterion = falling(self.metrics[0])
+        self.criterion = value_to_minimise(self.metrics[0])
 
     def _tables(self, train: Any, validation: Any) -> tuple[Table, Table | None]:
         """The rows to train on and those to judge by; rows that cannot be used are refused."""
@@ -123,7 +123,7 @@ class Finetuning(TaskRun):
                     f"{self.file.start} needs more words than it has, and adapters a base that has them: fine-tune it without --lora first"
                 )
             adapt(model, self.file.lora, self.file.seed, base=str(self.file.start))
-        self.task.tie(model, self.file.length, frozen=self.frozen)
+        self.task.bind_for_training(model, self.file.length, frozen=self.frozen)
         self._learn_from_teacher()
         train = self.task.encode(self.train, self.progress.note, learn=True)
         self._cut(train)
@@ -143,20 +143,20 @@ class Finetuning(TaskRun):
         """Lets another model, which was fine-tuned for the same task, answer the training rows."""
         if self.file.teacher is None:
             return
-        if not hasattr(self.task, "follow"):
+        if not hasattr(self.task, "follow_teacher"):
             raise EtymonError(
                 f"the task {self.task.name!r} cannot follow a teacher: leave {self.file.teacher} out"
             )
         teacher, own = load(self.file.teacher), asdict(self.task.options)
         columns = {name: own[name] for name in COLUMNS if name in own}  # of this table, not of the teacher's
-        self.task.follow(teacher, task_for(teacher, self.task.name, columns), self.file.teacher)
+        self.task.follow_teacher(teacher, task_for(teacher, self.task.name, columns), self.file.teacher)
 
     def _cut(self, train: Examples) -> None:
         """How much of the table is a slice of a step: rows, or tokens."""
         file, task = self.file, self.task
-        rows = file.batch or (None if file.batch_tokens else task.usual_rows)
+        rows = file.batch or (None if file.batch_tokens else task.default_rows)
         task.batch_rows = None if rows is None else max(1, rows // file.slices)
-        task.batch_tokens = max(1, (file.batch_tokens or usual_batch(train)) // file.slices)
+        task.batch_tokens = max(1, (file.batch_tokens or default_batch_tokens(train)) // file.slices)
 
     def _tokenizers(self, given: Tokenizer | None) -> tuple[Tokenizer, Tokenizer | None]:
         """The target's, which is the only one unless the source has words of its own."""
@@ -212,10 +212,10 @@ class Finetuning(TaskRun):
     def to_try(self, model: Model) -> str:
         if self.task.name == "language-model" and model.encoder_decoder:
             return f"etymon evaluate {self.folder} --data FILE"
-        if len(self.task.reads) > 1:
+        if len(self.task.input_columns) > 1:
             return f"etymon predict {self.folder} --data FILE"
         verb = "translate" if self.task.name == "text2text" else "predict"
-        return f'etymon {verb} {self.folder} "{_first_line(self.train, self.task.reads[0])}"'
+        return f'etymon {verb} {self.folder} "{_first_line(self.train, self.task.input_columns[0])}"'
 
     def resolved(self, settings: TrainingSettings, phases: list[PhasePlan]) -> TaskFile:
         return replace(
@@ -233,7 +233,7 @@ class Finetuning(TaskRun):
 
     def about(self) -> dict[str, Any]:
         objective = getattr(self.task, "objective", self.task)
-        return {"objective": objective.name, "task": self.task.described(), "data": self.train.description}
+        return {"objective": objective.name, "task": self.task.describe(), "data": self.train.description}
 
     # --- a dry run
 

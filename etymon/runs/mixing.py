@@ -26,7 +26,7 @@ from etymon.runs.validation import PhasePlan
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_class
 from etymon.tasks.language_model import family_options
-from etymon.tasks.task import MOST_TOKENS, Task, falling
+from etymon.tasks.task import MOST_TOKENS, Task, value_to_minimise
 from etymon.text.reading import Document
 from etymon.text.sources import PreparedText, Texts, TextSource, text_source
 from etymon.text.store import TokenStore
@@ -120,7 +120,7 @@ class Mixing(TaskRun):
                    if member.train is not None and member.task is not None]  # fmt: skip
         self.rows = hashlib.sha256("".join(digests).encode()).hexdigest()
         self.require_rows(self.rows)
-        self.criterion = falling((file.metrics or ("loss",))[0])
+        self.criterion = value_to_minimise((file.metrics or ("loss",))[0])
         self.check()
 
     def _member(self, file: MemberFile) -> Member:
@@ -209,7 +209,7 @@ class Mixing(TaskRun):
         found: list[str] = []
         for name, member in labelled.items():
             task: Any = member.task
-            task.outputs, task.known = (len(found), len(found) + len(member.labels)), member.labels
+            task.outputs, task.label_names = (len(found), len(found) + len(member.labels)), member.labels
             found += [f"{name}/{label}" for label in member.labels]
         return tuple(found)
 
@@ -247,7 +247,7 @@ class Mixing(TaskRun):
 
     def about(self) -> dict[str, Any]:
         tasks = {
-            name: member.task.described() for name, member in self.members.items() if member.task is not None
+            name: member.task.describe() for name, member in self.members.items() if member.task is not None
         }
         return {
             "objective": f"{self.mixture.setting} mixture of {', '.join(self.members)}",

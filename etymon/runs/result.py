@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
-    from etymon.tasks.scores import Score
+    from etymon.tasks.scores import MetricScore
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Finetuned(Pretrained):
     """The same of a fine-tuning run; `metrics` are those of the best model over all validation rows."""
 
     best_step: int | None = None
-    scores: dict[str, Score] = field(default_factory=dict)
+    scores: dict[str, MetricScore] = field(default_factory=dict)
     """By metric, with their confidence intervals."""
-    beside: dict[str, dict[str, Score]] = field(default_factory=dict)
+    beside: dict[str, dict[str, MetricScore]] = field(default_factory=dict)
     """The same scores of the baselines, and of the model on texts with typos."""
     seeds: dict[int, dict[str, float]] = field(default_factory=dict)
     """With several seeds, the metrics of each."""

@@ -13,7 +13,7 @@ from etymon.files import finite, write_json
 from etymon.runs.finetuning import Finetuning
 from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
-from etymon.tasks.task import falling
+from etymon.tasks.task import value_to_minimise
 
 SUMMARY = "seeds.json"
 
@@ -43,7 +43,7 @@ def finetune_seeds(
         seed: {name: done.metrics[name] for name in metrics if name in done.metrics}
         for seed, done in runs.items()
     }
-    judged = falling(first)
+    judged = value_to_minimise(first)
     best = min(runs, key=lambda seed: judged(runs[seed].metrics) or 0.0)
     if not runs[best].quiet:  # of several processes, the first alone knows the scores
         summary = {"seeds": {str(seed): known[seed] for seed in known}, **spread(known), "best": best}

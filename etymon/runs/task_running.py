@@ -24,7 +24,7 @@ from etymon.runs.task_file import TaskFile
 from etymon.runs.task_report import Judged
 from etymon.runs.training_settings import training_settings
 from etymon.tables.table import Table
-from etymon.tasks.scores import Score
+from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Task
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed
@@ -169,7 +169,7 @@ def rows_of(name: str, train: Table, held: Table | None) -> str:
     return f"{name} on {train.description}: {len(train):,} rows to train on, {count:,}{judged} to judge by"
 
 
-def told(score: Score) -> str:
+def told(score: MetricScore) -> str:
     """A score with its interval, for people."""
     interval = "" if score.low is None else f" ({score.low:.2f} to {score.high:.2f})"
     return f"{score.value:.2f}{interval}"

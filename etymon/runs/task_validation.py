@@ -41,7 +41,7 @@ class TaskData:
         if self.table is None or self.validation is None:
             return 0
         wanted = FEW
-        if not task.writes:
+        if not task.writes_text:
             cheap = FEW_TOKENS * len(self.table) // max(int(self.validation.sizes.sum()), 1)
             wanted = max(FEW, min(MANY, cheap))
         return min(wanted, len(self.table))
@@ -93,7 +93,7 @@ class TaskJudge:
             scores = self.task.score(answers, self.few, self.scored)
             found = {name: score.value for name, score in scores.items()}
             for place in range(min(SHOWN, len(self.few))):
-                self.on_sample(step, self.task.shown(self.few, place, answers[place]))
+                self.on_sample(step, self.task.format_row(self.few, place, answers[place]))
         found = self.world.add(found)  # only the first process has answered
         if self.scored and step != self._told:  # measuring asks once more
             self._told = step
@@ -121,7 +121,11 @@ class TaskJudge:
         """The loss of rows, and, where they are to be scored, the answers to them: the first process's."""
         model: Model = self.unit.model  # type: ignore[assignment]
         self.unit.objective = self.task
-        if self.scored and world.size == 1 and (both := self.task.judged(model, examples, table)) is not None:
+        if (
+            self.scored
+            and world.size == 1
+            and (both := self.task.evaluate(model, examples, table)) is not None
+        ):
             answers, loss = both
             return averages({"loss": loss}, {"loss": 1.0}, None), answers
         slices = list(validation_slices(self.task, examples, self.seed, rows=1))

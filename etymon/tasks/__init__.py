@@ -19,7 +19,7 @@ REGISTRY = {
     "regress": "etymon.tasks.regress:Regress",
     "choose": "etymon.tasks.choose:Choose",
     "tag": "etymon.tasks.tag:Tag",
-    "answer": "etymon.tasks.answer:Answer",
+    "answer": "etymon.tasks.answer:AnswerQuestion",
     "text2text": "etymon.tasks.text2text:Text2Text",
     "language-model": "etymon.tasks.language_model:LanguageModel",
 }
@@ -47,9 +47,9 @@ def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
     task: Any = kind(strict(kind.Options, options, f"the options of the task {name!r}"))
     way = getattr(task.options, "way", "head")
     if way == "text" or (way == "auto" and family.name in task.written_by):
-        from etymon.tasks.written import Written
+        from etymon.tasks.written import WrittenTask
 
-        return Written(task)
+        return WrittenTask(task)
     return task
 
 
@@ -63,7 +63,7 @@ def task_of(model: Model, changes: Mapping[str, Any] | None = None, name: str | 
             (known,) = chosen
             task: Any = get_task(known["name"], {**known["options"], **(changes or {})}, model.family)
             inner = getattr(task, "task", task)
-            inner.known = tuple(known.get("labels", ()))
+            inner.label_names = tuple(known.get("labels", ()))
             inner.outputs = tuple(known["outputs"]) if "outputs" in known else None
             task.limits.update(known["limits"])
             task.bind(model)

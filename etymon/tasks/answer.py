@@ -26,13 +26,13 @@ from etymon.nn.heads import ConditionalSpan
 from etymon.sampling.examples import Examples
 from etymon.tables.table import Table
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores
-from etymon.tasks.answer_windows import Tokens, Window, windows
+from etymon.tasks.answer_windows import ContextTokens, ContextWindow, windows
 from etymon.tasks.answers_given import given_answers, told_apart
-from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.head_task import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.reading import framed_examples
-from etymon.tasks.scores import Score
+from etymon.tasks.scores import MetricScore
 from etymon.tasks.spans import Found, best_spans, followed_spans, row_log_softmax
-from etymon.tasks.task import Fit, Tell, silent
+from etymon.tasks.task import Fit, Notify, ignore_note
 from etymon.text.reading import SURROGATE
 
 SPAN, CONDITIONAL = "span", "conditional_span"
@@ -69,7 +69,7 @@ class AnswerOptions(HeadOptions):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AnswerCandidate:
     """Characters [start, stop) of the context, and the sum of what its beginning and its end score."""
 
     text: str
@@ -79,14 +79,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnswerPrediction:
     """The best answer: characters of the context, or nothing. What was written has no place and no score."""
 
     text: str
     start: int | None = None
     stop: int | None = None
     score: float | None = None
-    best: tuple[Candidate, ...] = ()
+    best: tuple[AnswerCandidate, ...] = ()
     """The best candidates, whether one of them was taken or none."""
     null_score: float | None = None
     """By how much no answer is better than the best one, where questions may have none."""
@@ -96,14 +96,14 @@ Spans = tuple[list[Found], float]
 """Spans of a window, and what no answer scores there."""
 
 
-class Answer(HeadTask):
+class AnswerQuestion(HeadTask):
     """A window is an example: steps hold so many of them, however long the contexts are. Answers are of all windows."""
 
     name = "answer"
     head = SPAN
     Options = AnswerOptions
     metrics = tuple(ANSWER_METRICS)
-    tells = ("prediction", "start", "stop", "score", "best", "null_score")
+    record_fields = ("prediction", "start", "stop", "score", "best", "null_score")
     options: AnswerOptions
 
     def fit(self, family: Family) -> Fit:
@@ -119,7 +119,7 @@ class Answer(HeadTask):
         self.head = head  # type: ignore[misc]
 
     @property
-    def usual_metrics(self) -> tuple[str, ...]:
+    def default_metrics(self) -> tuple[str, ...]:
         return self.metrics
 
     @property
@@ -128,7 +128,7 @@ class Answer(HeadTask):
         return self.options.context, self.options.question, self.options.answers
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return self.options.question, self.options.context
 
     @property
@@ -169,19 +169,21 @@ class Answer(HeadTask):
 
     def bind(self, model: Model, length: int | None = None) -> None:
         super().bind(model, length)
-        self.known = ()
+        self.label_names = ()
         self._take(CONDITIONAL if CONDITIONAL in model.heads else SPAN)
         self.trailing = self.reader.framing.pair[-1] == "class"
 
-    def windows(self, table: Table, tell: Tell = silent) -> tuple[list[Window], list[Tokens]]:
+    def windows(
+        self, table: Table, notify: Notify = ignore_note
+    ) -> tuple[list[ContextWindow], list[ContextTokens]]:
         questions, contexts = zip(*(rows[0] for rows in self.pairs(table)), strict=True)
         return windows(
-            self.reader, questions, contexts, self.options.stride, self.options.question_length, tell
+            self.reader, questions, contexts, self.options.stride, self.options.question_length, notify
         )
 
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
         characters = self.targets(table)
-        found, tokens = self.windows(table, tell)
+        found, tokens = self.windows(table, notify)
         answers: list[tuple[int, int] | None] = []
         for number, (start, stop) in enumerate(characters.tolist()):
             answers.append(None if start < 0 else tokens[number].of(start, stop))
@@ -194,16 +196,16 @@ class Answer(HeadTask):
         targets = [window.target(answers[window.number], self.nothing(window)) for window in found]
         return self.examples(found, target=np.array(targets, np.int64))
 
-    def read(self, table: Table, tell: Tell = silent) -> Examples:
-        return self.examples(self.windows(table, tell)[0])
+    def read(self, table: Table, notify: Notify = ignore_note) -> Examples:
+        return self.examples(self.windows(table, notify)[0])
 
-    def examples(self, found: Sequence[Window], **columns: np.ndarray) -> Examples:
+    def examples(self, found: Sequence[ContextWindow], **columns: np.ndarray) -> Examples:
         """Windows as examples."""
         columns["part"] = np.array([(window.at, window.count) for window in found])
         rows, words = [[window.framed] for window in found], [window.words for window in found]
         return framed_examples(rows, words, **columns)
 
-    def nothing(self, window: Window) -> int:
+    def nothing(self, window: ContextWindow) -> int:
         """Where a window says that it has no answer: the class token, or the first where there is none."""
         return len(window.framed.ids) - 1 if self.trailing else 0
 
@@ -218,12 +220,12 @@ class Answer(HeadTask):
 
     # --- training
 
-    def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+    def head_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         """What every token scores as a beginning and as an end; of XLNet, as the end of the right beginning, and in a third
         column whether its row has no answer."""
         batch, layout = prepared.batch, prepared.batch.layout
         if self.head == SPAN:  # which is asked everywhere
-            return super().combined(model, states_ND, replace(prepared, at=None))
+            return super().head_logits(model, states_ND, replace(prepared, at=None))
         x_ND = model.states(batch) if states_ND is None else states_ND
         head = _conditional(model)
         right_RD = x_ND.index_select(0, layout.first + prepared.targets[:, 0])
@@ -265,26 +267,38 @@ class Answer(HeadTask):
     # --- use
 
     def predict(
-        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
-    ) -> list[Answered]:
-        parts, tokens = self.windows(table, tell)
-        looked = self.asked(model, self.examples(parts), partial(self.looked, model))
+        self,
+        model: Model,
+        table: Table,
+        decoding: DecodingSettings | None = None,
+        notify: Notify = ignore_note,
+    ) -> list[AnswerPrediction]:
+        parts, tokens = self.windows(table, notify)
+        looked = self.run_batches(model, self.examples(parts), partial(self.answer_batch, model))
         return self._together(table, parts, tokens, looked)
 
-    def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
+    def evaluate(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
         if self.head == CONDITIONAL:  # whose loss is that of the end behind the right beginning
             return None
-        return super().judged(model, examples, table)
+        return super().evaluate(model, examples, table)
 
-    def looked(self, model: Model, prepared: HeadPrepared) -> list[Any]:
-        return self.followed(model, prepared) if self.head == CONDITIONAL else super().looked(model, prepared)
+    def answer_batch(self, model: Model, prepared: HeadPrepared) -> list[Any]:
+        return (
+            self.followed(model, prepared)
+            if self.head == CONDITIONAL
+            else super().answer_batch(model, prepared)
+        )
 
-    def meant(self, table: Table, answers: list[Any]) -> list[Answered]:
+    def merge_row_answers(self, table: Table, answers: list[Any]) -> list[AnswerPrediction]:
         return self._together(table, *self.windows(table), answers)
 
     def _together(
-        self, table: Table, parts: Sequence[Window], tokens: Sequence[Tokens], looked: Sequence[Spans]
-    ) -> list[Answered]:
+        self,
+        table: Table,
+        parts: Sequence[ContextWindow],
+        tokens: Sequence[ContextTokens],
+        looked: Sequence[Spans],
+    ) -> list[AnswerPrediction]:
         """The answers of contexts by those of their windows."""
         found: list[list[Found]] = [[] for _ in tokens]
         nothing = [float("inf")] * len(tokens)
@@ -317,25 +331,27 @@ class Answer(HeadTask):
         spans = followed_spans(seen, inside_N, layout, self.options.longest)
         return list(zip(spans, seen.unanswerable_R.tolist(), strict=True))
 
-    def answered(self, context: str, tokens: Tokens, found: Sequence[Found], nothing: float) -> Answered:
+    def answered(
+        self, context: str, tokens: ContextTokens, found: Sequence[Found], nothing: float
+    ) -> AnswerPrediction:
         """What all windows of a question come to."""
-        best: dict[tuple[int, int], Candidate] = {}
+        best: dict[tuple[int, int], AnswerCandidate] = {}
         for score, first, last in sorted(found, key=lambda one: -one[0]):
             start, stop = tokens.characters(context, first, last)
             if start < stop and len(best) < self.options.best:
-                best.setdefault((start, stop), Candidate(context[start:stop], start, stop, score))
+                best.setdefault((start, stop), AnswerCandidate(context[start:stop], start, stop, score))
         candidates = tuple(best.values())
         if not candidates:
-            return Answered(
+            return AnswerPrediction(
                 "", null_score=nothing if self.unanswerable and self.head == CONDITIONAL else None
             )
         top = candidates[0]
         none = nothing if self.head == CONDITIONAL else nothing - top.score
         if not self.unanswerable:
-            return Answered(top.text, top.start, top.stop, top.score, candidates)
+            return AnswerPrediction(top.text, top.start, top.stop, top.score, candidates)
         if none > self.options.null_threshold:
-            return Answered("", best=candidates, null_score=none)
-        return Answered(top.text, top.start, top.stop, top.score, candidates, none)
+            return AnswerPrediction("", best=candidates, null_score=none)
+        return AnswerPrediction(top.text, top.start, top.stop, top.score, candidates, none)
 
     # --- where the answer is written
 
@@ -347,24 +363,28 @@ class Answer(HeadTask):
     def wanted_texts(self, table: Table) -> list[str]:
         return [answers[0][0] if answers else UNANSWERABLE for answers in self.given(table)]
 
-    def understood(self, texts: Sequence[str]) -> list[Answered]:
-        return [Answered("" if text.strip() == UNANSWERABLE else text.strip()) for text in texts]
+    def understood(self, texts: Sequence[str]) -> list[AnswerPrediction]:
+        return [AnswerPrediction("" if text.strip() == UNANSWERABLE else text.strip()) for text in texts]
 
     # --- judged and shown
 
     def score(
-        self, predictions: Sequence[Answered], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
+        self,
+        predictions: Sequence[AnswerPrediction],
+        table: Table,
+        metrics: Sequence[str],
+        resamples: int = 0,
+    ) -> dict[str, MetricScore]:
         right = [[text for text, _ in answers] for answers in self.given(table)]
         return answer_scores([one.text for one in predictions], right, metrics, resamples)
 
-    def record(self, prediction: Answered) -> dict[str, Any]:
+    def record(self, prediction: AnswerPrediction) -> dict[str, Any]:
         parts = {
             name: value for name, value in asdict(prediction).items() if value is not None and value != ()
         }
         return {"prediction": parts.pop("text"), **parts}
 
-    def shown(self, table: Table, number: int, prediction: Answered) -> str:
+    def format_row(self, table: Table, number: int, prediction: AnswerPrediction) -> str:
         row = table.at([number])
         known = self.given(row)[0] if self.options.answers in row.rows[0] else [("?", 0)]
         right = " / ".join(dict.fromkeys(text for text, _ in known)) or "no answer"

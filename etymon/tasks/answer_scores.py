@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from etymon.tasks.entities import unspaced
-from etymon.tasks.scores import Score, bootstrap
+from etymon.tasks.scores import MetricScore, bootstrap
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -16,7 +16,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def answer_scores(
     predicted: Sequence[str], actual: Sequence[Sequence[str]], metrics: Sequence[str], resamples: int = 0
-) -> dict[str, Score]:
+) -> dict[str, MetricScore]:
     """Scores by name, of `ANSWER_METRICS`: of each question's right answers the one that fits best counts.
 
     A question without an answer has none (or an empty one), and the right prediction is empty, as in SQuAD 2.0.

@@ -10,12 +10,12 @@ import numpy as np
 
 from etymon.errors import EtymonError
 from etymon.tasks.reading import TextReader
-from etymon.tasks.task import Tell, silent
+from etymon.tasks.task import Notify, ignore_note
 from etymon.text.framing import Framed
 
 
 @dataclass(frozen=True)
-class Tokens:
+class ContextTokens:
     """The tokens of a context, and the characters [start, stop) that each stands for."""
 
     ids: np.ndarray
@@ -41,7 +41,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Window:
+class ContextWindow:
     """A question and a part of its context, as a model reads them."""
 
     number: int
@@ -69,8 +69,8 @@ def windows(
     contexts: Sequence[str],
     stride: int,
     question_length: int,
-    tell: Tell = silent,
-) -> tuple[list[Window], list[Tokens]]:
+    notify: Notify = ignore_note,
+) -> tuple[list[ContextWindow], list[ContextTokens]]:
     """All windows, question by question, and the tokens of every question's context. Windows begin `stride` tokens apart, and
     together hold every token of a context. Of a question at most `question_length` tokens are read, and half the room."""
     room, pair = reader.room(pair=True), reader.framing.pair
@@ -78,10 +78,10 @@ def windows(
         raise EtymonError(f"{reader.length} tokens have no room for a question and a context: raise --length")
     context_first = reader.framing.context_first
     marks = sum(isinstance(item, str) for item in pair[: pair.index(0 if context_first else 1)])
-    distinct = {context: Tokens(*reader.words.offsets(context)) for context in dict.fromkeys(contexts)}
+    distinct = {context: ContextTokens(*reader.words.offsets(context)) for context in dict.fromkeys(contexts)}
     tokens = [distinct[context] for context in contexts]
     most, cut, long = min(question_length, room // 2), 0, 0
-    found: list[Window] = []
+    found: list[ContextWindow] = []
     for number, question in enumerate(reader.encode(questions)):
         context, (asked, left) = tokens[number], (question[:most], room - min(most, len(question)))
         rest = len(context.ids) - left
@@ -98,13 +98,13 @@ def windows(
             words = len(questions[number].split()) + len(contexts[number][read].split())
             framed = reader.framed(part, asked) if context_first else reader.framed(asked, part)
             at = marks if context_first else marks + len(asked)
-            found.append(Window(number, framed, at, first, len(part), words))
+            found.append(ContextWindow(number, framed, at, first, len(part), words))
     if cut:
-        tell(
+        notify(
             f"{cut:,} of {len(questions):,} questions are longer than {most} tokens and are cut (question_length)"
         )
     if long:
-        tell(
+        notify(
             f"{long:,} of {len(questions):,} contexts do not fit into {reader.length} tokens and are read in parts: "
             f"{len(found):,} windows in all"
         )

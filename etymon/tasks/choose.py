@@ -18,9 +18,9 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.head_task import HeadOptions, HeadPrepared, HeadTask, Pair
 from etymon.tasks.label_scores import label_scores
-from etymon.tasks.scores import Score
+from etymon.tasks.scores import MetricScore
 
 HIDDEN = ("", "-1")
 """What stands for a label in tables of a test whose answers are kept back."""
@@ -42,7 +42,7 @@ class ChooseOptions(HeadOptions):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChoicePrediction:
     """The number of a choice, from 0 on; None if what was written is none."""
 
     number: int | None
@@ -54,7 +54,7 @@ class Choose(HeadTask):
     head = "choice"
     Options = ChooseOptions
     metrics = ("accuracy",)
-    tells = ("prediction", "probabilities")
+    record_fields = ("prediction", "probabilities")
     ending = True
     options: ChooseOptions
 
@@ -65,7 +65,7 @@ class Choose(HeadTask):
         return (options.text, *before, *options.choices, options.label)
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return self.columns[:-1]
 
     def choices(self, table: Table) -> list[list[str]]:
@@ -133,19 +133,19 @@ class Choose(HeadTask):
             )
         return found.pop()
 
-    def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+    def head_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         """A row for every example, as wide as the most choices."""
-        scores = super().combined(model, states_ND, prepared)[:, 0]
+        scores = super().head_logits(model, states_ND, prepared)[:, 0]
         parts = scores.split(prepared.rows)
         return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=-torch.inf)
 
     def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
         return F.cross_entropy(scores, prepared.targets[:, 0], reduction="sum")
 
-    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Chosen]:
+    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[ChoicePrediction]:
         shares = scores.float().softmax(-1).cpu().numpy()
         found = [tuple(row[:count].tolist()) for row, count in zip(shares, prepared.rows)]
-        return [Chosen(int(np.argmax(row)), row) for row in found]
+        return [ChoicePrediction(int(np.argmax(row)), row) for row in found]
 
     def asked_parts(self, table: Table) -> list[list[str]]:
         begins = f"{self.options.prefix}question: "
@@ -161,28 +161,33 @@ class Choose(HeadTask):
     def wanted_texts(self, table: Table) -> list[str]:
         return [f"choice{number + 1}" for number in self.right(table)]
 
-    def understood(self, texts: Sequence[str]) -> list[Chosen]:
+    def understood(self, texts: Sequence[str]) -> list[ChoicePrediction]:
         numbers = (text.strip().removeprefix("choice") for text in texts)
         return [
-            Chosen(int(number) - 1 if number.isdecimal() and number != "0" else None) for number in numbers
+            ChoicePrediction(int(number) - 1 if number.isdecimal() and number != "0" else None)
+            for number in numbers
         ]
 
     def score(
-        self, predictions: Sequence[Chosen], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
+        self,
+        predictions: Sequence[ChoicePrediction],
+        table: Table,
+        metrics: Sequence[str],
+        resamples: int = 0,
+    ) -> dict[str, MetricScore]:
         right = self.right(table)
         labels = [str(number) for number in range(max(right) + 1)]
         given = [None if one.number is None else str(one.number) for one in predictions]
         return label_scores(given, [str(number) for number in right], labels, metrics, resamples)
 
-    def record(self, prediction: Chosen) -> dict[str, Any]:
+    def record(self, prediction: ChoicePrediction) -> dict[str, Any]:
         number = None if prediction.number is None else prediction.number + self.options.first
         return {
             "prediction": number,
             **({"probabilities": list(prediction.probabilities)} if prediction.probabilities else {}),
         }
 
-    def shown(self, table: Table, number: int, prediction: Chosen) -> str:
+    def format_row(self, table: Table, number: int, prediction: ChoicePrediction) -> str:
         row = table.at([number])
         choices = self.choices(row)[0]
         place = prediction.number

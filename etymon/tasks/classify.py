@@ -21,7 +21,7 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.sampling.examples import Examples
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.headed import NUMBER, HeadOptions, HeadPrepared, HeadTask, Pair, by_number
+from etymon.tasks.head_task import NUMBER, HeadOptions, HeadPrepared, HeadTask, Pair, by_number
 from etymon.tasks.label_scores import (
     LABEL_LIBRARIES,
     LABEL_METRICS,
@@ -29,8 +29,8 @@ from etymon.tasks.label_scores import (
     label_scores,
     multi_label_scores,
 )
-from etymon.tasks.scores import Score
-from etymon.tasks.task import Fit, Tell, silent
+from etymon.tasks.scores import MetricScore
+from etymon.tasks.task import Fit, Notify, ignore_note
 
 MARK = "|"
 """Between several labels in one cell of a table."""
@@ -64,14 +64,14 @@ class ClassifyOptions(TextOptions):
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelPrediction:
     """An answer: the likeliest label, or of several all above one half. What was written and is no label is None, among several
     what was written."""
 
     label: str | tuple[str, ...] | None
     probabilities: dict[str, float]
 
-    def mistaken(self, actual: Sequence[str]) -> float | None:
+    def worst_error(self, actual: Sequence[str]) -> float | None:
         """How sure it was of its gravest mistake, a label that is wrong or one that is missing; None where there is none, or
         where nothing is known of that."""
         if not isinstance(self.label, tuple):
@@ -88,15 +88,15 @@ class TextTask(HeadTask):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self.reads + (self.options.label,)
+        return self.input_columns + (self.options.label,)
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         options = self.options
         return (options.text,) if options.second is None else (options.text, options.second)
 
     def pairs(self, table: Table) -> list[list[Pair]]:
-        columns = [table.texts(column) for column in self.reads]
+        columns = [table.texts(column) for column in self.input_columns]
         if len(columns) == 1:
             return [[(text, None)] for text in columns[0]]
         both = list(zip(*columns, strict=True))
@@ -104,9 +104,9 @@ class TextTask(HeadTask):
             return [[pair] for pair in both]
         return [[(one, two), (two, one)] for one, two in both]
 
-    def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+    def head_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         if not (self.options.symmetric and self.options.second is not None):
-            return super().combined(model, states_ND, prepared)
+            return super().head_logits(model, states_ND, prepared)
         batch = prepared.batch
         if states_ND is None:
             read = model.pick_states(self.head, batch)
@@ -120,7 +120,7 @@ class TextTask(HeadTask):
 
     def asked_parts(self, table: Table) -> list[list[str]]:
         """As T5 was taught: the columns by their names, in the order of the alphabet."""
-        columns = sorted(self.reads)
+        columns = sorted(self.input_columns)
         marks = [f"{' ' if n else self.options.prefix}{column}: " for n, column in enumerate(columns)]
         rows = zip(*(table.texts(column) for column in columns), strict=True)
         return [[part for pair in zip(marks, row) for part in pair] for row in rows]
@@ -132,7 +132,7 @@ class Classify(TextTask):
     Options = ClassifyOptions
     libraries = LABEL_LIBRARIES
     teachable = True
-    tells = ("prediction", "probabilities")
+    record_fields = ("prediction", "probabilities")
     metrics = tuple(dict.fromkeys([*LABEL_METRICS, *MULTI_LABEL_METRICS]))
     options: ClassifyOptions
     weights: Sequence[float] | None = None
@@ -150,18 +150,20 @@ class Classify(TextTask):
         return super().fit(family)
 
     @property
-    def usual_metrics(self) -> tuple[str, ...]:
+    def default_metrics(self) -> tuple[str, ...]:
         return (MULTI_LABEL_METRICS if self.options.multi_label else LABEL_METRICS)[:1]
 
-    def named(self, table: Table) -> list[tuple[str, ...]]:
+    def row_labels(self, table: Table) -> list[tuple[str, ...]]:
         """The labels of every row."""
         values = table.values(self.options.label)
-        rows = (_names(value, table.places[n], self.options, self.known) for n, value in enumerate(values))
-        return [tuple(map(self.learnt, names)) for names in rows]
+        rows = (
+            _names(value, table.places[n], self.options, self.label_names) for n, value in enumerate(values)
+        )
+        return [tuple(map(self.model_label, names)) for names in rows]
 
     def found(self, table: Table) -> tuple[str, ...]:
         """The labels of a table, in order."""
-        return tuple(sorted({name for names in self.named(table) for name in names}, key=by_number))
+        return tuple(sorted({name for names in self.row_labels(table) for name in names}, key=by_number))
 
     def labels(self, table: Table) -> tuple[str, ...]:
         found = self.found(table)
@@ -177,12 +179,12 @@ class Classify(TextTask):
             raise EtymonError(
                 f"{table.description}: column {self.options.label!r} holds {told}: there is nothing to learn"
             )
-        self.known = found
+        self.label_names = found
         return found
 
     def targets(self, table: Table) -> np.ndarray:
-        named = self.named(table)
-        if not self.known:
+        named = self.row_labels(table)
+        if not self.label_names:
             return np.zeros((len(named), 0))
         places = self.numbers(named, table)
         if not self.options.multi_label:
@@ -192,13 +194,15 @@ class Classify(TextTask):
             marked[number, [places[name] for name in names]] = 1.0
         return marked
 
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
-        examples = super().encode(table, tell, learn=learn)
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
+        examples = super().encode(table, notify, learn=learn)
         if learn and self.options.class_weights == "balanced":
             targets: Any = examples.columns["target"]
             several = self.options.multi_label
-            counts = targets.sum(0) if several else np.bincount(targets[:, 0], minlength=len(self.known))
-            weights = len(targets) / np.maximum(counts, 1) / len(self.known)
+            counts = (
+                targets.sum(0) if several else np.bincount(targets[:, 0], minlength=len(self.label_names))
+            )
+            weights = len(targets) / np.maximum(counts, 1) / len(self.label_names)
             # Losses are divided by what their rows weigh, but by 1 at least: no row is to weigh less.
             weights = weights if several else weights / weights.min()
             self.weights = weights.astype(np.float32).tolist()
@@ -226,39 +230,45 @@ class Classify(TextTask):
         # Rows are weighed, and not the share of every label that smoothing gives to all: else rare ones would win.
         return losses.sum() if weights is None else losses @ weights[targets]
 
-    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Labelled]:
+    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[LabelPrediction]:
         several = self.options.multi_label
         shares = (scores.sigmoid() if several else scores.softmax(-1)).float().cpu().numpy()
         found = []
         for row in shares:
-            likely = tuple(label for label, share in zip(self.known, row) if share > 0.5)
-            label = likely if several else self.known[int(row.argmax())]
-            found.append(Labelled(label, {name: float(share) for name, share in zip(self.known, row)}))
+            likely = tuple(label for label, share in zip(self.label_names, row) if share > 0.5)
+            label = likely if several else self.label_names[int(row.argmax())]
+            found.append(
+                LabelPrediction(label, {name: float(share) for name, share in zip(self.label_names, row)})
+            )
         return found
 
     # --- where the answer is written
 
     def wanted_texts(self, table: Table) -> list[str]:
-        return [f" {MARK} ".join(names) or MARK for names in self.named(table)]
+        return [f" {MARK} ".join(names) or MARK for names in self.row_labels(table)]
 
-    def understood(self, texts: Sequence[str]) -> list[Labelled]:
+    def understood(self, texts: Sequence[str]) -> list[LabelPrediction]:
         """Labels, where what was written is one; anything else is wrong. Where none were learnt, any text may be one."""
         if self.options.multi_label:
             split = ([part.strip() for part in text.split(MARK)] for text in texts)
             # What is no label stays: without it, the rest could be right.
             return [
-                Labelled(tuple(dict.fromkeys(self.spelled.get(part, part) for part in found if part)), {})
+                LabelPrediction(
+                    tuple(dict.fromkeys(self.spelled.get(part, part) for part in found if part)), {}
+                )
                 for found in split
             ]
-        strange = (None if self.known else text.strip() for text in texts)
-        return [Labelled(self.spelled.get(text.strip(), other), {}) for text, other in zip(texts, strange)]
+        strange = (None if self.label_names else text.strip() for text in texts)
+        return [
+            LabelPrediction(self.spelled.get(text.strip(), other), {}) for text, other in zip(texts, strange)
+        ]
 
     # --- judged and shown
 
     def score(
-        self, predictions: Sequence[Labelled], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
-        named, known = self.named(table), self.known or self.found(table)
+        self, predictions: Sequence[LabelPrediction], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, MetricScore]:
+        named, known = self.row_labels(table), self.label_names or self.found(table)
         if self.options.multi_label:
             several = [one.label if isinstance(one.label, tuple) else () for one in predictions]
             return multi_label_scores(several, named, known, metrics, resamples)
@@ -275,17 +285,19 @@ class Classify(TextTask):
                     f"with {kind} there is no metric {metric!r}: {did_you_mean(metric, ('loss', *own))}"
                 )
 
-    def record(self, prediction: Labelled) -> dict[str, Any]:
+    def record(self, prediction: LabelPrediction) -> dict[str, Any]:
         label = list(prediction.label) if isinstance(prediction.label, tuple) else prediction.label
         return {
             "prediction": label,
             **({"probabilities": prediction.probabilities} if prediction.probabilities else {}),
         }
 
-    def shown(self, table: Table, number: int, prediction: Labelled) -> str:
-        actual = ", ".join(self.named(table)[number]) if self.options.label in table.rows[number] else "?"
+    def format_row(self, table: Table, number: int, prediction: LabelPrediction) -> str:
+        actual = (
+            ", ".join(self.row_labels(table)[number]) if self.options.label in table.rows[number] else "?"
+        )
         label = ", ".join(prediction.label) if isinstance(prediction.label, tuple) else prediction.label
-        texts = " / ".join(str(table.rows[number][column]) for column in self.reads)
+        texts = " / ".join(str(table.rows[number][column]) for column in self.input_columns)
         return f"{texts}\n-> {label}\n({actual})"
 
     @property

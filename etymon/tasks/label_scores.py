@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from etymon.errors import EtymonError
-from etymon.tasks.scores import FALLING, Score, interval, library
+from etymon.tasks.scores import FALLING, MetricScore, interval, library
 
 LABEL_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 MULTI_LABEL_METRICS = ("micro_f1", "macro_f1", "accuracy")
@@ -27,7 +27,7 @@ def label_scores(
     labels: Sequence[str],
     metrics: Sequence[str],
     resamples: int = 0,
-) -> dict[str, Score]:
+) -> dict[str, MetricScore]:
     """Scores by name, of `LABEL_METRICS`, one label a row. A prediction that is none of the labels is always wrong.
 
     `f1` is that of the second label if there are two (as GLUE has it), and `macro_f1` otherwise. `macro_f1` is the mean over
@@ -43,7 +43,7 @@ def multi_label_scores(
     labels: Sequence[str],
     metrics: Sequence[str],
     resamples: int = 0,
-) -> dict[str, Score]:
+) -> dict[str, MetricScore]:
     """Scores by name, of `MULTI_LABEL_METRICS`, any number of labels a row. `accuracy` counts rows with exactly the right ones."""
     rows = _Rows(_table(actual, labels), _table(predicted, labels))
     if rows.actual_NK[:, -1].any():
@@ -52,9 +52,9 @@ def multi_label_scores(
     first_C, counts_C = _kinds(np.packbits(np.hstack([rows.actual_NK, rows.predicted_NK]), axis=1))
     kinds = _Rows(rows.actual_NK[first_C], rows.predicted_NK[first_C])
 
-    def score(name: str) -> Score:
+    def score(name: str) -> MetricScore:
         ends = interval(counts_C, lambda drawn_RC: 100 * _STATISTICS[name](kinds.tally(drawn_RC)), resamples)
-        return Score(100 * _value(name, rows), *ends, _signature(name, labels), rows=len(actual))
+        return MetricScore(100 * _value(name, rows), *ends, _signature(name, labels), rows=len(actual))
 
     return {name: score(name) for name in metrics}
 
@@ -77,18 +77,18 @@ def label_figures(
 
 def value_scores(
     predicted: Sequence[float], actual: Sequence[float], metrics: Sequence[str], resamples: int = 0
-) -> dict[str, Score]:
+) -> dict[str, MetricScore]:
     """Scores by name, of `VALUE_METRICS`. Correlations are of 100; that with a constant is 0. `mse` is in the square of the
     values' unit, and `falls`."""
     pairs, counts_C = np.unique(np.stack([actual, predicted], 1).astype(float), axis=0, return_counts=True)
 
-    def score(name: str) -> Score:
+    def score(name: str) -> MetricScore:
         def statistic(drawn_RC: np.ndarray) -> np.ndarray:
             return _VALUE_STATISTICS[name](drawn_RC, *pairs.T)
 
         value = float(statistic(counts_C[None].astype(float))[0])
         ends = interval(counts_C, statistic, resamples)
-        return Score(value, *ends, falls=name in FALLING, rows=len(actual))
+        return MetricScore(value, *ends, falls=name in FALLING, rows=len(actual))
 
     return {name: score(name) for name in metrics}
 

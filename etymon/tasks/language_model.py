@@ -26,8 +26,8 @@ from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, check
 from etymon.sampling.examples import pack_bundles, pad_rows, unpack_bundle
 from etymon.tables.table import Table
 from etymon.tasks.reading import require_one_tokenizer
-from etymon.tasks.scores import Score, interval
-from etymon.tasks.task import Fit, Task, Tell, silent
+from etymon.tasks.scores import MetricScore, interval
+from etymon.tasks.task import Fit, Notify, Task, ignore_note
 from etymon.text.store import Split
 
 USUAL_LENGTH = 256
@@ -46,7 +46,7 @@ class LanguageModel(Task):
     name = "language-model"
     Options = LanguageModelOptions
     metrics = ("bits_per_byte", "bits_per_character")
-    tells = ("prediction", "kind", "bits_per_byte", "perplexity", "tokens")
+    record_fields = ("prediction", "kind", "bits_per_byte", "perplexity", "tokens")
     heads = frozenset({"vocabulary"})
     options: LanguageModelOptions
     likely: bool
@@ -77,7 +77,7 @@ class LanguageModel(Task):
         return objective_class("masked" if "bidirectional" in family.capabilities else family.objective)
 
     @property
-    def usual_metrics(self) -> tuple[str, ...]:
+    def default_metrics(self) -> tuple[str, ...]:
         # Both: those of the loss, which are of rows side by side, have the same names.
         return self.metrics if self.likely else ("loss",)
 
@@ -109,11 +109,11 @@ class LanguageModel(Task):
         self.skips_heads = self.objective.skips_heads or "two-stream" in model.capabilities
         self.likelihood, self.perplexities = self.objective.likelihood, self.objective.perplexities
 
-    def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
+    def bind_for_training(self, model: Model, length: int | None, *, frozen: bool) -> None:
         self.bind(model, length)
         model.reads_prefix = "prefix" in self.objective.requires
 
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Any:
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Any:
         """A split of the texts, which objectives over text read."""
         split = Split.of_texts(self.texts(table)["text"], self.tokenizer)
         for number in np.flatnonzero(split.sizes == 0):
@@ -145,7 +145,11 @@ class LanguageModel(Task):
     # --- use
 
     def predict(
-        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+        self,
+        model: Model,
+        table: Table,
+        decoding: DecodingSettings | None = None,
+        notify: Notify = ignore_note,
     ) -> list[likelihood.TextScore]:
         """How likely every text is by itself, as `etymon score` tells."""
         if model.encoder_decoder:
@@ -160,7 +164,7 @@ class LanguageModel(Task):
         table: Table,
         metrics: Sequence[str],
         resamples: int = 0,
-    ) -> dict[str, Score]:
+    ) -> dict[str, MetricScore]:
         """Bits of all texts together, by the byte, by the character, or, as `loss`, by the token."""
         bits = np.array([-one.log_likelihood / math.log(2) for one in predictions])
         sizes = np.array([(one.bytes, len(one.text), one.tokens) for one in predictions])
@@ -168,10 +172,10 @@ class LanguageModel(Task):
         return {metric: _ratio(bits, sizes[:, places[metric]], resamples) for metric in metrics}
 
     def record(self, prediction: likelihood.TextScore) -> dict[str, Any]:
-        told = {name: getattr(prediction, name) for name in self.tells[1:]}
+        told = {name: getattr(prediction, name) for name in self.record_fields[1:]}
         return {"prediction": prediction.log_likelihood, **{k: v for k, v in told.items() if v is not None}}
 
-    def shown(self, table: Table, number: int, prediction: likelihood.TextScore) -> str:
+    def format_row(self, table: Table, number: int, prediction: likelihood.TextScore) -> str:
         bits = "" if prediction.bits_per_byte is None else f", {prediction.bits_per_byte:.3f} bits per byte"
         kind = prediction.kind.replace("likelihood", "log-likelihood")
         return f"{prediction.text}\n-> {kind} {prediction.log_likelihood:.2f}{bits}"
@@ -183,7 +187,7 @@ def family_options(family: Family, kind: type[Objective]) -> dict[str, Any]:
     return {name: value for name, value in family.recipe.options.items() if name in known}
 
 
-def _ratio(above: np.ndarray, below: np.ndarray, resamples: int) -> Score:
+def _ratio(above: np.ndarray, below: np.ndarray, resamples: int) -> MetricScore:
     """Of two sums over rows, with its interval by bootstrap."""
     ends = interval(np.ones(len(above), np.int64), lambda drawn: (drawn @ above) / (drawn @ below), resamples)
-    return Score(float(above.sum() / below.sum()), *ends, falls=True, rows=len(above))
+    return MetricScore(float(above.sum() / below.sum()), *ends, falls=True, rows=len(above))

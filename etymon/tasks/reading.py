@@ -11,7 +11,7 @@ from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
 from etymon.sampling.examples import Examples, Ragged
 from etymon.tables.table import Table
-from etymon.tasks.task import Tell
+from etymon.tasks.task import Notify
 from etymon.text.framing import Framed
 
 Pair = tuple[str, str | None]
@@ -64,7 +64,7 @@ class TextReader:
         return self.framing.frame(first, None if second is None else second[: lengths[1]])
 
     def examples(
-        self, pairs: Sequence[Sequence[Pair]], table: Table, tell: Tell, *, ending: bool
+        self, pairs: Sequence[Sequence[Pair]], table: Table, notify: Notify, *, ending: bool
     ) -> Examples:
         """The rows of every example, one text or two each, as tokens. Refuses one without any."""
         before = self.cut
@@ -80,7 +80,7 @@ class TextReader:
             if not all(len(row.ids) for row in rows):
                 raise EtymonError(f"{place}: its text has no tokens; leave the row out")
         if cut := self.cut - before:
-            tell(
+            notify(
                 f"{cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (finetune --length)"
             )
         words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]

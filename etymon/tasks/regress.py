@@ -16,9 +16,9 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.tables.table import Table
 from etymon.tasks.classify import TextOptions, TextTask
-from etymon.tasks.headed import HeadPrepared
+from etymon.tasks.head_task import HeadPrepared
 from etymon.tasks.label_scores import VALUE_METRICS, value_scores
-from etymon.tasks.scores import Score
+from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Fit
 
 """Written numbers are rounded to multiples of it (T5, section 2.4)."""
@@ -27,7 +27,7 @@ NO_NUMBER = -1.0
 
 
 @dataclass(frozen=True)
-class Valued:
+class ValuePrediction:
     value: float
 
 
@@ -53,39 +53,41 @@ class Regress(TextTask):
     def labels(self, table: Table) -> tuple[str, ...]:
         return (self.options.label,)
 
-    def values(self, table: Table) -> list[float]:
+    def row_values(self, table: Table) -> list[float]:
         return [
             _number(value, table.places[n], self.options.label)
             for n, value in enumerate(table.values(self.options.label))
         ]
 
     def targets(self, table: Table) -> np.ndarray:
-        return np.array(self.values(table), np.float32)[:, None]
+        return np.array(self.row_values(table), np.float32)[:, None]
 
     def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
         return F.mse_loss(scores, prepared.targets, reduction="sum")
 
-    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Valued]:
-        return [Valued(value) for value in scores[:, 0].float().tolist()]
+    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[ValuePrediction]:
+        return [ValuePrediction(value) for value in scores[:, 0].float().tolist()]
 
     def wanted_texts(self, table: Table) -> list[str]:
         # In steps of 0.2, of halves the even one, in float32: as T5's own preprocessing.
-        return [f"{round(float(np.float32(value) * np.float32(5))) / 5:.1f}" for value in self.values(table)]
+        return [
+            f"{round(float(np.float32(value) * np.float32(5))) / 5:.1f}" for value in self.row_values(table)
+        ]
 
-    def understood(self, texts: Sequence[str]) -> list[Valued]:
-        return [Valued(_read(text)) for text in texts]
+    def understood(self, texts: Sequence[str]) -> list[ValuePrediction]:
+        return [ValuePrediction(_read(text)) for text in texts]
 
     def score(
-        self, predictions: Sequence[Valued], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
-        return value_scores([one.value for one in predictions], self.values(table), metrics, resamples)
+        self, predictions: Sequence[ValuePrediction], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, MetricScore]:
+        return value_scores([one.value for one in predictions], self.row_values(table), metrics, resamples)
 
-    def record(self, prediction: Valued) -> dict[str, Any]:
+    def record(self, prediction: ValuePrediction) -> dict[str, Any]:
         return {"prediction": prediction.value}
 
-    def shown(self, table: Table, number: int, prediction: Valued) -> str:
+    def format_row(self, table: Table, number: int, prediction: ValuePrediction) -> str:
         row = table.rows[number]
-        texts = " / ".join(str(row[column]) for column in self.reads)
+        texts = " / ".join(str(row[column]) for column in self.input_columns)
         return f"{texts}\n-> {prediction.value:.2f}\n({row.get(self.options.label, '?')})"
 
     @property

@@ -28,7 +28,7 @@ FALLING = frozenset({"mse", "bits_per_byte", "bits_per_character"})
 
 
 @dataclass(frozen=True)
-class Score:
+class MetricScore:
     """Of 100, the more the better, unless it `falls`. `low` and `high` are the ends of the 95% interval, where it was asked for."""
 
     value: float
@@ -52,17 +52,17 @@ class Score:
 
 def text_scores(
     predictions: Sequence[str], references: Sequence[str], metrics: Sequence[str], resamples: int = 0
-) -> dict[str, Score]:
+) -> dict[str, MetricScore]:
     """Scores by name, of `TEXT_METRICS`."""
     return {name: TEXT_METRICS[name](predictions, references, resamples) for name in metrics}
 
 
-def bootstrap(values: Sequence[float], resamples: int, seed: int = 12345) -> Score:
+def bootstrap(values: Sequence[float], resamples: int, seed: int = 12345) -> MetricScore:
     """The mean of values, one a row, and the interval of means of rows that are drawn again with replacement."""
     kinds, counts = np.unique(np.asarray(values, float), return_counts=True)
     mean = float(np.mean(values))
     ends = interval(counts, lambda drawn: drawn @ kinds / len(values), resamples, seed)
-    return Score(mean, *ends, rows=len(values))
+    return MetricScore(mean, *ends, rows=len(values))
 
 
 def interval(
@@ -96,7 +96,9 @@ def library(name: str, metric: str) -> Any:
         ) from error
 
 
-def _sacrebleu(kind: str, predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
+def _sacrebleu(
+    kind: str, predictions: Sequence[str], references: Sequence[str], resamples: int
+) -> MetricScore:
     sacrebleu = library("sacrebleu", kind)
     if kind == "bleu":
         metric = sacrebleu.BLEU(tokenize="zh" if ideographic(references) else "13a")
@@ -109,10 +111,12 @@ def _sacrebleu(kind: str, predictions: Sequence[str], references: Sequence[str],
         # Where the score lies among its resamples: the library gives their mean and half the width.
         mean, half = float(found._mean), float(found._ci)
         ends = (max(0.0, mean - half), min(100.0, mean + half))
-    return Score(float(found.score), *ends, signature=str(metric.get_signature()), rows=len(predictions))
+    return MetricScore(
+        float(found.score), *ends, signature=str(metric.get_signature()), rows=len(predictions)
+    )
 
 
-def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
+def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str], resamples: int) -> MetricScore:
     library("rouge_score", kind)
     # The library's own words are of Latin letters and digits.
     words = None if ideographic(references, LATIN) else _Words()
@@ -132,7 +136,7 @@ class _Words:
         return [word for word in found if any(map(str.isalnum, word))]
 
 
-def _exact(predictions: Sequence[str], references: Sequence[str], resamples: int) -> Score:
+def _exact(predictions: Sequence[str], references: Sequence[str], resamples: int) -> MetricScore:
     same = [100.0 * (one.split() == two.split()) for one, two in zip(predictions, references, strict=True)]
     return bootstrap(same, resamples)
 
@@ -144,7 +148,7 @@ def ideographic(texts: Sequence[str], scripts: Sequence[tuple[str, str]] = IDEOG
     return 2 * among > len(letters)
 
 
-TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str], int], Score]] = {
+TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str], int], MetricScore]] = {
     **{kind: partial(_sacrebleu, kind) for kind in ("bleu", "chrf")},
     **{kind: partial(_rouge, kind) for kind in ("rouge1", "rouge2", "rougeL")},
     "exact": _exact,

@@ -31,11 +31,11 @@ from etymon.tasks.entities import (
     unspaced,
     words_of,
 )
-from etymon.tasks.headed import HeadOptions, HeadPrepared, HeadTask, Pair, by_number
+from etymon.tasks.head_task import HeadOptions, HeadPrepared, HeadTask, Pair, by_number
 from etymon.tasks.reading import framed_examples
-from etymon.tasks.scores import Score
+from etymon.tasks.scores import MetricScore
 from etymon.tasks.tag_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
-from etymon.tasks.task import Tell, silent
+from etymon.tasks.task import Notify, ignore_note
 from etymon.text.pieces import Span, WordReader, windows
 from etymon.text.reading import SURROGATE
 
@@ -57,7 +57,7 @@ class TagOptions(HeadOptions):
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TagPrediction:
     """A tag for every word, and what the model gives it; `entities` where these were asked for."""
 
     tokens: tuple[str, ...]
@@ -67,7 +67,7 @@ class Tagged:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordSpans:
     """A text and the characters of its words."""
 
     text: str
@@ -83,7 +83,7 @@ class Tag(HeadTask):
     head = "tagging"
     Options = TagOptions
     metrics = TAG_METRICS
-    tells = ("prediction", "confidences")
+    record_fields = ("prediction", "confidences")
     libraries = TAG_LIBRARIES
     written_by: ClassVar[frozenset[str]] = frozenset()
     teachable = True
@@ -110,29 +110,29 @@ class Tag(HeadTask):
         return (options.tokens or "tokens", options.tags or "tags")
 
     @property
-    def usual_metrics(self) -> tuple[str, ...]:
+    def default_metrics(self) -> tuple[str, ...]:
         """By entities, where tags say such; by words otherwise, and as long as the tags are not known."""
-        return ("f1",) if self.raw else tag_metrics(self.known)[:1]
+        return ("f1",) if self.raw else tag_metrics(self.label_names)[:1]
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
         super().check_metrics(metrics)
-        if self.known and not self.raw:
-            require_spans(self.known, metrics)
+        if self.label_names and not self.raw:
+            require_spans(self.label_names, metrics)
 
     # --- what a table says
 
-    def words(self, table: Table) -> list[Words]:
+    def words(self, table: Table) -> list[WordSpans]:
         """The words of every row."""
         column = self.columns[0]
         if self.raw:
             table.texts(column)  # refuses what is no text
             texts = (SURROGATE.sub("\ufffd", value) for value in table.values(column))
-            return [Words(text, words_of(text)) for text in texts]
+            return [WordSpans(text, words_of(text)) for text in texts]
         return [
             _joined(_list(value, table.places[n], column)) for n, value in enumerate(table.values(column))
         ]
 
-    def tagged(self, table: Table, words: Sequence[Words]) -> list[list[str]]:
+    def tagged(self, table: Table, words: Sequence[WordSpans]) -> list[list[str]]:
         """The right tags of every row."""
         column = self.columns[1]
         values = list(zip(table.values(column), words, table.places, strict=True))
@@ -148,7 +148,7 @@ class Tag(HeadTask):
             ]
             self.widened = sum(widened for _, widened in found)
             return [tags for tags, _ in found]
-        rows = [[*map(self.learnt, _list(value, place, column))] for value, _, place in values]
+        rows = [[*map(self.model_label, _list(value, place, column))] for value, _, place in values]
         for tags, (_, one, place) in zip(rows, values, strict=True):
             if len(tags) != len(one.spans):
                 raise EtymonError(
@@ -166,7 +166,7 @@ class Tag(HeadTask):
             raise EtymonError(
                 f"{table.description}: column {self.columns[1]!r} says {found[0]!r} of every word: there is nothing to learn"
             )
-        self.known = found
+        self.label_names = found
         return found
 
     def pairs(self, table: Table) -> list[list[Pair]]:
@@ -175,7 +175,7 @@ class Tag(HeadTask):
     def targets(self, table: Table) -> np.ndarray:
         """The number of every word's tag, row after row."""
         rows = self.tagged(table, self.words(table))
-        if not self.known:
+        if not self.label_names:
             return np.zeros(0, np.int64)
         places = self.numbers(rows, table, "tag")
         return np.array([places[tag] for tags in rows for tag in tags], np.int64)
@@ -188,13 +188,13 @@ class Tag(HeadTask):
         # What reads from left to right has seen all of a word at its last piece.
         self.at_last = "causal" in model.capabilities
 
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
-        examples = super().encode(table, tell, learn=learn)
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
+        examples = super().encode(table, notify, learn=learn)
         if self.widened:
-            tell(f"{self.widened:,} entities begin or end inside a word: they are taken to have all of it")
+            notify(f"{self.widened:,} entities begin or end inside a word: they are taken to have all of it")
         return examples
 
-    def read(self, table: Table, tell: Tell = silent) -> Examples:
+    def read(self, table: Table, notify: Notify = ignore_note) -> Examples:
         """An example for every window of a row."""
         room, before = self.reader.room(False), self.reader.framing.single.index(0)
         framed, places, long, cut = [], [], 0, 0
@@ -209,11 +209,11 @@ class Tag(HeadTask):
                 framed.append([self.reader.framed(pieces.ids[part.start : part.stop])])
                 places.append(before + inside)
         if long:
-            tell(
+            notify(
                 f"{long:,} of {len(table):,} rows are longer than {self.reader.length} tokens and are read in parts (finetune --length)"
             )
         if cut:
-            tell(f"{cut:,} words alone are longer than {room} tokens and are cut")
+            notify(f"{cut:,} words alone are longer than {room} tokens and are cut")
         return framed_examples(framed, [len(inside) for inside in places], places=Ragged(places))
 
     def by_example(self, values: np.ndarray, examples: Examples) -> Ragged:
@@ -241,36 +241,36 @@ class Tag(HeadTask):
         best = scores.float().softmax(-1).max(-1)
         return self.apart(torch.stack([best.values, best.indices.float()], 1).cpu().numpy(), prepared)
 
-    def meant(self, table: Table, answers: list[Any]) -> list[Tagged]:
+    def merge_row_answers(self, table: Table, answers: list[Any]) -> list[TagPrediction]:
         rows, said = self.words(table), self.together(answers)
         each = np.split(said, np.cumsum([len(words.spans) for words in rows])[:-1])
         return [self._answer(words, one) for words, one in zip(rows, each, strict=True)]
 
-    def _answer(self, words: Words, said: np.ndarray) -> Tagged:
-        tags = [self.known[int(number)] for number in said[:, 1]]
+    def _answer(self, words: WordSpans, said: np.ndarray) -> TagPrediction:
+        tags = [self.label_names[int(number)] for number in said[:, 1]]
         sure, entities = tuple(said[:, 0].tolist()), None
         if self.raw:
             entities = tuple(entities_of(tags, words.spans, words.text, sure))
             # Exactly what was answered is judged.
             tags, _ = tags_of(entities, words.spans, self.options.scheme)
-        return Tagged(words.tokens, tuple(tags), sure, entities)
+        return TagPrediction(words.tokens, tuple(tags), sure, entities)
 
     def score(
-        self, predictions: Sequence[Tagged], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
+        self, predictions: Sequence[TagPrediction], table: Table, metrics: Sequence[str], resamples: int = 0
+    ) -> dict[str, MetricScore]:
         actual = self.tagged(table, self.words(table))
-        given, known = [one.tags for one in predictions], self.known
+        given, known = [one.tags for one in predictions], self.label_names
         if self.raw:  # a published model's labels may be of another scheme
             labels = sorted({tag[2:] for tags in [*actual, *given] for tag in tags} - {""})
             known = scheme_tags(labels or ["none"], self.options.scheme)
         return tag_scores(given, actual, known, metrics, resamples)
 
-    def record(self, prediction: Tagged) -> dict[str, Any]:
+    def record(self, prediction: TagPrediction) -> dict[str, Any]:
         if prediction.entities is not None:
             return {"prediction": [asdict(one) for one in prediction.entities]}
         return {"prediction": list(prediction.tags), "confidences": list(prediction.confidences)}
 
-    def shown(self, table: Table, number: int, prediction: Tagged) -> str:
+    def format_row(self, table: Table, number: int, prediction: TagPrediction) -> str:
         row = table.at([number])
         (words,) = self.words(row)
         actual = None
@@ -279,7 +279,7 @@ class Tag(HeadTask):
         given = self._shown(words, prediction.tags)
         return f"{words.text}\n-> {given}\n({'?' if actual is None else self._shown(words, actual)})"
 
-    def _shown(self, words: Words, tags: Sequence[str]) -> str:
+    def _shown(self, words: WordSpans, tags: Sequence[str]) -> str:
         if not self.raw:
             return " ".join(f"{token}/{tag}" for token, tag in zip(words.tokens, tags, strict=True))
         found = entities_of(tags, words.spans, words.text, [1.0] * len(tags))
@@ -308,7 +308,7 @@ def _from_json(text: str) -> list[str] | None:
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
 
 
-def _joined(tokens: Sequence[str]) -> Words:
+def _joined(tokens: Sequence[str]) -> WordSpans:
     """Words as a text, with spaces between them but for those of writing without spaces."""
     text, spans = "", []
     for token in tokens:
@@ -316,4 +316,4 @@ def _joined(tokens: Sequence[str]) -> Words:
             text += " "
         spans.append((len(text), len(text) + len(token)))
         text += token
-    return Words(text, spans)
+    return WordSpans(text, spans)

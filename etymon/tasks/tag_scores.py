@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from etymon.errors import EtymonError
-from etymon.tasks.scores import Score, interval, library
+from etymon.tasks.scores import MetricScore, interval, library
 
 TAG_METRICS = ("f1", "precision", "recall", "accuracy")
 TAG_LIBRARIES = dict.fromkeys(("f1", "precision", "recall"), "seqeval")
@@ -66,7 +66,7 @@ def tag_scores(
     labels: Sequence[str],
     metrics: Sequence[str],
     resamples: int = 0,
-) -> dict[str, Score]:
+) -> dict[str, MetricScore]:
     """Scores by name, of `TAG_METRICS`, one tag a word. A tag that is none of the labels is wrong, and in no span.
 
     `f1`, `precision` and `recall` count whole spans of the right type, all types together; `accuracy` counts words.
@@ -88,13 +88,13 @@ def tag_scores(
         signature = f"{f'{scheme}, strict' if scheme else 'as conlleval'}, seqeval {version('seqeval')}"
     kinds_CF, counts_C = np.unique(np.hstack([right_SF, spans_SF]), axis=0, return_counts=True)
 
-    def score(name: str) -> Score:
+    def score(name: str) -> MetricScore:
         def statistic(drawn_RC: np.ndarray) -> np.ndarray:
             return 100 * _STATISTICS[name](*(drawn_RC @ kinds_CF).T)
 
         value = float(statistic(counts_C[None])[0])
         ends = interval(counts_C, statistic, resamples)
-        return Score(value, *ends, signature if name in TAG_LIBRARIES else "", rows=len(actual))
+        return MetricScore(value, *ends, signature if name in TAG_LIBRARIES else "", rows=len(actual))
 
     return {name: score(name) for name in metrics}
 

@@ -22,15 +22,15 @@ from etymon.generation.settings import DecodingSettings
 from etymon.objectives.objective import Objective
 from etymon.sampling.examples import NONE, Examples, bundles, bundles_of_rows
 from etymon.tables.table import Table
-from etymon.tasks.scores import FALLING, Score, library
+from etymon.tasks.scores import FALLING, MetricScore, library
 
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
 """Of a batch: a small table is not to be a few large steps."""
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Hears what was cut or left out."""
 
 
-def silent(text: str) -> None:
+def ignore_note(text: str) -> None:
     """Tells nobody."""
 
 
@@ -51,11 +51,11 @@ class Task(Objective, ABC):
     """The scores it knows beside `loss`; the first is the usual one."""
     libraries: ClassVar[Mapping[str, str]] = {}
     """Metrics that another library counts."""
-    tells: ClassVar[tuple[str, ...]] = ("prediction",)
+    record_fields: ClassVar[tuple[str, ...]] = ("prediction",)
     """The names of what an answer's `record` may hold."""
-    writes: ClassVar[bool] = True
+    writes_text: ClassVar[bool] = True
     """Whether an answer is a text, written token by token."""
-    usual_rows: ClassVar[int | None] = None
+    default_rows: ClassVar[int | None] = None
     """Rows a step where nobody says how many; None where tokens are counted."""
     requires: frozenset[str] = frozenset()
     likelihood: str | None = None
@@ -74,7 +74,7 @@ class Task(Objective, ABC):
         """How the family does it; an error with the reason if it cannot."""
 
     @property
-    def usual_metrics(self) -> tuple[str, ...]:
+    def default_metrics(self) -> tuple[str, ...]:
         """What it is judged by unless told."""
         return self.metrics[:1]
 
@@ -84,7 +84,7 @@ class Task(Objective, ABC):
         """The columns that are read. Rows with the same value in the first belong together."""
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         """Those of them that an answer needs."""
         return self.columns[:1]
 
@@ -99,7 +99,7 @@ class Task(Objective, ABC):
 
     def require_free_names(self, table: Table) -> None:
         """Refuses a table with a column that answers would replace."""
-        for name in self.tells:
+        for name in self.record_fields:
             if any(name in row for row in table.rows):
                 raise EtymonError(
                     f"{table.description}: the column {name!r} would be replaced by that of the answers: rename it"
@@ -111,28 +111,32 @@ class Task(Objective, ABC):
     def bind(self, model: Model, length: int | None = None) -> None:
         """Takes over what has to be known of the model: its tokenizers and framing, and how much it reads."""
 
-    def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
+    def bind_for_training(self, model: Model, length: int | None, *, frozen: bool) -> None:
         """`bind` for training: the model is told what its heads are for, and whether its body only gives features."""
         self.bind(model, length)
 
     @abstractmethod
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
-        """The table as tokens. `tell` hears what was cut or left out; with `learn`, its `limits` are taken from it."""
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
+        """The table as tokens. `notify` hears what was cut or left out; with `learn`, its `limits` are taken from it."""
 
     @abstractmethod
     def predict(
-        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+        self,
+        model: Model,
+        table: Table,
+        decoding: DecodingSettings | None = None,
+        notify: Notify = ignore_note,
     ) -> list[Any]:
-        """The model's answer to every row, in their order. `tell` hears what was cut."""
+        """The model's answer to every row, in their order. `notify` hears what was cut."""
 
-    def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
+    def evaluate(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
         """`predict` of a table with its mean loss, `examples` being its encoding; None where that takes more than one look."""
         return None
 
     @abstractmethod
     def score(
         self, predictions: Sequence[Any], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
+    ) -> dict[str, MetricScore]:
         """How good the answers are; with `resamples`, each with a confidence interval by bootstrap."""
 
     def record(self, prediction: Any) -> dict[str, Any]:
@@ -140,7 +144,7 @@ class Task(Objective, ABC):
         return {"prediction": prediction}
 
     @abstractmethod
-    def shown(self, table: Table, number: int, prediction: Any) -> str:
+    def format_row(self, table: Table, number: int, prediction: Any) -> str:
         """A row and its prediction, for people."""
 
     # --- as an objective
@@ -156,7 +160,7 @@ class Task(Objective, ABC):
 
     # --- what is kept with a model
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"name": self.name, "options": asdict(self.options), "limits": self.limits}
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
@@ -171,12 +175,12 @@ class Task(Objective, ABC):
                 library(self.libraries[metric], metric)
 
 
-def usual_batch(examples: Examples) -> int:
+def default_batch_tokens(examples: Examples) -> int:
     """Tokens a step where nobody says how many."""
     return int(min(MOST_TOKENS, max(FEWEST_TOKENS, examples.sizes.sum() // STEPS_AN_EPOCH)))
 
 
-def falling(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
+def value_to_minimise(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
     """A metric as a criterion, which is to fall."""
     if metric.endswith("/loss"):  # of a member of a mixture
         return lambda figures: figures.get(f"{metric.removesuffix('loss')}bits")

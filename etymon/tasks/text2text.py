@@ -28,8 +28,8 @@ from etymon.objectives.denoising import Seq2SeqBatch
 from etymon.objectives.objective import Term, Unit, needed_id
 from etymon.sampling.examples import Examples, Ragged
 from etymon.tables.table import Table
-from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, Score, text_scores
-from etymon.tasks.task import Fit, Task, Tell, silent
+from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, MetricScore, text_scores
+from etymon.tasks.task import Fit, Notify, Task, ignore_note
 from etymon.text.tokenizer import Tokenizer
 
 USUAL_LENGTH = 512
@@ -103,7 +103,7 @@ class Text2Text(Task):
         if self.options.smoothing and type(model.heads["vocabulary"]) is not DenseVocabulary:
             raise EtymonError("label smoothing needs an ordinary softmax: say smoothing 0")
 
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
         found = self.texts(table)
         sources, targets = self.sources(found["source"]), self.writer.encode_batch(found["target"])
         length = self.limits["length"]
@@ -119,7 +119,7 @@ class Text2Text(Task):
         rooms = [length if self.apart else length - len(target) for target in targets]
         sources, more = _cut(sources, rooms, self.tail)
         for count, what in ((more, self.options.source), (many, self.options.target)):
-            self._tell_cut(count, table, what, tell)
+            self._tell_cut(count, table, what, notify)
         sizes = np.array([len(one) + len(two) for one, two in zip(sources, targets)])
         words = np.array([len(text.split()) for side in found.values() for text in side])
         return Examples(
@@ -152,16 +152,20 @@ class Text2Text(Task):
     # --- use
 
     def predict(
-        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+        self,
+        model: Model,
+        table: Table,
+        decoding: DecodingSettings | None = None,
+        notify: Notify = ignore_note,
     ) -> list[str]:
         texts = [self.options.prefix + text for text in table.texts(self.options.source)]
         prompts, cut = _cut(self.sources(texts), [self.room_for_sources] * len(texts), self.tail)
-        self._tell_cut(cut, table, self.options.source, tell)
+        self._tell_cut(cut, table, self.options.source, notify)
         return self.write(model, prompts, decoding)
 
-    def _tell_cut(self, count: int, table: Table, column: str, tell: Tell) -> None:
+    def _tell_cut(self, count: int, table: Table, column: str, notify: Notify) -> None:
         if count:
-            tell(
+            notify(
                 f"{count:,} of {len(table):,} texts in {column!r} are longer than {self.limits['length']} tokens and are cut (finetune --length)"
             )
 
@@ -206,10 +210,10 @@ class Text2Text(Task):
 
     def score(
         self, predictions: Sequence[str], table: Table, metrics: Sequence[str], resamples: int = 0
-    ) -> dict[str, Score]:
+    ) -> dict[str, MetricScore]:
         return text_scores(predictions, table.texts(self.options.target), metrics, resamples)
 
-    def shown(self, table: Table, number: int, prediction: Any) -> str:
+    def format_row(self, table: Table, number: int, prediction: Any) -> str:
         row = table.rows[number]
         return f"{row[self.options.source]}\n-> {prediction}\n({row[self.options.target]})"
 

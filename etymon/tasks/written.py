@@ -14,7 +14,7 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.sampling.examples import Examples
 from etymon.tables.table import Table
-from etymon.tasks.task import Fit, Task, Tell, silent
+from etymon.tasks.task import Fit, Notify, Task, ignore_note
 from etymon.tasks.text2text import Text2Text, Text2TextOptions
 
 SOURCE, TARGET = "source", "target"
@@ -24,7 +24,7 @@ HEADS_ALONE = {
 """Options that nothing would come of, and what they usually are."""
 
 
-class Written(Task):
+class WrittenTask(Task):
     """A task by way of text2text. Its options, columns, labels and scores are the task's own.
 
     The task says what the model reads of every row (`asked_parts`: what is said of a text and the text, in turns), what it is
@@ -33,21 +33,21 @@ class Written(Task):
 
     heads = frozenset({"vocabulary"})
     columns = property(attrgetter("task.columns"))
-    reads = property(attrgetter("task.reads"))
-    known = property(attrgetter("task.known"))
-    usual_metrics = property(attrgetter("task.usual_metrics"))
+    input_columns = property(attrgetter("task.input_columns"))
+    label_names = property(attrgetter("task.label_names"))
+    default_metrics = property(attrgetter("task.default_metrics"))
     check_metrics = property(attrgetter("task.check_metrics"))
     score = property(attrgetter("task.score"))
-    tells = property(attrgetter("task.tells"))
+    record_fields = property(attrgetter("task.record_fields"))
     record = property(attrgetter("task.record"))
-    shown = property(attrgetter("task.shown"))
+    format_row = property(attrgetter("task.format_row"))
     collate = property(attrgetter("writing.collate"))
     loss = property(attrgetter("writing.loss"))
 
     def __init__(self, task: Any) -> None:
         super().__init__(task.options)
         self.task = task
-        self.name, self.metrics, self.usual_rows = task.name, task.metrics, task.usual_rows  # type: ignore[misc]
+        self.name, self.metrics, self.default_rows = task.name, task.metrics, task.default_rows  # type: ignore[misc]
         self.writing = Text2Text(Text2TextOptions())
         self.limits = self.writing.limits
 
@@ -75,8 +75,8 @@ class Written(Task):
         asked = ["".join(parts) for parts in self.task.asked_parts(table)]
         return {SOURCE: asked, TARGET: self.task.wanted_texts(table)}
 
-    def asked(self, table: Table, room: int, tell: Tell = silent) -> list[str]:
-        """What the model reads of every row, within so many tokens. `tell` hears how many rows were longer: of their texts the
+    def run_batches(self, table: Table, room: int, notify: Notify = ignore_note) -> list[str]:
+        """What the model reads of every row, within so many tokens. `notify` hears how many rows were longer: of their texts the
         longest lose their ends, and what is said of them stays."""
         rows = self.task.asked_parts(table)
         texts = ["".join(parts) for parts in rows]
@@ -84,7 +84,7 @@ class Written(Task):
         for number in long:
             texts[number] = self._cut(rows[number], room)
         if long:
-            tell(
+            notify(
                 f"{len(long):,} of {len(table):,} rows are longer than {self.limits['length']} tokens, and their longest texts are cut (finetune --length)"
             )
         return texts
@@ -111,31 +111,35 @@ class Written(Task):
         # A tokenizer may write a label in another way than the table does.
         words = tokenizer_of(model)
         self.task.spelled = {
-            words.decode(words.encode(label, quiet=True)).strip(): label for label in self.known
+            words.decode(words.encode(label, quiet=True)).strip(): label for label in self.label_names
         }
-        if len(self.task.spelled) < len(self.known):
+        if len(self.task.spelled) < len(self.label_names):
             raise EtymonError(
-                f"of the labels {', '.join(self.known)}, this model's tokenizer writes some in the same way: rename them, or say --way head"
+                f"of the labels {', '.join(self.label_names)}, this model's tokenizer writes some in the same way: rename them, or say --way head"
             )
 
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
         self.task.targets(table)  # refuses what cannot be
         targets, length = self.task.wanted_texts(table), self.limits["length"]
         # A decoder's row holds both.
         longest = max(map(len, self.writing.writer.encode_batch(targets))) + 1
         taken = 0 if self.writing.apart else min(longest, self.writing.room_for_targets)
-        sources = self.asked(table, length - taken, tell)
+        sources = self.run_batches(table, length - taken, notify)
         rows: list[Any] = [{SOURCE: source, TARGET: target} for source, target in zip(sources, targets)]
-        return self.writing.encode(Table(rows, table.places, table.description), tell, learn=learn)
+        return self.writing.encode(Table(rows, table.places, table.description), notify, learn=learn)
 
     def predict(
-        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+        self,
+        model: Model,
+        table: Table,
+        decoding: DecodingSettings | None = None,
+        notify: Notify = ignore_note,
     ) -> list[Any]:
-        texts = self.asked(table, self.writing.room_for_sources, tell)
+        texts = self.run_batches(table, self.writing.room_for_sources, notify)
         rows: list[Any] = [{SOURCE: text} for text in texts]
         return self.task.understood(
             self.writing.predict(model, Table(rows, table.places, table.description), decoding)
         )
 
-    def described(self) -> dict[str, Any]:
-        return {**self.task.described(), "limits": self.limits}
+    def describe(self) -> dict[str, Any]:
+        return {**self.task.describe(), "limits": self.limits}

@@ -14,13 +14,13 @@ from etymon.verbs.terminal import print_json
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.tables.table import Table
-    from etymon.tasks.scores import Score
+    from etymon.tasks.scores import MetricScore
     from etymon.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    scores: dict[str, Score]
+    scores: dict[str, MetricScore]
     predictions: list[dict[str, Any]]
     """What `etymon predict` gives, a record a row."""
     rows: int
@@ -73,7 +73,7 @@ def evaluate(
     from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
-    from etymon.tasks.task import silent
+    from etymon.tasks.task import ignore_note
     from etymon.verbs.opening import opened, writable
 
     rows = [] if data is None else rows_or_paths(data)
@@ -84,7 +84,7 @@ def evaluate(
         raise EtymonError("there are no rows to score on: give --data with a table or two parallel files")
     chosen = opened(model, device)
     known = task_for(chosen, task, options.task_options(asked))
-    metrics = [metric] if isinstance(metric, str) else list(metric or known.usual_metrics)
+    metrics = [metric] if isinstance(metric, str) else list(metric or known.default_metrics)
     known.check_metrics(metrics)
     table = read_table(rows, () if columns is None else columns.split(","))
     known.texts(table)  # refuses rows that cannot be used, before any work
@@ -94,7 +94,7 @@ def evaluate(
     # Of a text, an encoder-decoder tells the loss of what it is asked for alone.
     mute = isinstance(known, LanguageModel) and chosen.encoder_decoder
     decoding = DecodingSettings(beams=beams)
-    predictions = [] if mute else known.predict(chosen, table, decoding, on_note or silent)
+    predictions = [] if mute else known.predict(chosen, table, decoding, on_note or ignore_note)
     # How likely texts are is a loss that can be scored; of other tasks it is the objective's.
     likely = isinstance(known, LanguageModel) and not mute
     scored = [name for name in metrics if name != "loss" or likely]
@@ -109,17 +109,17 @@ def evaluate(
     return Evaluated(scores, records, len(table))
 
 
-def _loss(model: Model, task: Task, table: Table) -> Score:
+def _loss(model: Model, task: Task, table: Table) -> MetricScore:
     """Bits per target, as validations tell them."""
-    from etymon.tasks.scores import Score
-    from etymon.tasks.task import falling
+    from etymon.tasks.scores import MetricScore
+    from etymon.tasks.task import value_to_minimise
     from etymon.training.feeding import validation_slices
     from etymon.training.unit import TrainingUnit
     from etymon.training.unit import evaluate as measured
 
     examples: Any = task.encode(table)
     figures = measured(TrainingUnit(model, task).eval(), list(validation_slices(task, examples, 0, rows=1)))
-    return Score(falling("loss")(figures) or 0.0, falls=True, rows=len(table))
+    return MetricScore(value_to_minimise("loss")(figures) or 0.0, falls=True, rows=len(table))
 
 
 def present(

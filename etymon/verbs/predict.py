@@ -67,7 +67,7 @@ def predict(
     from etymon.tables.table import read_table, rows_or_paths
     from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
-    from etymon.tasks.task import silent
+    from etymon.tasks.task import ignore_note
     from etymon.verbs.opening import opened, texts_of, writable
 
     given = [] if data is None else rows_or_paths(data)
@@ -75,7 +75,7 @@ def predict(
     chosen = opened(model, device)
     known = task_for(chosen, task, options.task_options(asked))
     if data is None:
-        wanted = known.reads
+        wanted = known.input_columns
         if len(wanted) > 1:
             raise EtymonError(
                 f"the task {known.name!r} reads the columns {', '.join(wanted)}: give a table (--data), not single texts"
@@ -85,7 +85,7 @@ def predict(
         raise EtymonError("give texts or --data, not both")
     table = read_table(given, () if columns is None else columns.split(","))
     known.require_free_names(table)
-    answers = known.predict(chosen, table, DecodingSettings(beams=beams), on_note or silent)
+    answers = known.predict(chosen, table, DecodingSettings(beams=beams), on_note or ignore_note)
     found = [Predicted(row, known.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
     if out is not None:
         write_table(out, [one.told for one in found], on_note, raw_cells)

@@ -81,7 +81,7 @@ def begun(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    task.tie(model, 48, frozen=frozen)
+    task.bind_for_training(model, 48, frozen=frozen)
     return task, model.train()
 
 
@@ -136,5 +136,7 @@ def padded(task: Any, table: Table, pad: int, *, left: bool = False) -> dict[str
 def scores_of(task: Any, model: Model, table: Table) -> Tensor:
     """What the head says of every row, in the order of the table."""
     return torch.stack(
-        task.asked(model, task.read(table), lambda prepared: list(task.said(model, None, prepared).clone()))
+        task.run_batches(
+            model, task.read(table), lambda prepared: list(task.task_logits(model, None, prepared).clone())
+        )
     )

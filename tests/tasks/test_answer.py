@@ -24,10 +24,10 @@ from etymon.objectives.objective import weighted_loss
 from etymon.sampling.plans import key
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_of
-from etymon.tasks.answer import Answer, Answered, AnswerOptions
+from etymon.tasks.answer import AnswerOptions, AnswerPrediction, AnswerQuestion
 from etymon.tasks.answer_scores import answer_scores, normalised
-from etymon.tasks.answer_windows import Tokens
-from etymon.tasks.headed import HeadOptions
+from etymon.tasks.answer_windows import ContextTokens
+from etymon.tasks.head_task import HeadOptions
 from etymon.tasks.spans import best_spans, row_log_softmax
 from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.unit import TrainingUnit
@@ -53,7 +53,7 @@ def bound(family: str, length: int = 32, **options: Any) -> tuple[Any, Any]:
     return task, model
 
 
-def whole(task: Answer, table: Table) -> Any:
+def whole(task: AnswerQuestion, table: Table) -> Any:
     """All windows of a table in one batch."""
     examples = task.encode(table, learn=True)
     return task.collate([task.prepare(examples, np.arange(len(examples)), key(0))])
@@ -141,10 +141,10 @@ def test_xlnet_has_the_loss_and_the_gradients_of_transformers(tmp_path: Path, un
 def test_xlnet_is_not_told_whether_there_is_an_answer() -> None:
     task, model = bound("xlnet", unanswerable=True)
     prepared = whole(task, TABLE)
-    said = task.combined(model, None, prepared)[:, 2]
+    said = task.head_logits(model, None, prepared)[:, 2]
     other = replace(prepared, targets=prepared.targets.roll(1, 0).clamp(max=2))
     assert not torch.equal(other.targets, prepared.targets)
-    torch.testing.assert_close(task.combined(model, None, other)[:, 2], said)
+    torch.testing.assert_close(task.head_logits(model, None, other)[:, 2], said)
 
 
 def test_xlnet_reads_the_context_before_the_question() -> None:
@@ -322,7 +322,9 @@ def test_answers_are_characters_of_the_context(family: str) -> None:
 
 def test_characters_stay_whole() -> None:
     """Bytes of a byte-level tokenizer are no answer by themselves, and an accent belongs to its letter."""
-    gpt2, bert = (Tokens(*tiny.tokenizer(family).offsets("e\u0301a 東京")) for family in ("gpt2", "bert"))
+    gpt2, bert = (
+        ContextTokens(*tiny.tokenizer(family).offsets("e\u0301a 東京")) for family in ("gpt2", "bert")
+    )
     assert len(gpt2.ids) > 6
     for place in range(len(gpt2.ids)):
         start, stop = gpt2.characters("e\u0301a 東京", place, place)
@@ -342,7 +344,7 @@ def test_no_answer_is_one_if_the_training_table_had_such(family: str) -> None:
     )
     task.encode(TABLE, learn=True)
     assert task.unanswerable and task.limits["unanswerable"] == 1
-    model.history = [{"task": json.loads(json.dumps(task.described()))}]
+    model.history = [{"task": json.loads(json.dumps(task.describe()))}]
     score = task.predict(model, TABLE)[0].null_score
     for threshold, empty in ((score - 0.01, True), (score + 0.01, False)):
         again: Any = task_of(model, {"null_threshold": threshold})
@@ -353,7 +355,7 @@ def test_no_answer_is_one_if_the_training_table_had_such(family: str) -> None:
             and answer.null_score == score
         )
         assert again.record(answer)["prediction"] == answer.text and json.dumps(again.record(answer))
-        assert ("no answer" in again.shown(TABLE, 0, answer)) == empty
+        assert ("no answer" in again.format_row(TABLE, 0, answer)) == empty
     told = bound(family, unanswerable=True)[0]
     assert told.unanswerable
 
@@ -371,7 +373,7 @@ def test_no_answer_has_the_smallest_score_of_all_windows() -> None:
     assert worst == [2.0 * (number + 1) for number in range(len(parts))]
     answer = task.answered(LONG, tokens, [(0.5, 3, 4), (1.5, 3, 3)], min(worst))
     assert answer.text == "" and answer.null_score == 0.5
-    shifted = Answer(replace(task.options, null_threshold=0.5))
+    shifted = AnswerQuestion(replace(task.options, null_threshold=0.5))
     shifted.bind(tiny.model("bert", frozenset({"span"})), 32)
     assert shifted.answered(LONG, tokens, [(1.5, 3, 3)], min(worst)).text == "the"
 
@@ -397,16 +399,16 @@ def test_it_is_learnt(family: str) -> None:
     assert losses[-1] < 0.2 * losses[0]
     answers = task.predict(model.eval(), rows)
     assert [one.text for one in answers] == [
-        text[0][0] if text else "" for text in Answer(AnswerOptions()).given(rows)
+        text[0][0] if text else "" for text in AnswerQuestion(AnswerOptions()).given(rows)
     ]
-    assert task.score(answers, rows, task.usual_metrics, 20)["exact"].value == 100.0
+    assert task.score(answers, rows, task.default_metrics, 20)["exact"].value == 100.0
 
 
 def test_two_passes_are_compared_without_a_word_of_what_is_hidden() -> None:
     task, model = bound("xlnet", r_drop=1.0)
     prepared = whole(task, TABLE)
     states = model.states(prepared.batch)
-    one, two = (task.combined(model, states * scale, prepared) for scale in (1.0, 1.1))
+    one, two = (task.head_logits(model, states * scale, prepared) for scale in (1.0, 1.1))
     divergence = task.divergence(one, two, prepared)
     divergence.backward()
     assert float(divergence.detach()) > 0
@@ -425,13 +427,16 @@ def test_t5_writes_its_answers() -> None:
     found = task.texts(TABLE)
     assert found["source"][2] == "squad question: Who carried it? context: The winter carried it."
     assert found["target"] == ["The captain", "unanswerable", "The winter", "it"]
-    assert task.task.understood([" The winter", "unanswerable "]) == [Answered("The winter"), Answered("")]
+    assert task.task.understood([" The winter", "unanswerable "]) == [
+        AnswerPrediction("The winter"),
+        AnswerPrediction(""),
+    ]
     told: list[str] = []
     task.encode(TABLE, told.append, learn=True)
     assert any(
         "of 4 rows are longer than 32 tokens, and their longest texts are cut" in note for note in told
     )
-    assert task.record(Answered("it")) == {"prediction": "it"}
+    assert task.record(AnswerPrediction("it")) == {"prediction": "it"}
 
 
 def test_ways_of_xlnet_and_of_others() -> None:
@@ -445,7 +450,10 @@ def test_ways_of_xlnet_and_of_others() -> None:
     with pytest.raises(EtymonError, match="stride"):
         get_task("answer", {"stride": 0}, bert)
     task, _ = bound("bert")
-    assert task.columns == ("context", "question", "answers") and task.reads == ("question", "context")
+    assert task.columns == ("context", "question", "answers") and task.input_columns == (
+        "question",
+        "context",
+    )
     assert task.texts(TABLE)["text"].count(LONG) == 1
     train, held = TABLE.hold_out(task.columns[0], 0.5, 10)
     assert not set(train.texts("context")) & set(held.texts("context"))
@@ -483,27 +491,27 @@ def test_every_option_is_documented_with_its_default() -> None:
 def test_bad_rows_are_refused_in_one_line(change: dict[str, Any], reason: str) -> None:
     table = read_table([ROWS[0], {**ROWS[1], **change}])
     with pytest.raises(EtymonError, match=reason) as error:
-        Answer(AnswerOptions()).texts(table)
+        AnswerQuestion(AnswerOptions()).texts(table)
     assert "\n" not in str(error.value)
 
 
 def test_columns_are_needed_and_ids_are_not() -> None:
     bare = [{name: value for name, value in row.items() if name != "id"} for row in ROWS]
-    assert len(Answer(AnswerOptions()).targets(read_table(bare))) == 4
+    assert len(AnswerQuestion(AnswerOptions()).targets(read_table(bare))) == 4
     with pytest.raises(EtymonError, match="row 1: no column 'number'"):
-        Answer(AnswerOptions(id="number")).targets(read_table(bare))
+        AnswerQuestion(AnswerOptions(id="number")).targets(read_table(bare))
     with pytest.raises(EtymonError, match="row 1: no column 'contexts'; did you mean 'context'"):
-        Answer(AnswerOptions(context="contexts")).targets(TABLE)
+        AnswerQuestion(AnswerOptions(context="contexts")).targets(TABLE)
     task, model = bound("bert")
     asked = [{"question": row["question"], "context": row["context"]} for row in ROWS]
     answers = task.predict(model, read_table(asked))
-    assert task.shown(read_table(asked), 0, answers[0]).endswith("(?)")
+    assert task.format_row(read_table(asked), 0, answers[0]).endswith("(?)")
     # White space around an answer is none of it; several answers may be right.
     spaced = read_table(
         [{"question": "?", "context": "a  b c", "answers": {"text": [" b ", "c"], "answer_start": [2, 5]}}]
     )
     assert task.given(spaced) == [[("b", 3), ("c", 5)]]
-    assert task.score([Answered("C.")], spaced, ["exact", "f1"])["exact"].value == 100.0
+    assert task.score([AnswerPrediction("C.")], spaced, ["exact", "f1"])["exact"].value == 100.0
 
 
 SQUAD = {
@@ -534,9 +542,9 @@ def test_a_squad_file_is_a_table(tmp_path: Path) -> None:
         ["answers", "context", "id", "is_impossible", "question", "title"]
     ] * 2
     assert table.places[1] == f"{path}, article 1, paragraph 1, question 2"
-    assert Answer(AnswerOptions()).given(table.at([0, 1])) == [[("The river", 0)], []]
+    assert AnswerQuestion(AnswerOptions()).given(table.at([0, 1])) == [[("The river", 0)], []]
     with pytest.raises(EtymonError, match=r"question 3: no column 'answers'"):
-        Answer(AnswerOptions()).texts(table)
+        AnswerQuestion(AnswerOptions()).texts(table)
     broken = json.loads(json.dumps(SQUAD))
     del broken["data"][0]["paragraphs"][0]["context"]
     path.write_text(json.dumps(broken), encoding="utf-8")
@@ -554,7 +562,7 @@ def test_squad(shared: Path) -> None:
     """Every answer has tokens, which hold all of it; few answers begin or end inside a token."""
     table = read_table(shared / "data" / "squad" / "dev-v1.1.json")
     assert len(table) == 10_570
-    task = Answer(AnswerOptions())
+    task = AnswerQuestion(AnswerOptions())
     contexts, given = task.contexts(table), task.given(table)
     assert sum(map(len, given)) == 34_726
     choice = get_family("bert").tokenizer
@@ -566,7 +574,7 @@ def test_squad(shared: Path) -> None:
     same = total = 0
     for number in random.Random(0).sample(range(len(table)), 1000):
         context = contexts[number]
-        tokens = Tokens(*tokenizer.offsets(context))
+        tokens = ContextTokens(*tokenizer.offsets(context))
         for text, start in given[number]:
             span = tokens.of(start, start + len(text))
             assert span is not None

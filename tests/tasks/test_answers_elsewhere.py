@@ -74,7 +74,7 @@ def saved(folder: Path, family: str, cell: str, rows: list[dict[str, Any]], **op
     own = {"head": "span"} if (family, cell) == ("xlnet", "answer") else {}
     way = {"way": "head"} if family == "t5" and cell != "tag" else {}
     task, model = begun(family, known, table, **{**OPTIONS.get(cell, {}), **own, **way, **options})
-    model.history = [{"task": task.described()}]
+    model.history = [{"task": task.describe()}]
     save(model.eval(), folder)
     again = load(folder)
     return task_for(again, None, {}), again, table
@@ -107,7 +107,7 @@ def test_a_fine_tuned_folder_answers_in_transformers_as_here(family: str, cell: 
     if compare is not None:
         compare(task, model, table, tokenizer, theirs)
         return
-    texts = [[row[column] for row in rows] for column in task.reads]
+    texts = [[row[column] for row in rows] for column in task.input_columns]
     found = answers(theirs, tokenizer(*texts, padding=True, truncation=True, return_tensors="pt")).logits
     torch.testing.assert_close(found, scores_of(task, model, table), atol=2e-5, rtol=1e-4)
     assert float(found.std(0).min()) > 1e-3, "rows are told apart"

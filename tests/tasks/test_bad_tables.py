@@ -151,7 +151,7 @@ def test_rows_without_a_label_say_so_in_many_ways() -> None:
     table = read_table([{"text": "A letter.", "label": value} for value in values])
     task: Any = get_task("classify", {"multi_label": True}, get_family("bert"))
     assert task.labels(table) == ("long", "old")
-    assert task.named(table) == [()] * 6 + [("long", "old")]
+    assert task.row_labels(table) == [()] * 6 + [("long", "old")]
     with pytest.raises(EtymonError, match="row 2: column 'label' has no label"):
         get_task("classify", {}, get_family("bert")).labels(table.at([1]))
 
@@ -172,15 +172,15 @@ def test_a_whole_number_is_one_label_in_every_kind_of_file(
         EtymonError, match=r"column 'label' holds 25 different numbers such as 0\.14.*: .* --task regress"
     ):
         task.labels(read_table(path))
-    task.known = ("1.0", "0.5")  # as a published model may call them
+    task.label_names = ("1.0", "0.5")  # as a published model may call them
     write_table(path, [{"text": "A letter.", "label": value} for value in (1.0, 0.5)])
-    assert task.named(read_table(path)) == [("1.0",), ("0.5",)]
+    assert task.row_labels(read_table(path)) == [("1.0",), ("0.5",)]
 
 
 @pytest.mark.parametrize("way", ["head", "text"])
 def test_an_unknown_label_at_evaluation_is_named(way: str, tmp_path: Path, run: Run) -> None:
     task, model = begun("t5", way=way)
-    model.history = [{"task": task.described()}]
+    model.history = [{"task": task.describe()}]
     save(model, tmp_path / "model")
     rows = [*map(dict, TABLE.rows), {"text": "A letter.", "label": "god"}]
     path = wrote(tmp_path / "test.jsonl", rows)

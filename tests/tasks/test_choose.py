@@ -13,7 +13,7 @@ from etymon.families import get_family
 from etymon.nn.features import FeatureSettings
 from etymon.tables.table import read_table
 from etymon.tasks import get_task
-from etymon.tasks.choose import Choose, Chosen
+from etymon.tasks.choose import ChoicePrediction, Choose
 from tests.tasks.heads import CHOICES, begun, gradients_of, loss_of, slices
 
 
@@ -115,18 +115,22 @@ def test_columns_of_choices_are_lists_of_them() -> None:
     assert (
         task.pairs(read_table([row])) == listed == [[("In winter it", "opened"), ("In winter it", "closed")]]
     )
-    assert task.columns == ("text", "before", "one", "two", "label") and task.reads == task.columns[:-1]
+    assert (
+        task.columns == ("text", "before", "one", "two", "label") and task.input_columns == task.columns[:-1]
+    )
 
 
 def test_records_count_as_the_table_does() -> None:
     task = made(first=1)
     row = {"text": "The captain", "choices": ["a bridge", "a river"], "label": 2}
     table = read_table([row])
-    assert task.record(Chosen(1, (0.2, 0.8))) == {"prediction": 2, "probabilities": [0.2, 0.8]}
-    assert task.shown(table, 0, Chosen(0)) == "The captain\n-> a bridge\n(a river)"
+    assert task.record(ChoicePrediction(1, (0.2, 0.8))) == {"prediction": 2, "probabilities": [0.2, 0.8]}
+    assert task.format_row(table, 0, ChoicePrediction(0)) == "The captain\n-> a bridge\n(a river)"
     assert task.wanted_texts(table) == ["choice2"]
     assert task.understood(["choice1", " choice2", "choice0", "river", "choice9"]) == [
-        Chosen(0), Chosen(1), Chosen(None), Chosen(None), Chosen(8),
+        ChoicePrediction(0), ChoicePrediction(1), ChoicePrediction(None), ChoicePrediction(None), ChoicePrediction(8),
     ]  # fmt: skip
     twice = read_table([row] * 2)
-    assert task.score([Chosen(8), Chosen(None)], twice, ["accuracy"])["accuracy"].value == 0
+    assert (
+        task.score([ChoicePrediction(8), ChoicePrediction(None)], twice, ["accuracy"])["accuracy"].value == 0
+    )

@@ -146,7 +146,7 @@ def test_a_cell_is_a_list_of_labels_or_a_text() -> None:
     cells = ['["a", "b|c"]', '{"a": 1}', "a|b", "[1]", "[draft"]
     table = read_table([{"text": "A letter.", "label": cell} for cell in cells])
     task: Any = get_task("classify", {"multi_label": True}, get_family("bert"))
-    assert task.named(table) == [("a", "b|c"), ('{"a": 1}',), ("a", "b"), ("1",), ("[draft",)]
+    assert task.row_labels(table) == [("a", "b|c"), ('{"a": 1}',), ("a", "b"), ("1",), ("[draft",)]
 
 
 def test_labels_without_names_are_numbers(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_a_teacher_without_names_is_followed_by_numbers() -> None:
     other, teacher = begun("bert", table=table, seed=1)
     before = task.encode(table)
     assert "taught" not in before.columns
-    other.known = ("LABEL_2", "LABEL_0", "LABEL_1")
-    task.follow(teacher, other, "a teacher")
+    other.label_names = ("LABEL_2", "LABEL_0", "LABEL_1")
+    task.follow_teacher(teacher, other, "a teacher")
     said = other.together(
-        other.asked(teacher, other.read(table), lambda one: list(other.said(teacher, None, one)))
+        other.run_batches(teacher, other.read(table), lambda one: list(other.task_logits(teacher, None, one)))
     )
     torch.testing.assert_close(torch.from_numpy(task.teacher(table)), torch.as_tensor(said)[:, [1, 2, 0]])
 

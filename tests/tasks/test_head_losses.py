@@ -17,7 +17,7 @@ from etymon.families.model import Model
 from etymon.nn.batch import Batch
 from etymon.nn.features import FeatureSettings
 from etymon.tables.table import read_table
-from etymon.tasks.headed import TAUGHT
+from etymon.tasks.head_task import TEACHER
 from etymon.training.unit import TrainingUnit
 from tests.tasks.heads import (
     CHOICES,
@@ -166,7 +166,7 @@ def test_r_drop(name: str) -> None:
     assert set(task.loss(TrainingUnit(model, task), prepared)) == {"loss"}, "judged by the loss alone"
     _, without = begun("bert", name, table)
     with pytest.raises(EtymonError, match="this model has none: leave --r-drop out"):
-        task.tie(without, 48, frozen=False)
+        task.bind_for_training(without, 48, frozen=False)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,9 @@ def taught(
         "gpt2", table=table, seed=3, **{k: v for k, v in options.items() if k == "multi_label"}
     )
     if turned:
-        teacher.labels = teacher_task.known = tuple(reversed(teacher_task.known))
+        teacher.labels = teacher_task.label_names = tuple(reversed(teacher_task.label_names))
     task, model = begun("bert", table=table, **options)
-    task.follow(teacher, teacher_task, "the teacher")
+    task.follow_teacher(teacher, teacher_task, "the teacher")
     return teacher_task, teacher, task, model
 
 
@@ -281,7 +281,7 @@ def test_processes_that_prepare_rows_get_neither_teacher_nor_cache() -> None:
     frozen, _ = begun("bert", features=own, frozen=True, way="head")
     copy = pickle.loads(pickle.dumps(frozen))
     assert copy.cache is None and frozen.cache is not None
-    assert copy.known == frozen.known
+    assert copy.label_names == frozen.label_names
 
 
 def test_of_several_labels_each_is_followed_by_itself() -> None:
@@ -303,15 +303,15 @@ def test_only_a_teacher_of_the_same_labels_can_be_followed() -> None:
     with pytest.raises(
         EtymonError, match="knows the labels bad, good, and the table has bad, good, so-so"
     ) as refused:
-        task.follow(other, other_task, "the teacher")
+        task.follow_teacher(other, other_task, "the teacher")
     assert "\n" not in str(refused.value)
     several, model = begun("bert", table=TABLE, multi_label=True)
     with pytest.raises(EtymonError, match="cannot follow"):
-        task.follow(model, several, "the teacher")
+        task.follow_teacher(model, several, "the teacher")
     number, model = begun("bert", "regress", read_table([{"text": "a", "label": 1}]))
     with pytest.raises(EtymonError, match="cannot follow the teacher, which does 'classify'"):
-        number.follow(other, other_task, "the teacher")
-    assert TAUGHT not in slices(task, TABLE)[0].counts
+        number.follow_teacher(other, other_task, "the teacher")
+    assert TEACHER not in slices(task, TABLE)[0].counts
 
 
 # ------------------------------------------------------------ features of a frozen body

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores, normalised
-from etymon.tasks.classify import Classify, ClassifyOptions, Labelled
+from etymon.tasks.classify import Classify, ClassifyOptions, LabelPrediction
 from etymon.tasks.label_scores import (
     LABEL_METRICS,
     MULTI_LABEL_METRICS,
@@ -310,12 +310,15 @@ def test_every_label_has_the_figures_of_scikit_learn(rows):
 
 def test_a_mistake_is_as_grave_as_the_model_was_sure_of_it():
     shares = {"a": 0.9, "b": 0.3, "c": 0.6}
-    assert Labelled("a", shares).mistaken(["b"]) == 0.9 and Labelled("a", shares).mistaken(["a"]) is None
-    assert Labelled(None, {}).mistaken(["b"]) is None
-    several = Labelled(("a", "c"), shares)
-    assert several.mistaken(["a", "b"]) == pytest.approx(0.7), "which was left out, and c was but 0.6"
-    assert several.mistaken(["c"]) == 0.9 and several.mistaken(["c", "a"]) is None
-    assert Labelled(("a", "c"), {}).mistaken(["b"]) is None
+    assert (
+        LabelPrediction("a", shares).worst_error(["b"]) == 0.9
+        and LabelPrediction("a", shares).worst_error(["a"]) is None
+    )
+    assert LabelPrediction(None, {}).worst_error(["b"]) is None
+    several = LabelPrediction(("a", "c"), shares)
+    assert several.worst_error(["a", "b"]) == pytest.approx(0.7), "which was left out, and c was but 0.6"
+    assert several.worst_error(["c"]) == 0.9 and several.worst_error(["c", "a"]) is None
+    assert LabelPrediction(("a", "c"), {}).worst_error(["b"]) is None
 
 
 # --- what they share

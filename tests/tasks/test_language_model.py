@@ -21,7 +21,7 @@ from etymon.sampling.plans import key
 from etymon.tables.table import read_table
 from etymon.tasks import get_task, task_for
 from etymon.tasks.language_model import LanguageModel
-from etymon.tasks.task import falling
+from etymon.tasks.task import value_to_minimise
 from etymon.text.store import Split
 from etymon.training.feeding import Feed, Position, validation_slices
 from etymon.training.unit import TrainingUnit, evaluate
@@ -97,10 +97,14 @@ def test_validation_tells_bits_per_byte() -> None:
     targets = int(split.sizes.sum()) + len(TEXTS)  # with the end of each
     bits = figures["loss"] * targets / math.log(2)
     assert figures["bits_per_byte"] == pytest.approx(bits / sum(len(text.encode()) for text in TEXTS))
-    assert falling("loss")(figures) == figures["bits_per_byte"]
-    assert falling("loss")({"bits_per_target": 3.0}) == 3.0
-    assert falling("bits_per_byte")({"bits_per_byte": 2.0}) == falling("part/mse")({"part/mse": 2.0}) == 2.0
-    assert falling("bleu")({"bleu": 2.0}) == -2.0
+    assert value_to_minimise("loss")(figures) == figures["bits_per_byte"]
+    assert value_to_minimise("loss")({"bits_per_target": 3.0}) == 3.0
+    assert (
+        value_to_minimise("bits_per_byte")({"bits_per_byte": 2.0})
+        == value_to_minimise("part/mse")({"part/mse": 2.0})
+        == 2.0
+    )
+    assert value_to_minimise("bleu")({"bleu": 2.0}) == -2.0
 
 
 def test_predictions_are_those_of_score() -> None:
@@ -125,7 +129,7 @@ def test_predictions_are_those_of_score() -> None:
             assert many.low is not None and many.high is not None
             assert each[0] < many.low < score.value < many.high < each[1]
             assert record["bits_per_byte"] == found[0].bits_per_byte
-            assert "bits per byte" in task.shown(few, 0, found[0])
+            assert "bits per byte" in task.format_row(few, 0, found[0])
         else:
             assert record["kind"] == "pseudo-likelihood" and "bits_per_byte" not in record
 
@@ -133,13 +137,13 @@ def test_predictions_are_those_of_score() -> None:
 def test_what_a_family_cannot_tell_is_not_asked() -> None:
     for family in ("bert", "t5"):
         task, model = bound(family)
-        assert task.usual_metrics == ("loss",)
+        assert task.default_metrics == ("loss",)
         task.check_metrics(["loss"])
         with pytest.raises(EtymonError, match="say --metric loss"):
             task.check_metrics(["bits_per_byte"])
     with pytest.raises(EtymonError, match="T5 tells how likely a target is given a source"):
         task.predict(model, TABLE)
-    assert bound("gpt2")[0].usual_metrics == ("bits_per_byte", "bits_per_character")
+    assert bound("gpt2")[0].default_metrics == ("bits_per_byte", "bits_per_character")
 
 
 def test_misfits_are_refused() -> None:
@@ -157,7 +161,7 @@ def test_misfits_are_refused() -> None:
     task, _ = bound("bert", objective="masked-next-sentence")
     assert task.heads == {"vocabulary", "next_sentence"} and task.objective.name == "masked-next-sentence"
     task, model = bound("gpt2", objective="prefix")
-    task.tie(model, 24, frozen=False)
+    task.bind_for_training(model, 24, frozen=False)
     assert model.reads_prefix
 
 

@@ -60,7 +60,7 @@ def begun(family: str, task: str, **options: Any) -> tuple[Any, Any, Any]:
     heads = made.fit(known).heads
     labels = made.labels(table)
     model = tiny.model(family, heads, **({"labels": labels} if labels else {}))
-    made.tie(model, 48, frozen=False)
+    made.bind_for_training(model, 48, frozen=False)
     return made, model, table
 
 
@@ -90,7 +90,7 @@ def test_a_step_a_folder_and_the_same_answers(family: str, name: str, tmp_path: 
             losses.append(float(loss.detach()))
     assert all(map(math.isfinite, losses))
     model.eval()
-    model.history = [{"task": task.described()}]
+    model.history = [{"task": task.describe()}]
     save(model, tmp_path / "model")
     again = load(tmp_path / "model")
     opened = task_for(again, None, {})
@@ -103,9 +103,9 @@ def test_a_step_a_folder_and_the_same_answers(family: str, name: str, tmp_path: 
     assert len(answers) == len(table)
     records = [[one.record(answer) for answer in each] for one, each in ((opened, answers), (task, expected))]
     assert str(records[0]) == str(records[1])
-    assert {name for record in records[0] for name in record} <= set(opened.tells)
+    assert {name for record in records[0] for name in record} <= set(opened.record_fields)
     examples = task.encode(table)
-    once = task.judged(model, examples, table)
+    once = task.evaluate(model, examples, table)
     assert (once is None) == (
         found.way == "text-to-text" or "vocabulary" in task.heads or (family, name) == ("xlnet", "answer")
     )
@@ -113,6 +113,6 @@ def test_a_step_a_folder_and_the_same_answers(family: str, name: str, tmp_path: 
         assert str([task.record(answer) for answer in once[0]]) == str(records[1])
         figures = evaluate(unit, list(validation_slices(task, examples, 0, rows=1)))
         assert once[1] == pytest.approx(figures["loss"], rel=1e-5)
-    scores = opened.score(answers, table, opened.usual_metrics)
+    scores = opened.score(answers, table, opened.default_metrics)
     assert all(math.isfinite(score.value) for score in scores.values())
-    assert opened.shown(table, 0, answers[0])
+    assert opened.format_row(table, 0, answers[0])

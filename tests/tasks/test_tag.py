@@ -20,7 +20,7 @@ from etymon.sampling.plans import key
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_of
 from etymon.tasks.entities import entities_of, read_entities, scheme_tags, tags_of, words_of
-from etymon.tasks.headed import TAUGHT, HeadOptions
+from etymon.tasks.head_task import TEACHER, HeadOptions
 from etymon.tasks.tag import Tag, TagOptions
 from etymon.training.unit import TrainingUnit
 from tests import tiny
@@ -68,7 +68,7 @@ def test_a_word_is_asked_for_at_the_piece_that_knows_it(family: str) -> None:
         pieces = task.pieces.read(" ".join(words), task.words(TABLE)[number].spans)
         expected = pieces.stops - 1 if family == "gpt2" else pieces.firsts
         assert example["places"].tolist() == (before + expected).tolist()
-        assert [task.known[n] for n in example["target"]] == TABLE.rows[number]["tags"]
+        assert [task.label_names[n] for n in example["target"]] == TABLE.rows[number]["tags"]
         asked = example["ids"][example["places"][0]]
         assert model.tokenizer.tokens[asked].strip("▁") in ("The", "the", "T", "")
 
@@ -81,7 +81,7 @@ def test_tags_that_are_numbers_are_in_their_order() -> None:
 
 def test_numbers_are_the_tags_of_a_model_whose_labels_have_no_names() -> None:
     task: Any = get_task("tag", {}, get_family("bert"))
-    task.known = ("LABEL_0", "LABEL_1")
+    task.label_names = ("LABEL_0", "LABEL_1")
     table = read_table([{"tokens": ["a", "b"], "tags": [1, 0]}])
     assert task.targets(table).tolist() == [1, 0]
     with pytest.raises(EtymonError, match="row 1: tag '2' is none of those that were learnt"):
@@ -114,7 +114,7 @@ def test_a_long_sentence_is_read_in_parts_and_nothing_is_lost() -> None:
     assert len(examples) > len(TABLE) and max(examples.sizes) <= 16
     assert told == ["4 of 4 rows are longer than 16 tokens and are read in parts (finetune --length)"]
     targets: Any = examples.columns["target"]
-    assert [task.known[n] for n in targets.flat] == [tag for row in TABLE.rows for tag in row["tags"]]
+    assert [task.label_names[n] for n in targets.flat] == [tag for row in TABLE.rows for tag in row["tags"]]
     assert int(examples.words.sum()) == sum(map(len, SENTENCES))
     answers = task.predict(model, TABLE)
     assert [one.tokens for one in answers] == [tuple(words) for words in SENTENCES]
@@ -154,7 +154,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     prepared = whole(task, TABLE)
     save(model, tmp_path)
     reference = BertForTokenClassification.from_pretrained(tmp_path).eval()
-    assert [reference.config.id2label[n] for n in range(len(task.known))] == list(task.known)
+    assert [reference.config.id2label[n] for n in range(len(task.label_names))] == list(task.label_names)
     read = AutoTokenizer.from_pretrained(tmp_path)(
         SENTENCES, is_split_into_words=True, padding=True, return_tensors="pt"
     )
@@ -162,7 +162,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     for row, record in enumerate(TABLE.rows):
         places = read.word_ids(row)
         for word, tag in enumerate(record["tags"]):
-            labels[row, places.index(word)] = task.known.index(tag)
+            labels[row, places.index(word)] = task.label_names.index(tag)
     expected = reference(**read, labels=labels).loss
     found = weighted_loss(task.loss(TrainingUnit(model, task), prepared), prepared.counts)
     assert prepared.counts["loss"] == sum(map(len, SENTENCES))
@@ -197,33 +197,33 @@ def test_a_step_and_answers(family: str) -> None:
     assert scores["accuracy"].value == pytest.approx(100 * np.mean(right))
     record = task.record(answers[0])
     assert json.loads(json.dumps(record)) == record and record["prediction"] == list(answers[0].tags)
-    assert task.shown(TABLE, 0, answers[0]).splitlines()[2].startswith("(The/D ")
+    assert task.format_row(TABLE, 0, answers[0]).splitlines()[2].startswith("(The/D ")
 
 
 def test_a_teacher_is_followed_word_by_word() -> None:
     teacher_task, teacher = bound("bert", length=16)
     task, model = bound("gpt2", length=40, language_model=0.5, r_drop=1.0)
-    task.follow(teacher, teacher_task, "the teacher")
+    task.follow_teacher(teacher, teacher_task, "the teacher")
     words = sum(map(len, SENTENCES))
     told: list[str] = []
     examples = task.encode(TABLE, told.append, learn=True)
     prepared = task.collate([task.prepare(examples, np.arange(len(examples)), key(0))])
-    assert prepared.taught is not None and prepared.taught.shape == (words, len(task.known))
-    assert {name: prepared.counts[name] for name in (TAUGHT, "loss", "r_drop")} == dict.fromkeys(
-        (TAUGHT, "loss", "r_drop"), words
+    assert prepared.taught is not None and prepared.taught.shape == (words, len(task.label_names))
+    assert {name: prepared.counts[name] for name in (TEACHER, "loss", "r_drop")} == dict.fromkeys(
+        (TEACHER, "loss", "r_drop"), words
     )
     assert prepared.counts["language_model"] == len(examples)
     terms = task.loss(TrainingUnit(model.train(), task), prepared)
-    assert set(terms) == {"loss", "r_drop", TAUGHT, "language_model"}
+    assert set(terms) == {"loss", "r_drop", TEACHER, "language_model"}
     # What it says is what the teacher answers, whatever windows either reads in.
-    said = np.concatenate([examples.example(number)[TAUGHT] for number in range(len(examples))])
-    tags = [teacher_task.known[n] for n in said.argmax(1)]
+    said = np.concatenate([examples.example(number)[TEACHER] for number in range(len(examples))])
+    tags = [teacher_task.label_names[n] for n in said.argmax(1)]
     assert tags == [tag for one in teacher_task.predict(teacher, TABLE) for tag in one.tags]
     itself, _ = bound("bert", length=16)
-    itself.follow(teacher, teacher_task, "itself")
+    itself.follow_teacher(teacher, teacher_task, "itself")
     same = whole(itself, TABLE)
     terms = itself.loss(TrainingUnit(teacher.train(), itself), same)
-    assert abs(terms[TAUGHT].sum.item()) < 1e-3
+    assert abs(terms[TEACHER].sum.item()) < 1e-3
 
 
 # ------------------------------------------------------------ entities
@@ -241,13 +241,13 @@ def test_words_of_a_text() -> None:
 )
 def test_entities_there_and_back(scheme: Any, parts: list[str]) -> None:
     task, model = bound("bert", ENTITIES, entities="entities", scheme=scheme)
-    assert task.columns == ("text", "entities") and task.usual_metrics == ("f1",)
-    assert task.known == scheme_tags(["PLACE", "TIME"], scheme)
+    assert task.columns == ("text", "entities") and task.default_metrics == ("f1",)
+    assert task.label_names == scheme_tags(["PLACE", "TIME"], scheme)
     right = task.tagged(ENTITIES, task.words(ENTITIES))
     assert right[0] == ["O"] * 3 + parts + ["O"] * 2 + [f"{'U' if scheme == 'BILOU' else 'B'}-TIME", "O"]
     given = []
     for words, tags in zip(task.words(ENTITIES), right):
-        numbers = np.array([[0.5, task.known.index(tag)] for tag in tags])
+        numbers = np.array([[0.5, task.label_names.index(tag)] for tag in tags])
         given.append(task._answer(words, numbers))
     assert [[(one.text, one.label) for one in each.entities or ()] for each in given] == [
         [("New Bridge", "PLACE"), ("Winter", "TIME")], [("浙商银行", "PLACE")], [],
@@ -255,10 +255,10 @@ def test_entities_there_and_back(scheme: Any, parts: list[str]) -> None:
     first = task.record(given[0])["prediction"][0]
     assert first == {"start": 20, "end": 30, "label": "PLACE", "text": "New Bridge", "confidence": 0.5}
     assert task.score(given, ENTITIES, ["f1", "accuracy"])["f1"].value == 100
-    assert task.shown(ENTITIES, 0, given[0]).endswith(
+    assert task.format_row(ENTITIES, 0, given[0]).endswith(
         "\n-> New Bridge (PLACE), Winter (TIME)\n(New Bridge (PLACE), Winter (TIME))"
     )
-    assert "no entities" in task.shown(ENTITIES, 2, given[2])
+    assert "no entities" in task.format_row(ENTITIES, 2, given[2])
     empty = [replace(one, tags=("O",) * len(one.tags)) for one in given]
     assert task.score(empty, ENTITIES, ["f1"])["f1"].value == 0
     assert (
@@ -378,15 +378,15 @@ def test_every_option_is_documented() -> None:
 
 def test_a_model_remembers_what_it_tags() -> None:
     task, model = bound("bert", ENTITIES, text="text", scheme="BILOU")
-    model.history = [{"task": task.described()}]
+    model.history = [{"task": task.describe()}]
     again = task_of(model)
     assert isinstance(again, Tag)
-    assert again.options == task.options and again.known == task.known and again.raw
+    assert again.options == task.options and again.label_names == task.label_names and again.raw
     assert again.predict(model, ENTITIES) == task.predict(model, ENTITIES)
     plain, _ = bound("bert")
-    assert plain.usual_metrics == ("accuracy",)
+    assert plain.default_metrics == ("accuracy",)
     spans = read_table([{"tokens": "a b", "tags": "B-X O"}])
-    assert bound("bert", spans)[0].usual_metrics == ("f1",)
+    assert bound("bert", spans)[0].default_metrics == ("f1",)
 
 
 def test_the_shared_sets(shared: Path) -> None:
@@ -399,7 +399,7 @@ def test_the_shared_sets(shared: Path) -> None:
     assert int(examples.words.sum()) == sum(len(row["tokens"]) for row in sentences.rows)
     chinese = read_table(shared / "data" / "cluener" / "dev.json").at(range(200))
     task, _ = bound("gpt2", chinese, length=512, entities="label")
-    assert len(task.known) == 21
+    assert len(task.label_names) == 21
     words, right = task.words(chinese), task.tagged(chinese, task.words(chinese))
     found = [{(one.text, one.label) for one in entities_of(tags, each.spans, each.text, [1.0] * len(tags))}
              for tags, each in zip(right, words)]  # fmt: skip

@@ -173,7 +173,7 @@ def test_a_model_remembers_its_task() -> None:
     task, model = bound("t5", prefix="say: ")
     assert task_of(model) is None
     task.encode(PAIRS, learn=True)
-    model.history = [{"task": task.described()}, {"objective": "causal"}]
+    model.history = [{"task": task.describe()}, {"objective": "causal"}]
     again = task_of(model)
     assert isinstance(again, Text2Text)
     assert again.options == task.options and again.limits == task.limits

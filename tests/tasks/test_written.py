@@ -14,15 +14,15 @@ from etymon.families.loading import load
 from etymon.families.saving import save
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_for, task_of
-from etymon.tasks.written import Written
+from etymon.tasks.written import WrittenTask
 from tests import tiny
 from tests.tasks.heads import NUMBERS, PAIRS, SEVERAL, TABLE
 
 
-def written(name: str, table: Table, family: str = "t5", **options: Any) -> tuple[Written, Any]:
+def written(name: str, table: Table, family: str = "t5", **options: Any) -> tuple[WrittenTask, Any]:
     known = get_family(family)
     task = get_task(name, options, known)
-    assert isinstance(task, Written) and task.fit(known).way == "text-to-text"
+    assert isinstance(task, WrittenTask) and task.fit(known).way == "text-to-text"
     assert task.labels(table) == (), "no head is built for them"
     model = tiny.model(family, task.heads).eval()
     task.bind(model, 48)
@@ -30,7 +30,7 @@ def written(name: str, table: Table, family: str = "t5", **options: Any) -> tupl
 
 
 def answered(
-    task: Written, model: Any, table: Table, texts: list[str], monkeypatch: pytest.MonkeyPatch
+    task: WrittenTask, model: Any, table: Table, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """What it makes of these texts."""
     monkeypatch.setattr(task.writing, "predict", lambda *_: texts)
@@ -54,7 +54,7 @@ def test_what_is_no_label_is_none_and_counted_as_wrong(monkeypatch: pytest.Monke
     assert [one.label for one in answers] == ["bad", "good", None]
     assert task.score(answers, TABLE, ["accuracy"])["accuracy"].value == pytest.approx(200 / 3)
     assert [task.record(one) for one in answers] == [{"prediction": label} for label in ("bad", "good", None)]
-    assert task.shown(TABLE, 2, answers[2]).endswith("-> None\n(so-so)")
+    assert task.format_row(TABLE, 2, answers[2]).endswith("-> None\n(so-so)")
 
 
 LONG = "the captain crossed the river in winter and opened the window. " * 8
@@ -72,7 +72,7 @@ def test_of_a_long_row_the_longest_text_alone_is_cut(family: str) -> None:
     assert told == [
         "2 of 2 rows are longer than 64 tokens, and their longest texts are cut (finetune --length)"
     ]
-    text, _ = task.asked(table, task.writing.room_for_sources, told.append)
+    text, _ = task.run_batches(table, task.writing.room_for_sources, told.append)
     assert told[0] == told[1] and text.startswith("question: the captain")
     assert text.endswith(" the answer choice1: the garden choice2: a letter")
 
@@ -80,7 +80,7 @@ def test_of_a_long_row_the_longest_text_alone_is_cut(family: str) -> None:
 def test_texts_of_a_long_row_are_cut_to_the_same_length() -> None:
     table = read_table([{"text": LONG, "second": LONG + LONG, "label": label} for label in "ab"])
     task, _ = written("classify", table, second="second")
-    asked, _ = task.asked(table, 48)
+    asked, _ = task.run_batches(table, 48)
     second, text = asked.removeprefix("second: ").split(" text: ")
     assert second == text and LONG.startswith(text) and 44 <= len(task.writing.sources([asked])[0]) <= 48
 
@@ -135,7 +135,7 @@ def test_several_labels_in_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = task.score(answers, SEVERAL, ["micro_f1", "accuracy"])
     assert scores["accuracy"].value == pytest.approx(200 / 3), "what is no label is wrong"
     assert scores["micro_f1"].value == pytest.approx(100 * 6 / 7)
-    assert task.shown(SEVERAL, 2, answers[2]).endswith("-> long, nonsense\n(long)")
+    assert task.format_row(SEVERAL, 2, answers[2]).endswith("-> long, nonsense\n(long)")
     assert task.record(answers[0]) == {"prediction": ["old", "long"]}
 
 
@@ -159,15 +159,17 @@ def test_numbers_are_multiples_of_a_fifth(monkeypatch: pytest.MonkeyPatch) -> No
 def test_labels_are_kept_with_the_model(name: str, table: Table, labels: list[str], tmp_path: Path) -> None:
     task, model = written(name, table, prefix="sst2 ")
     task.encode(table, learn=True)
-    told = task.described()
+    told = task.describe()
     assert told["labels"] == labels and told["options"]["prefix"] == "sst2 " and told["limits"] == task.limits
     model.history = [{"task": told}]
     save(model, tmp_path / "model")
     opened = load(tmp_path / "model")
     for again in (task_of(opened), task_for(opened, name, {}), task_for(opened, None, {})):
-        assert isinstance(again, Written) and again.known == tuple(labels) and again.described() == told
+        assert (
+            isinstance(again, WrittenTask) and again.label_names == tuple(labels) and again.describe() == told
+        )
     changed = task_of(opened, {"text": "sentence"})
-    assert changed is not None and changed.options.text == "sentence" and changed.known == tuple(labels)  # type: ignore[attr-defined]
+    assert changed is not None and changed.options.text == "sentence" and changed.label_names == tuple(labels)  # type: ignore[attr-defined]
 
 
 def test_rows_that_cannot_be_are_refused_before_anything_is_written() -> None:

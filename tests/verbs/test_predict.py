@@ -42,7 +42,7 @@ def saved(tmp_path: Path) -> Saved:
     ) -> Path:  # fmt: skip
         known, model = begun(family, task, table, **options)
         known.bind(model, length)
-        model.history = [{"task": known.described()}]
+        model.history = [{"task": known.describe()}]
         save(model, tmp_path / "model")
         return tmp_path / "model"
 

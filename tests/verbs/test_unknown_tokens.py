@@ -31,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for family, heads in (("gpt1", {"vocabulary"}), ("bert", {"vocabulary"}), ("electra", {"replaced"})):
         save(tiny.model(family, frozenset(heads)), place / family)
     task, model = begun("bert")
-    model.history = [{"task": task.described()}]
+    model.history = [{"task": task.describe()}]
     save(model, place / "task")
     (place / "text.txt").write_text("\n\n".join([STRANGE] * 40), encoding="utf-8")
     lines = [f"{split}\t{'ab'[n % 2]}\t{STRANGE} {n}" for split in ("tr", "va", "te") for n in range(12)]

@@ -112,10 +112,10 @@ def test_the_best_model_is_kept_and_patience_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = iter([9.0, 1.0, 3.0, 2.0, 2.5, 2.0, 1.0, 0.5])
-    from etymon.tasks.scores import Score
+    from etymon.tasks.scores import MetricScore
     from etymon.tasks.text2text import Text2Text
 
-    monkeypatch.setattr(Text2Text, "score", lambda *_: {"exact": Score(next(values))})
+    monkeypatch.setattr(Text2Text, "score", lambda *_: {"exact": MetricScore(next(values))})
     done = finetune("t5", tmp_path / "run", steps=20, patience=2)
     # Before the first step it had 9, which no checkpoint has; then 1, 3 (the best), 2 and 2.5.
     assert (done.steps, done.best_step, done.stopped) == (8, 4, False)

@@ -623,7 +623,7 @@ def test_validations_on_the_way_answer_as_many_rows_as_are_cheap(
 ) -> None:
     table = read_table([{"text": "a"}] * rows)
     examples = Examples({}, np.full(rows, tokens), np.ones(rows))
-    task: Any = SimpleNamespace(writes=writes)
+    task: Any = SimpleNamespace(writes_text=writes)
     assert TaskData(examples, examples, table).on_the_way(task) == expected
 
 

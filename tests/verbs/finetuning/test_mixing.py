@@ -20,7 +20,7 @@ from etymon.runs import mixing
 from etymon.runs.mixing import Mixing
 from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
-from etymon.tasks.task import falling
+from etymon.tasks.task import value_to_minimise
 from etymon.training.state import RunFolder
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
@@ -169,7 +169,7 @@ def test_tasks_with_labels_have_outputs_of_their_own(family: str, tmp_path: Path
 
 
 def test_the_loss_of_a_member_is_to_fall() -> None:
-    assert falling("pairs/loss")({"pairs/bits": 2.0, "pairs/loss": 1.4}) == 2.0
+    assert value_to_minimise("pairs/loss")({"pairs/bits": 2.0, "pairs/loss": 1.4}) == 2.0
 
 
 def test_a_pretrained_model_is_mixed_by_the_way_it_is_fine_tuned(mixture: Path, tmp_path: Path) -> None:

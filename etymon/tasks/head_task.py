@@ -35,12 +35,12 @@ from etymon.tables.table import Table
 from etymon.tasks.feature_cache import FeatureCache
 from etymon.tasks.head_batches import HeadPrepared, ask_for_words, parts_of
 from etymon.tasks.reading import Pair, TextReader
-from etymon.tasks.task import Fit, Task, Tell, silent
+from etymon.tasks.task import Fit, Notify, Task, ignore_note
 
 PREDICTED_TOKENS = 4096
 """That are read together where nothing is learnt."""
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-TAUGHT = "taught"
+TEACHER = "taught"
 """The column of what a teacher says, and the term that follows it."""
 
 
@@ -64,8 +64,8 @@ class HeadTask(Task):
     """What is left to say: the texts of an example, its target, what scores mean, and the loss."""
 
     head: ClassVar[str]
-    writes = False
-    usual_rows = 32
+    writes_text = False
+    default_rows = 32
     written_by: ClassVar[frozenset[str]] = frozenset({"t5"})
     """Families that were published as writing their answers."""
     teachable: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class HeadTask(Task):
     options: HeadOptions
     outputs: tuple[int, int] | None = None
     """Where several tasks share a head: the outputs that are this one's, from the first to behind the last."""
-    known: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
     """The labels, in the order of the head's outputs."""
     spelled: Mapping[str, str] = {}
     """The labels by how a model writes them."""
@@ -134,7 +134,7 @@ class HeadTask(Task):
     def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Any]:
         """What the scores of a batch mean, an answer for every example."""
 
-    def combined(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+    def head_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         """What the head says of every example."""
         if states_ND is None and self.cache is not None and prepared.keys:
             layers = self.cache.layers(prepared.keys, prepared.batch)
@@ -143,9 +143,9 @@ class HeadTask(Task):
             return model.answer(self.head, prepared.batch, prepared.at)
         return model.read(self.head, states_ND, prepared.batch, prepared.at)
 
-    def said(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
+    def task_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
         """The part of what the head says that is this task's own."""
-        scores = self.combined(model, states_ND, prepared)
+        scores = self.head_logits(model, states_ND, prepared)
         return scores if self.outputs is None else scores[..., slice(*self.outputs)]
 
     @property
@@ -153,19 +153,19 @@ class HeadTask(Task):
         """As Transformers calls it, where it has a name for it."""
         return None
 
-    def learnt(self, label: str) -> str:
+    def model_label(self, label: str) -> str:
         """A label of a table as the model calls it: many published ones have numbers, and no names."""
         number = f"LABEL_{label}"
-        return number if number in self.known and label not in self.known else label
+        return number if number in self.label_names and label not in self.label_names else label
 
     def numbers(self, rows: Sequence[Sequence[str]], table: Table, what: str = "label") -> dict[str, int]:
         """The number of every label; refuses rows with one that was not learnt."""
-        places = {label: number for number, label in enumerate(self.known)}
+        places = {label: number for number, label in enumerate(self.label_names)}
         for number, names in enumerate(rows):
             for name in names:
                 if name not in places:
                     raise EtymonError(
-                        f"{table.places[number]}: {what} {name!r} is none of those that were learnt; {did_you_mean(name, self.known)}"
+                        f"{table.places[number]}: {what} {name!r} is none of those that were learnt; {did_you_mean(name, self.label_names)}"
                     )
         return places
 
@@ -195,11 +195,11 @@ class HeadTask(Task):
     def bind(self, model: Model, length: int | None = None) -> None:
         self.reader = TextReader(model, length or self.limits.get("length"))
         self.limits["length"] = self.reader.length
-        self.known = model.labels if self.outputs is None else self.known
+        self.label_names = model.labels if self.outputs is None else self.label_names
         # Nobody asks here for what a second stream begins with, or, of features, for a decoder behind them.
         self.skips_heads = "two-stream" in model.capabilities or model.features is not None
 
-    def tie(self, model: Model, length: int | None, *, frozen: bool) -> None:
+    def bind_for_training(self, model: Model, length: int | None, *, frozen: bool) -> None:
         self.bind(model, length)
         if frozen:
             model.frozen_body = True
@@ -216,25 +216,25 @@ class HeadTask(Task):
             model.carried = {**model.carried, "problem_type": self.problem_type}
         self.penalised = model.features is not None and bool(model.features.penalty)
 
-    def follow(self, model: Model, task: Any, name: str) -> None:
+    def follow_teacher(self, model: Model, task: Any, name: str) -> None:
         """Takes over what another model says, in training."""
         same = isinstance(task, type(self)) and task.problem_type == self.problem_type
         if not self.teachable or not same:
             raise EtymonError(
                 f"the task {self.name!r} cannot follow {name}, which does {task.name!r}: leave the teacher out"
             )
-        theirs = [task.learnt(label) for label in self.known]
-        if set(task.known) != set(theirs):
+        theirs = [task.model_label(label) for label in self.label_names]
+        if set(task.label_names) != set(theirs):
             raise EtymonError(
-                f"{name} knows the labels {', '.join(task.known)}, and the table has {', '.join(self.known)}"
+                f"{name} knows the labels {', '.join(task.label_names)}, and the table has {', '.join(self.label_names)}"
             )
-        order = [task.known.index(label) for label in theirs]
+        order = [task.label_names.index(label) for label in theirs]
 
         def look(prepared: HeadPrepared) -> list[np.ndarray]:
-            scores = task.said(model, None, prepared)
+            scores = task.task_logits(model, None, prepared)
             return task.apart(scores[:, order].float().cpu().numpy(), prepared)
 
-        self.teacher = lambda table: task.together(task.asked(model, task.read(table), look))
+        self.teacher = lambda table: task.together(task.run_batches(model, task.read(table), look))
 
     def texts(self, table: Table) -> dict[str, list[str]]:
         self.targets(table)
@@ -242,17 +242,17 @@ class HeadTask(Task):
             "text": [text for rows in self.pairs(table) for pair in rows for text in pair if text is not None]
         }
 
-    def encode(self, table: Table, tell: Tell = silent, *, learn: bool = False) -> Examples:
-        examples = self.read(table, tell)
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
+        examples = self.read(table, notify)
         columns = {**examples.columns, "target": self.by_example(self.targets(table), examples)}
         if learn and self.teacher is not None:
-            tell(f"the teacher reads {len(table):,} rows")
-            columns[TAUGHT] = self.by_example(self.teacher(table), examples)
+            notify(f"the teacher reads {len(table):,} rows")
+            columns[TEACHER] = self.by_example(self.teacher(table), examples)
         return Examples(columns, examples.sizes, examples.words)
 
-    def read(self, table: Table, tell: Tell = silent) -> Examples:
+    def read(self, table: Table, notify: Notify = ignore_note) -> Examples:
         """The table's texts as tokens, whether it has answers or not."""
-        return self.reader.examples(self.pairs(table), table, tell, ending=self.ending)
+        return self.reader.examples(self.pairs(table), table, notify, ending=self.ending)
 
     # --- training
 
@@ -291,9 +291,9 @@ class HeadTask(Task):
             prepared.counts["r_drop"] = float(len(targets))  # whatever labels weigh
         if self.penalised:
             prepared.counts["penalty"] = float(len(chosen))
-        if TAUGHT in chosen[0]:
-            prepared.taught = torch.from_numpy(self.together([one[TAUGHT] for one in chosen]))
-            prepared.counts[TAUGHT] = float(self.log_shares(prepared.taught)[..., 0].numel())
+        if TEACHER in chosen[0]:
+            prepared.taught = torch.from_numpy(self.together([one[TEACHER] for one in chosen]))
+            prepared.counts[TEACHER] = float(self.log_shares(prepared.taught)[..., 0].numel())
         if self.options.language_model:
             ask_for_words(prepared, ids)
         return prepared
@@ -317,7 +317,7 @@ class HeadTask(Task):
             share, temperature = 1 - options.teaching, options.temperature
             wanted, found = (self.log_shares(each / temperature) for each in (prepared.taught, scores))
             follow = temperature**2 * F.kl_div(found, wanted, reduction="sum", log_target=True)
-            terms[TAUGHT] = Term(follow, options.teaching)
+            terms[TEACHER] = Term(follow, options.teaching)
         if prepared.words is not None and training:
             assert states is not None
             head: Any = model.heads["vocabulary"]
@@ -334,7 +334,7 @@ class HeadTask(Task):
         """The states that were looked at, where somebody else wants them too, and what the head says of every example."""
         wanted = prepared.words is not None and model.training
         states = model.states(prepared.batch) if wanted else None
-        return states, self.said(model, states, prepared)
+        return states, self.task_logits(model, states, prepared)
 
     def divergence(self, one: Tensor, two: Tensor, prepared: HeadPrepared) -> Tensor:
         """The mean of both Kullback-Leibler divergences between what two passes say, summed."""
@@ -345,28 +345,34 @@ class HeadTask(Task):
     # --- use
 
     def predict(
-        self, model: Model, table: Table, decoding: DecodingSettings | None = None, tell: Tell = silent
+        self,
+        model: Model,
+        table: Table,
+        decoding: DecodingSettings | None = None,
+        notify: Notify = ignore_note,
     ) -> list[Any]:
-        return self.meant(table, self.asked(model, self.read(table, tell), partial(self.looked, model)))
+        return self.merge_row_answers(
+            table, self.run_batches(model, self.read(table, notify), partial(self.answer_batch, model))
+        )
 
-    def judged(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
+    def evaluate(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
         total = count = 0.0
 
         def look(prepared: HeadPrepared) -> list[Any]:
             nonlocal total, count
-            scores = self.said(model, None, prepared)
+            scores = self.task_logits(model, None, prepared)
             total += float(self.criterion(scores, prepared))
             count += prepared.counts["loss"]
             return self.answers(scores, prepared)
 
-        answers = self.meant(table, self.asked(model, examples, look))
+        answers = self.merge_row_answers(table, self.run_batches(model, examples, look))
         return answers, total / max(count, 1.0)
 
-    def looked(self, model: Model, prepared: HeadPrepared) -> list[Any]:
+    def answer_batch(self, model: Model, prepared: HeadPrepared) -> list[Any]:
         """The answers to a batch."""
-        return self.answers(self.said(model, None, prepared), prepared)
+        return self.answers(self.task_logits(model, None, prepared), prepared)
 
-    def asked(
+    def run_batches(
         self, model: Model, examples: Examples, look: Callable[[HeadPrepared], Sequence[Any]]
     ) -> list[Any]:
         """What `look` says of every example, in their order."""
@@ -379,13 +385,13 @@ class HeadTask(Task):
                 found |= dict(zip(chosen.tolist(), look(prepared), strict=True))
         return [found[number] for number in range(len(examples))]
 
-    def meant(self, table: Table, answers: list[Any]) -> list[Any]:
+    def merge_row_answers(self, table: Table, answers: list[Any]) -> list[Any]:
         """The answer to every row of the table, by those to its examples."""
         return answers
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         own = {} if self.outputs is None else {"outputs": list(self.outputs)}
-        return {**super().described(), "labels": list(self.known), **own}
+        return {**super().describe(), "labels": list(self.label_names), **own}
 
 
 def by_number(label: str) -> tuple[int, float, str]:
