@@ -5,10 +5,10 @@ probabilities of a prompt's choices are those of texts that begin with one of th
 goes on from another ("yes", "yes sir"), a text counts for the longest that it begins with, so that no choice is part of another:
 p(yes) - p(yes sir) is what "yes" has. Nothing is corrected for length.
 
-The likeliest choice is therefore found by scoring all of them, and not token by token; sampling sees the choices as a
+The likeliest choice is therefore searched by scoring all of them, and not token by token; sampling treats the choices as a
 vocabulary of their own, so that temperature and filters mean what they mean for tokens.
 
-Legend: R rows, c choices, V vocabulary.
+Legend: R rows, c choices, N tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.generation.processors import draw, warp
-from etymon.generation.sequences import Sequence, Writing
+from etymon.generation.sequences import Continuations, Sequence
 from etymon.generation.stepper import Stepper
 from etymon.text.tokenizer import Tokenizer
 
@@ -30,74 +30,74 @@ TOGETHER = 64
 
 def choice_ids(tokenizer: Tokenizer, choices: tuple[str, ...], *, ended: bool) -> dict[tuple[int, ...], str]:
     """The choices by their tokens, in the order given; `ended` as a decoder over an encoder writes them."""
-    encoded = tokenizer.encode_batch(list(choices))
-    framed = [tokenizer.framing.frame(ids).ids for ids in encoded] if ended else encoded
-    found: dict[tuple[int, ...], str] = {}
-    for choice, bare, ids in zip(choices, encoded, framed, strict=True):
-        key = tuple(int(number) for number in ids)
-        if not len(bare):
+    by_ids: dict[tuple[int, ...], str] = {}
+    for choice, ids in zip(choices, tokenizer.encode_batch(list(choices)), strict=True):
+        if not len(ids):
             raise EtymonError(f"the choice {choice!r} has no tokens to judge it by: leave it out")
-        if key in found:
-            raise EtymonError(f"the choices {found[key]!r} and {choice!r} are the same tokens: leave one out")
-        found[key] = choice
-    return found
+        key = tuple((tokenizer.framing.frame(ids).ids if ended else ids).tolist())
+        if key in by_ids:
+            raise EtymonError(
+                f"the choices {by_ids[key]!r} and {choice!r} are the same tokens: leave one out"
+            )
+        by_ids[key] = choice
+    return by_ids
 
 
 def choose(
-    stepper: Stepper, scores_RV: Tensor, choices: list[tuple[int, ...]], writing: Writing
+    stepper: Stepper, scores_RV: Tensor, choices: list[tuple[int, ...]], texts: Continuations
 ) -> list[list[Sequence]]:
     """The `returns` likeliest choices of every row, or as many draws. `scores_RV` are log-probabilities of the first token."""
-    settings, own = writing.settings, _scored(stepper, scores_RV, choices)
-    totals_Rc = torch.tensor([[math.fsum(each) for each in row] for row in own], dtype=torch.float64)
+    settings, device = texts.settings, scores_RV.device
+    # The log-probability of every token of every choice, by row. The first tokens were scored with the prompt.
+    firsts = scores_RV[:, [ids[0] for ids in choices]].tolist()
+    log_probs = [[[first] for first in row] for row in firsts]
+    pairs = [
+        (row, number) for row in range(len(firsts)) for number, ids in enumerate(choices) if len(ids) > 1
+    ]
+    for begin in range(0, len(pairs), TOGETHER):
+        part = pairs[begin : begin + TOGETHER]
+        branch = stepper.branch(torch.tensor([row for row, _ in part], device=device))
+        branch.extend([choices[number][:-1] for _, number in part])
+        targets = [choices[number][1:] for _, number in part]
+        scored_N = branch.target_log_probs(
+            torch.tensor([id_ for ids in targets for id_ in ids], device=device)
+        )
+        for (row, number), scored in zip(part, scored_N.split(list(map(len, targets))), strict=True):
+            log_probs[row][number] += scored.tolist()
+    totals_Rc = torch.tensor(
+        [[math.fsum(tokens) for tokens in row] for row in log_probs], dtype=torch.float64
+    )
     shares_Rc = _disjoint(totals_Rc, choices).log_softmax(-1)
     if settings.sample:
-        warped_Rc = warp(shares_Rc, settings).repeat_interleave(writing.copies, 0)
-        picked = draw(warped_Rc, torch.from_numpy(writing.uniforms(1)[:, 0, 0])).view(-1, writing.copies)
+        warped_Rc = warp(shares_Rc, settings).repeat_interleave(texts.copies, 0)
+        picked = draw(warped_Rc, torch.from_numpy(texts.uniforms(1)[:, 0, 0])).view(-1, texts.copies)
     else:
-        picked = shares_Rc.sort(stable=True, descending=True).indices[:, : writing.copies]
+        picked = shares_Rc.sort(stable=True, descending=True).indices[:, : texts.copies]
     return [
         [
             Sequence(
-                list(choices[each]),
-                float(totals_Rc[row, each]),
-                float(shares_Rc[row, each]),
+                list(choices[number]),
+                float(totals_Rc[row, number]),
+                float(shares_Rc[row, number]),
                 True,
-                own[row][each] if settings.log_probs else None,
+                log_probs[row][number] if settings.log_probs else None,
             )
-            for each in places
+            for number in numbers
         ]
-        for row, places in enumerate(picked.tolist())
+        for row, numbers in enumerate(picked.tolist())
     ]
 
 
-def _scored(stepper: Stepper, scores_RV: Tensor, choices: list[tuple[int, ...]]) -> list[list[list[float]]]:
-    """The log-probability of every token of every choice, by row. The first tokens are known already."""
-    firsts = scores_RV[:, [ids[0] for ids in choices]].tolist()
-    own = [[[first] for first in row] for row in firsts]
-    pairs = [(row, each) for row in range(len(own)) for each, ids in enumerate(choices) if len(ids) > 1]
-    for begin in range(0, len(pairs), TOGETHER):
-        part = pairs[begin : begin + TOGETHER]
-        branch = stepper.branch(torch.tensor([row for row, _ in part], device=scores_RV.device))
-        branch.extend([choices[each][:-1] for _, each in part])
-        following = [token for _, each in part for token in choices[each][1:]]
-        log_probs = branch.target_log_probs(torch.tensor(following, device=scores_RV.device)).tolist()
-        for row, each in part:
-            size = len(choices[each]) - 1
-            own[row][each] += log_probs[:size]
-            del log_probs[:size]
-    return own
-
-
 def _disjoint(totals_Rc: Tensor, choices: list[tuple[int, ...]]) -> Tensor:
-    """Without the texts that go on to a longer choice."""
+    """The log-probabilities without the texts that go on to a longer choice."""
     out_Rc = totals_Rc.clone()
-    for each, ids in enumerate(choices):
-        # Every longer choice belongs to the longest one that it goes on from.
+    for number, ids in enumerate(choices):
         shorter = [
-            other for other, its in enumerate(choices) if len(its) < len(ids) and ids[: len(its)] == its
+            other for other, head in enumerate(choices) if len(head) < len(ids) and ids[: len(head)] == head
         ]
         if shorter:
+            # Every longer choice is taken off the longest one that it goes on from.
             parent = max(shorter, key=lambda other: len(choices[other]))
-            part_R = (totals_Rc[:, each] - out_Rc[:, parent]).clamp(max=0).exp()
-            out_Rc[:, parent] += (-part_R).log1p()
+            part_R = (totals_Rc[:, number] - out_Rc[:, parent]).clamp(max=0).exp()
+            out_Rc[:, parent] += (-part_R).log1p()  # log(a - b) = log a + log(1 - b / a)
     return out_Rc

@@ -1,10 +1,13 @@
 """From prompts to new tokens: greedy, by sampling, by beam search, by contrastive search, or among choices.
 
-Every row is on its own: neither padding nor the other rows of a batch change what it becomes.
+Every row is computed by itself: neither padding nor the other rows of a batch change its text.
+
+Legend: R rows, V vocabulary.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,13 +20,11 @@ from etymon.families.special_tokens import forced_ids, start_id, token_ids
 from etymon.generation.beam import beam_search
 from etymon.generation.choices import choice_ids, choose
 from etymon.generation.contrastive import contrastive_search
-from etymon.generation.following import follow
-from etymon.generation.processors import Processing
-from etymon.generation.sequences import OnToken, Sequence, Writing
+from etymon.generation.processors import ScoreProcessor, draw, likeliest, token_log_probs, warp
+from etymon.generation.sequences import Continuations, OnToken, Sequence
 from etymon.generation.settings import DEFAULT_NEW_TOKENS, DecodingSettings
 from etymon.generation.speculative import Speculation, check_draft
-from etymon.generation.stepper import SlidingStepper, Stepper
-from etymon.generation.stopping import watcher
+from etymon.generation.stepper import SlidingStepper, Stepper, fork_rows
 
 
 @torch.inference_mode()
@@ -37,41 +38,37 @@ def decode(
     limits: list[int] | None = None,
     draft: Model | None = None,
 ) -> list[list[Sequence]]:
-    """For every prompt its new texts, best first (sampled ones in the order of their draws).
+    """The new texts of every prompt, best first (sampled ones in the order of their draws).
 
     For an encoder-decoder the prompts are source texts. An empty prompt of a decoder starts from its end-of-text
-    token. `on_token` hears of each token as it is chosen, or of a beam search's results at the end of a row.
-    Sampled texts are functions of (seed, key of the row, number of the text): `keys` are 0, 1, 2, ... unless told.
+    token. `on_token` is called for each token as it is chosen, in a beam search when a row is finished.
+    Sampled texts are functions of (seed, key of the row, number of the text): `keys` are 0, 1, 2, ... by default.
     `limits` are `max_new_tokens` for every row by itself.
     A `draft` is a smaller model with the same tokenizer, which runs ahead: the texts are those of the model, only sooner.
     """
     settings = settings or DecodingSettings()
-    _check_model(model)
+    _check_generates(model)
     if not prompts:
         return []
     start = start_token(model, generating=True)
     prompts = [list(map(int, prompt)) for prompt in prompts]
     if start is None:
         prompts = [prompt or [first_token(model, generating=True)] for prompt in prompts]
+    histories = prompts if start is None else [[start]] * len(prompts)
     vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
     check_ids(prompts, vocabulary if start is None else model.source_vocabulary)
-    choices = [] if not settings.choices else list(choices_of(model, settings))
-    limits = _limits(model, prompts, settings, limits, max(map(len, choices), default=None))
     end_ids = settings.end_ids or token_ids(model, "end", generating=True)
     check_ids([list(end_ids)], vocabulary)
-    stopped = None
-    if settings.stop:
-        if model.tokenizer is None:
-            raise EtymonError("stop strings need the model's tokenizer, and it has none: use end_ids instead")
-        stopped = watcher(model.tokenizer, settings.stop)
-    writing = Writing(settings, limits, keys or list(range(len(prompts))), end_ids, stopped, on_token)
-    longest, histories = max(limits), prompts if start is None else [[start]] * len(prompts)
+    choices = list(choices_of(model, settings)) if settings.choices else []
+    limits = _token_limits(model, prompts, settings, limits, max(map(len, choices), default=None))
+    longest = max(limits)
     if draft is not None:
-        _check_model(draft)
-        needed = max(len(row) + limit for row, limit in zip(histories, limits, strict=True))
-        check_draft(model, draft, settings, needed)
+        _check_generates(draft)
+        check_draft(model, draft, settings, max(map(sum, zip(map(len, histories), limits, strict=True))))
         longest += settings.draft_tokens + 1
-    processing = Processing(
+    keys = keys or list(range(len(prompts)))
+    texts = Continuations(settings, limits, keys, end_ids, model.tokenizer, on_token)
+    processor = ScoreProcessor(
         settings,
         histories,
         vocabulary=vocabulary,
@@ -83,45 +80,67 @@ def decode(
         last_ids=forced_ids(model, "forced_eos_token_id"),
     )
     with eval_mode(model):
-        stepper = _stepper(model, settings)
+        slides = settings.window and model.decoder_positions is not None
+        normalised = settings.beams > 1 or bool(choices)
+        stepper = (SlidingStepper if slides else Stepper)(model, normalised=normalised)
+        if settings.contrastive:
+            stepper.shares_prompts = False  # the search compares with every hidden state of a prompt
         scores_RV = stepper.prefill(prompts, longest, start)
         if choices:
-            return choose(stepper, scores_RV, choices, writing)
+            return choose(stepper, scores_RV, choices, texts)
         if settings.beams > 1:
-            return beam_search(stepper, processing, scores_RV, writing)
+            return beam_search(stepper, processor, scores_RV, texts)
         if settings.contrastive:
-            return contrastive_search(stepper, processing, scores_RV, writing)
+            return contrastive_search(stepper, processor, scores_RV, texts)
         if draft is None:
-            return follow(stepper, processing, scores_RV, writing)
+            return _token_by_token(stepper, processor, scores_RV, texts)
         with eval_mode(draft):
             ahead = Stepper(draft, normalised=False)
             ahead.prefill(prompts, longest, start_token(draft, generating=True))
-            return Speculation(stepper, ahead, processing, writing).run(scores_RV)
+            return Speculation(stepper, ahead, processor, texts).run(scores_RV)
 
 
-def _stepper(model: Model, settings: DecodingSettings) -> Stepper:
-    slides = settings.window and model.decoder_positions is not None
-    made = (SlidingStepper if slides else Stepper)(
-        model, normalised=settings.beams > 1 or bool(settings.choices)
-    )
-    if settings.contrastive:
-        made.shares = False  # every hidden state of a prompt is looked at
-    return made
+def _token_by_token(
+    stepper: Stepper, processor: ScoreProcessor, scores_RV: Tensor, texts: Continuations
+) -> list[list[Sequence]]:
+    """Greedy decoding and sampling. `scores_RV` are those of the first token."""
+    settings, device, longest = texts.settings, scores_RV.device, max(texts.limits)
+    scores_RV = fork_rows(texts.copies, scores_RV, processor, stepper)
+    uniforms = torch.from_numpy(texts.uniforms(longest)[:, :, 0]).to(device) if settings.sample else None
+    rows = list(range(len(texts.ids)))
+    for step in range(longest):
+        allowed_RV = processor(scores_RV)
+        if uniforms is None:
+            chosen_R = likeliest(allowed_RV)
+        else:
+            chosen_R = draw(warp(allowed_RV, settings), uniforms[rows, step])
+        going_on = texts.add_all(rows, chosen_R, token_log_probs(scores_RV, chosen_R))
+        if not going_on:
+            break
+        processor.append(chosen_R)
+        if len(going_on) < len(rows):
+            # Finished rows leave the batch, so that nothing is computed for them any more.
+            kept = torch.tensor(going_on, device=device)
+            rows = [rows[place] for place in going_on]
+            chosen_R = chosen_R[kept]
+            processor.select(kept)
+            stepper.select(kept)
+        scores_RV = stepper.step(chosen_R)
+    return texts.results()
 
 
-# --- what can be known before work starts
+# --- what is checked before work starts
 
 
-def _check_model(model: Model) -> None:
+def _check_generates(model: Model) -> None:
     model.require_vocabulary("generate")
     if "state" not in model.capabilities:
-        raise EtymonError(
-            f"{model.family.title} does not generate from left to right"
-            + (": it fills blanks (etymon fill)" if "bidirectional" in model.capabilities else "")
-        )
+        hint = ": it fills blanks (etymon fill)" if "bidirectional" in model.capabilities else ""
+        raise EtymonError(f"{model.family.title} does not generate from left to right{hint}")
 
 
 def check_ids(rows: list[list[int]], vocabulary: int) -> None:
+    """Refuses ids that are outside the vocabulary."""
     for row in rows:
         if row and not 0 <= min(row) <= max(row) < vocabulary:
             wrong = max(row) if max(row) >= vocabulary else min(row)
@@ -134,17 +153,19 @@ def start_token(model: Model, *, generating: bool = False) -> int | None:
 
 
 def first_tokens(model: Model, *, generating: bool = False) -> list[int]:
-    """What a text stands behind: the begin token or else the end-of-text token. Published models of GPT-1 have neither."""
-    known = (token_ids(model, role, generating=generating) for role in ("begin", "end"))
-    return [ids[0] for ids in known if ids][:1]
+    """The token before every text: the begin token or else the end-of-text token. Empty for the published models
+    of GPT-1, which have neither."""
+    roles = (token_ids(model, role, generating=generating) for role in ("begin", "end"))
+    return [ids[0] for ids in roles if ids][:1]
 
 
 def first_token(model: Model, *, generating: bool = False) -> int:
-    for first in first_tokens(model, generating=generating):
-        return first
-    raise EtymonError(
-        "the prompt is empty and the model has no end-of-text token to start from: give a prompt"
-    )
+    """The same where there must be a token to start from."""
+    if not (ids := first_tokens(model, generating=generating)):
+        raise EtymonError(
+            "the prompt is empty and the model has no end-of-text token to start from: give a prompt"
+        )
+    return ids[0]
 
 
 def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...], str]:
@@ -154,49 +175,47 @@ def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...]
     return choice_ids(model.tokenizer, settings.choices, ended=model.encoder_decoder)
 
 
-def _limits(
+def _token_limits(
     model: Model,
     prompts: list[list[int]],
     settings: DecodingSettings,
-    own: list[int] | None,
+    row_limits: list[int] | None,
     longest_choice: int | None,
 ) -> list[int]:
-    """How many tokens each row may get."""
+    """The most new tokens of every row. Refuses prompts that leave no room for them."""
     limits = []
+    positions = model.decoder_positions
     for number, prompt in enumerate(prompts):
-        used, positions = len(prompt), model.decoder_positions
+        used = len(prompt)
         if model.encoder_decoder:
             if model.positions is not None and used > model.positions:
                 raise EtymonError(
                     f"the source has {used} tokens, but the model reads {model.positions}: shorten it"
                 )
-            used = 0
-        asked = settings.max_new_tokens if own is None else own[number]
-        asked = asked if longest_choice is None else longest_choice
-        if settings.window:
-            limits.append(max(DEFAULT_NEW_TOKENS, settings.min_new_tokens) if asked is None else asked)
-            continue
-        room = DEFAULT_NEW_TOKENS if positions is None else positions - used
-        if positions is not None and room < 1:
+            used = 0  # the decoder's positions are its own
+        room = sys.maxsize if settings.window or positions is None else positions - used
+        if room < 1:
             raise EtymonError(
                 f"the prompt has {used} tokens and the model {positions} positions: there is no room for new "
                 "tokens, shorten the prompt, or let a window slide (etymon generate --window)"
             )
-        if asked is None:  # as usual, or the room that is left
-            asked = max(min(DEFAULT_NEW_TOKENS, room), settings.min_new_tokens)
-        if positions is not None and asked > room:
-            what = "ask for at most" if longest_choice is None else "choices may have"
+        wanted = longest_choice or (settings.max_new_tokens if row_limits is None else row_limits[number])
+        if wanted is None:
+            wanted = max(min(DEFAULT_NEW_TOKENS, room), settings.min_new_tokens)
+        if wanted > room:
+            verb = "ask for at most" if longest_choice is None else "choices may have"
+            hint = ", or let a window slide (etymon generate --window)" if longest_choice is None else ""
             raise EtymonError(
-                f"{used} tokens of prompt and {asked} new ones are {used + asked}, but the model has {positions} "
-                f"positions: {what} {room} new tokens, shorten the prompt"
-                + (", or let a window slide (etymon generate --window)" if longest_choice is None else "")
+                f"{used} tokens of prompt and {wanted} new ones are {used + wanted}, but the model has "
+                f"{positions} positions: {verb} {room} new tokens, shorten the prompt{hint}"
             )
-        limits.append(asked)
+        limits.append(wanted)
     return limits
 
 
 def absent_ids(model: Model, vocabulary: int) -> Tensor | None:
-    """Ids that the model has a vector for and the tokenizer no token: a padded vocabulary, or a gap."""
+    """Ids that the model has a vector for and the tokenizer no token: a padded vocabulary (published T5 folders
+    have 32,128 vectors for 32,100 tokens), or a gap."""
     if model.tokenizer is None:
         return None
     gaps = [number for number, token in enumerate(model.tokenizer.tokens) if token == ""]
@@ -206,7 +225,7 @@ def absent_ids(model: Model, vocabulary: int) -> Tensor | None:
 
 @contextmanager
 def eval_mode(model: Model) -> Iterator[None]:
-    """Dropout is off, and afterwards as it was."""
+    """Turns dropout off, and afterwards back to what it was."""
     training = model.training
     model.eval()
     try:

@@ -1,6 +1,6 @@
 """Filling blanks: an encoder reads what stands on both sides, an encoder-decoder writes the missing spans.
 
-Legend: n blanks, V vocabulary.
+Legend: n blanks, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from etymon.text.tokenizer import Tokenizer
 
 MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}"
 SPAN_TOKENS = 10
-"""How long a span may become, unless told."""
+"""How long a span may become, unless `max_new_tokens` is given."""
+
+Word = tuple[str, bool]
+"""A text for a blank, and whether it goes on with the word before it, so that no space is between them."""
 
 
 @dataclass(frozen=True)
 class FillCandidate:
-    """One way to fill a blank."""
+    """A way to fill a blank."""
 
     text: str
     probability: float
@@ -43,7 +46,7 @@ class FillCandidate:
 class Filling:
     """A text with blanks: for each blank its candidates, best first, and one text with all blanks filled.
 
-    An encoder judges every blank by itself, and `filled` is made by filling the blank it is surest of first and
+    An encoder predicts every blank by itself, and `filled` is made by filling the blank it is surest of first and
     reading again. An encoder-decoder's candidates are whole results of a beam search: the probability is that of
     all spans together, and `filled` is the best one.
     """
@@ -51,6 +54,23 @@ class Filling:
     text: str
     blanks: list[list[FillCandidate]]
     filled: str
+
+
+@dataclass(frozen=True)
+class BlankText:
+    """A text with blanks, the texts around them (one more than blanks), and what marks them."""
+
+    text: str
+    between: list[str]
+    marks: list[str]
+
+    def fill(self, words: Sequence[Word | None]) -> str:
+        """The text with words in its blanks; None leaves the mark."""
+        parts = []
+        for before, mark, word in zip(self.between, self.marks, words):
+            filler, is_glued = word or (mark, False)
+            parts += [before.rstrip(" ") if is_glued else before, filler]
+        return "".join(parts) + self.between[-1]
 
 
 def fill_texts(
@@ -61,133 +81,107 @@ def fill_texts(
     max_new_tokens: int | None = None,
     batch_size: int = 32,
 ) -> list[Filling]:
-    """Fills `[MASK]`, `<mask>`, `<extra_id_0>` or `___`, whatever the tokenizer's own mask is."""
-    tokenizer, title = tokenizer_of(model), model.family.title
+    """Fills `[MASK]`, `<mask>`, `<extra_id_0>` or `___`, whatever the tokenizer's mask is."""
+    tokenizer = tokenizer_of(model)
     if batch_size < 1:
         raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
     if top_k < 1:
         raise EtymonError(f"top_k is {top_k}: ask for at least 1 filling")
     model.require_vocabulary("fill blanks")
     reads_both = model.encoder_decoder or "bidirectional" in model.capabilities
-    marks = tokenizer.id("mask") is not None or (model.encoder_decoder and tokenizer.sentinels)
-    if not (reads_both and marks):
+    has_marks = tokenizer.id("mask") is not None or (model.encoder_decoder and tokenizer.sentinels)
+    if not (reads_both and has_marks):
         raise EtymonError(
-            f"{title} cannot fill blanks: use an encoder or BART with a mask token, or T5 with its sentinels"
+            f"{model.family.title} cannot fill blanks: use an encoder or BART with a mask token, or T5 with its "
+            "sentinels"
         )
-    own = re.escape(tokenizer.roles.get("mask", "<mask>"))
-    marker = re.compile(f"{own}|{MARKERS}")
-    blanked = [Blanked(text, [match.span() for match in marker.finditer(text)]) for text in texts]
-    for one in blanked:
-        if not one.spans:
+    marker = re.compile(f"{re.escape(tokenizer.roles.get('mask', '<mask>'))}|{MARKERS}")
+    blank_texts = [BlankText(text, marker.split(text), marker.findall(text)) for text in texts]
+    for text in blank_texts:
+        if not text.marks:
             raise EtymonError(
-                f"there is no blank in {one.text[:60]!r}: mark it with {tokenizer.roles.get('mask', '___')}"
+                f"there is no blank in {text.text[:60]!r}: mark it with {tokenizer.roles.get('mask', '___')}"
             )
-    filled: list[Filling] = []
-    for first in range(0, len(blanked), batch_size):
-        part = blanked[first : first + batch_size]
+    fillings: list[Filling] = []
+    for first in range(0, len(texts), batch_size):
+        part = blank_texts[first : first + batch_size]
         if model.encoder_decoder:
-            filled += _fill_spans(model, part, top_k, max_new_tokens)
+            fillings += _fill_spans(model, part, top_k, max_new_tokens)
         else:
-            filled += _fill_masks(model, part, top_k)
-    return filled
-
-
-@dataclass(frozen=True)
-class Blanked:
-    """A text and where its blanks are."""
-
-    text: str
-    spans: list[tuple[int, int]]
-
-    def marked(self, marks: Sequence[str]) -> str:
-        """The text with a mark in each blank."""
-        return self.with_words([(mark, False) for mark in marks])
-
-    def with_words(self, words: Sequence[tuple[str, bool] | None]) -> str:
-        """The text with words in its blanks (None: left as it is); a word that is glued takes no space before it."""
-        parts, end = [], 0
-        for (start, stop), word in zip(self.spans, words, strict=True):
-            before = self.text[end:start]
-            if word is None:
-                parts += [before, self.text[start:stop]]
-            else:
-                parts += [before.rstrip(" ") if word[1] else before, word[0]]
-            end = stop
-        return "".join(parts) + self.text[end:]
+            fillings += _fill_masks(model, part, top_k)
+    return fillings
 
 
 # --- encoders
 
 
 @torch.inference_mode()
-def _fill_masks(model: Model, blanked: list[Blanked], top_k: int) -> list[Filling]:
+def _fill_masks(model: Model, texts: list[BlankText], top_k: int) -> list[Filling]:
     tokenizer = tokenizer_of(model)
-    mask = tokenizer.id("mask")
-    assert mask is not None
-    token = tokenizer.roles["mask"]
-    encoded = tokenizer.encode_batch([one.marked([token] * len(one.spans)) for one in blanked])
+    mask, token = tokenizer.id("mask"), tokenizer.roles["mask"]
+    encoded = tokenizer.encode_batch([text.fill([(token, False)] * len(text.marks)) for text in texts])
     rows = [tokenizer.framing.frame(ids).ids for ids in encoded]
-    places = [np.flatnonzero(row == mask) for row in rows]
-    for one, own in zip(blanked, places, strict=True):
-        if len(own) != len(one.spans):
+    # Blanks that are still open: the number and the place in the row of each.
+    blanks = [list(enumerate(np.flatnonzero(row == mask).tolist())) for row in rows]
+    for text, places in zip(texts, blanks, strict=True):
+        if len(places) != len(text.marks):
             raise EtymonError(
-                f"the tokenizer does not keep {token} whole in {one.text[:60]!r}: set spaces around it"
+                f"the tokenizer does not keep {token} whole in {text.text[:60]!r}: set spaces around it"
             )
-    unfit = torch.tensor(sorted(tokenizer.special_ids), device=model.device)  # they make no word of a text
-    found = _mask_probabilities(model, rows, places)
-    blanks = []
-    for one, own_nV in zip(blanked, found, strict=True):
-        best = own_nV.topk(min(top_k, own_nV.shape[1], tokenizer.size))
-        blanks.append([
+    probabilities = _mask_probabilities(model, rows, blanks)
+    candidates = []
+    for text, probs_nV in zip(texts, probabilities, strict=True):
+        best = probs_nV.topk(min(top_k, probs_nV.shape[1], tokenizer.size))
+        by_blank = enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        candidates.append(
             [
-                _candidate(tokenizer, one, number, id_, probability)
-                for id_, probability in zip(ids, probabilities, strict=True)
+                [_candidate(tokenizer, text, number, *pair) for pair in zip(*column, strict=True)]
+                for number, column in by_blank
             ]
-            for number, (ids, probabilities) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        ])  # fmt: skip
-    words: list[list[tuple[str, bool] | None]] = [[None] * len(one.spans) for one in blanked]
-    left = [list(range(len(one.spans))) for one in blanked]
-    while True:
-        for text, own_nV in enumerate(found):
-            if not left[text]:
-                continue
-            probabilities, ids = own_nV.index_fill(1, unfit, -1.0).max(1)
-            surest = int(probabilities.argmax())
-            blank = left[text].pop(surest)
-            rows[text][places[text][blank]] = int(ids[surest])
-            words[text][blank] = _word(tokenizer, int(ids[surest]))
-        if not any(left):
-            break
-        found = _mask_probabilities(model, rows, [places[text][left[text]] for text in range(len(rows))])
-    return [Filling(one.text, blanks[text], one.with_words(words[text])) for text, one in enumerate(blanked)]
+        )
+    special = torch.tensor(sorted(tokenizer.special_ids), device=model.device)  # they make no word of a text
+    words: list[list[Word | None]] = [[None] * len(text.marks) for text in texts]
+    while any(blanks):
+        for number, probs_nV in enumerate(probabilities):
+            if blanks[number]:
+                best_n, ids_n = probs_nV.index_fill(1, special, -1.0).max(1)
+                surest = int(best_n.argmax())
+                blank, place = blanks[number].pop(surest)
+                rows[number][place] = int(ids_n[surest])
+                words[number][blank] = _word(tokenizer, int(ids_n[surest]))
+        if any(blanks):
+            probabilities = _mask_probabilities(model, rows, blanks)
+    columns = zip(texts, candidates, words, strict=True)
+    return [Filling(text.text, options, text.fill(chosen)) for text, options, chosen in columns]
 
 
-def _mask_probabilities(model: Model, rows: list[np.ndarray], places: list[np.ndarray]) -> list[Tensor]:
-    """`[n, V]` for every row: what the model expects at the places."""
-    asked = [number for number, found in enumerate(places) if len(found)]
+def _mask_probabilities(
+    model: Model, rows: list[np.ndarray], blanks: list[list[tuple[int, int]]]
+) -> list[Tensor]:
+    """The probabilities `[n, V]` of the words in every row's open blanks."""
+    read = [number for number, places in enumerate(blanks) if places]
     with eval_mode(model):
-        framed = [rows[number] for number in asked]
+        framed = [rows[number] for number in read]
         segments = tokenizer_of(model).framing.segments(framed)
         batch = Batch.of(framed, segments=segments, device=model.device)
-        hidden_nD = model.hidden_behind_masks(batch, batch.layout.flat([places[number] for number in asked]))
-        probabilities = model.heads["vocabulary"].log_probs(hidden_nD).exp()  # type: ignore[operator]
-    absent = absent_ids(model, probabilities.shape[1])
-    if absent is not None:
-        probabilities = probabilities.index_fill(1, absent, 0.0)
-    split = iter(probabilities.split([len(places[number]) for number in asked]))
-    return [next(split) if len(found) else torch.zeros(0, 0) for found in places]
+        places = [np.array([place for _, place in blanks[number]]) for number in read]
+        hidden_nD = model.hidden_behind_masks(batch, batch.layout.flat(places))
+        probs_nV = model.heads["vocabulary"].log_probs(hidden_nD).exp()  # type: ignore[operator]
+    if (absent := absent_ids(model, probs_nV.shape[1])) is not None:
+        probs_nV = probs_nV.index_fill(1, absent, 0.0)
+    return list(probs_nV.split([len(places) for places in blanks]))
 
 
 def _candidate(
-    tokenizer: Tokenizer, one: Blanked, number: int, id_: int, probability: float
+    tokenizer: Tokenizer, text: BlankText, blank: int, id_: int, probability: float
 ) -> FillCandidate:
     word = _word(tokenizer, id_)
-    words = [word if blank == number else None for blank in range(len(one.spans))]
+    words = [word if number == blank else None for number in range(len(text.marks))]
     shown = tokenizer.tokens[id_] if tokenizer.kind == "wordpiece" else word[0]
-    return FillCandidate(shown, probability, one.with_words(words))
+    return FillCandidate(shown, probability, text.fill(words))
 
 
-def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
+def _word(tokenizer: Tokenizer, id_: int) -> Word:
     """A token as text, and whether it goes on with the word before it."""
     token = tokenizer.tokens[id_]
     if id_ in tokenizer.special_ids:
@@ -198,44 +192,47 @@ def _word(tokenizer: Tokenizer, id_: int) -> tuple[str, bool]:
     return text, tokenizer.kind in ("wordpiece", "unigram", "bpe", "byte-bpe") and not tokenizer.spaced[id_]
 
 
-# --- encoder-decoders: T5 writes what stands behind its sentinels, BART the whole text
+# --- encoder-decoders: with sentinels (T5) the spans behind them are written, without (BART) the whole text
 
 
 def _fill_spans(
-    model: Model, blanked: list[Blanked], top_k: int, max_new_tokens: int | None
+    model: Model, texts: list[BlankText], top_k: int, max_new_tokens: int | None
 ) -> list[Filling]:
     tokenizer = tokenizer_of(model)
-    most, sentinels = max(len(one.spans) for one in blanked), tokenizer.sentinels
+    most, sentinels = max(len(text.marks) for text in texts), tokenizer.sentinels
     if sentinels and most > len(sentinels):
         raise EtymonError(
             f"there are {most} blanks, but the tokenizer has {len(sentinels)} sentinels: split the text"
         )
-    marks = [tokenizer.tokens[id_] for id_ in sentinels[:most]] or [tokenizer.roles["mask"]] * most
-    sources = encode_prompts(model, [one.marked(marks[: len(one.spans)]) for one in blanked])
-    rooms = [(SPAN_TOKENS + 1) * len(one.spans) + 1 for one in blanked]
-    if not sentinels:  # the text itself, too, as far as there are positions for it
-        longest = model.positions or sys.maxsize
-        rooms = [min(room + len(source), longest) for room, source in zip(rooms, sources, strict=True)]
+    marks = [(tokenizer.tokens[id_], False) for id_ in sentinels] or [(tokenizer.roles["mask"], False)] * most
+    sources = encode_prompts(model, [text.fill(marks) for text in texts])
+    limits = None
+    if max_new_tokens is None:
+        limits = [(SPAN_TOKENS + 1) * len(text.marks) + 1 for text in texts]
+        if not sentinels:  # the text itself, too, as far as there are positions for it
+            positions = model.positions or sys.maxsize
+            limits = [min(sum(pair), positions) for pair in zip(limits, map(len, sources), strict=True)]
     settings = DecodingSettings(max_new_tokens=max_new_tokens, beams=max(top_k, 4), returns=top_k)
-    written = decode(model, sources, settings, limits=rooms if max_new_tokens is None else None)
     fillings = []
-    for one, source, found in zip(blanked, sources, written, strict=True):
-        blanks: list[list[FillCandidate]] = [[] for _ in one.spans]
-        for sequence in found:
+    for text, source, sequences in zip(
+        texts, sources, decode(model, sources, settings, limits=limits), strict=True
+    ):
+        blanks: list[list[FillCandidate]] = [[] for _ in text.marks]
+        for sequence in sequences:
             if sentinels:
-                words = spans_of(tokenizer, sequence.ids, len(one.spans))
-                sentence = one.with_words([(word, False) for word in words])
+                words = spans_of(tokenizer, sequence.ids, len(text.marks))
+                sentence = text.fill([(word, False) for word in words])
             else:
                 words = spans_between(tokenizer, source, sequence.ids)
                 sentence = tokenizer.decode(sequence.ids).strip()
             for blank, word in zip(blanks, words, strict=True):
                 blank.append(FillCandidate(word, math.exp(sequence.log_prob), sentence))
-        fillings.append(Filling(one.text, blanks, blanks[0][0].sentence))
+        fillings.append(Filling(text.text, blanks, blanks[0][0].sentence))
     return fillings
 
 
 def spans_of(tokenizer: Tokenizer, ids: Sequence[int], count: int) -> list[str]:
-    """What stands behind each of the first `count` sentinels, up to the next sentinel or the end."""
+    """The texts behind each of the first `count` sentinels, up to the next sentinel or the end."""
     spans: dict[int, list[int]] = {}
     current: list[int] = []
     for number in ids:
@@ -249,8 +246,8 @@ def spans_of(tokenizer: Tokenizer, ids: Sequence[int], count: int) -> list[str]:
 
 
 def spans_between(tokenizer: Tokenizer, source: Sequence[int], written: Sequence[int]) -> list[str]:
-    """What a text that was written anew has in the place of every mask of its source: what stands between the nearest tokens on
-    both sides that the two texts have in common."""
+    """What a text that was written anew has in the place of every mask of its source: the tokens between the nearest
+    ones on both sides that the two texts have in common."""
     source, written = ([int(id_) for id_ in ids if id_ != tokenizer.id("end")] for ids in (source, written))
     common = SequenceMatcher(None, source, written, autojunk=False).get_matching_blocks()
     spans = []

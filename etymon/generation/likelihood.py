@@ -1,6 +1,6 @@
 """How likely a model finds a text: by the chain rule, given a source, or token by token from both sides.
 
-Legend: N tokens, n scored tokens.
+Legend: N tokens, D width, n scored tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ BATCH_TOKENS = 8192
 SEGMENT = 256
 """Tokens of a text that a model with a memory reads at once."""
 
+Kind = Literal["likelihood", "pseudo-likelihood"]
+Scored = tuple[int, np.ndarray, list[float]]
+"""The number of a text, some of its tokens and their log-probabilities."""
+
 
 @dataclass(frozen=True)
 class TextScore:
-    """The logarithm is natural. Figures by the token count every scored token; the end token of a target is one."""
+    """Logarithms are natural. Figures by the token count every scored token; the end token of a target is one."""
 
     text: str
-    kind: Literal["likelihood", "pseudo-likelihood"]
+    kind: Kind
     """Pseudo: every token was predicted from all the others, so the sum is no probability of the text."""
     log_likelihood: float
     tokens: int
@@ -40,22 +44,22 @@ class TextScore:
     """None for pseudo-likelihoods, which are no code length."""
     perplexity: float
     pieces: list[str]
-    """The scored tokens, as the tokenizer spells them; of a file that is read in segments neither they nor all of the text
-    are kept."""
+    """The scored tokens, as the tokenizer spells them. Empty for a file that is read in segments, as are `log_probs`."""
     log_probs: list[float]
 
 
 @dataclass(frozen=True)
-class ScoredRow:
-    """A model input, and which of its positions to score against which tokens."""
+class InputRow:
+    """What a model reads at once, and the tokens to score at position `first` and those after it."""
 
     text: int
+    """The number of the text that it is a part of."""
     ids: np.ndarray
-    at: np.ndarray
+    first: int
     targets: np.ndarray
     source: np.ndarray | None = None
-    given: int = 0
-    """How many of its ids are the text that a target is scored given: a model that reads prefixes reads them as one."""
+    prefix: int = 0
+    """How many ids are the given text of a target, which some models read in both directions."""
 
 
 def score_texts(
@@ -70,11 +74,11 @@ def score_texts(
 ) -> list[TextScore]:
     """The score of every text, or of its target given the text (T5 and decoders).
 
-    A decoder predicts the first token from its end-of-text token (without one, the first is given and not scored). Long texts are
-    read in windows of `window` tokens (the positions that it learnt, `Model.window`, unless told) that overlap by `overlap` tokens
-    (half of that unless told); each token is scored once, with at least that many tokens before it. Families with a memory read a
-    text of any length once, in segments of `segment` tokens that remember `memory` tokens (as many as the model's shape says,
-    unless told). An encoder masks every token in turn.
+    A decoder predicts the first token from its end-of-text token (without one, the first is given and not scored).
+    Long texts are read in windows of `window` tokens (by default the positions that it learnt, `Model.window`) that
+    overlap by `overlap` tokens (half of that); each token is scored once, with at least that many tokens before it.
+    Families with a memory read a text of any length once, in segments of `segment` tokens that remember `memory`
+    tokens (by default as many as the model's shape says). An encoder masks every token in turn.
     """
     tokenizer, title = tokenizer_of(model), model.family.title
     model.require_vocabulary("score")
@@ -82,66 +86,70 @@ def score_texts(
         raise EtymonError(f"there are {len(texts)} texts and {len(targets)} targets: give a target for each")
     if model.encoder_decoder and targets is None:
         raise EtymonError(f"{title} scores a target given a source text: give the target too")
+    is_causal = "causal" in model.capabilities
     windowed = window is not None or overlap is not None
-    if memory is None and not windowed and {"causal", "memory"} <= model.capabilities:
+    if memory is None and not windowed and is_causal and "memory" in model.capabilities:
         memory = getattr(model.shape, "memory", None) or None
     if memory is not None:
         check_memory(model, memory, segment, windowed)
-    elif windowed and (model.encoder_decoder or "causal" not in model.capabilities):
+    elif windowed and (model.encoder_decoder or not is_causal):
         raise EtymonError(f"{title} reads a text as a whole: leave window and overlap out")
+    scored_texts = list(texts if targets is None else targets)
     encoded = source_tokenizer_of(model).encode_batch(list(texts))
     check_ids([ids.tolist() for ids in encoded], model.source_vocabulary)
-    wanted = encoded if targets is None else tokenizer.encode_batch(list(targets))
-    scored = list(texts if targets is None else targets)
-    for text, ids in zip(scored, wanted, strict=True):
+    encoded_targets = None if targets is None else tokenizer.encode_batch(scored_texts)
+    scored_ids = encoded if encoded_targets is None else encoded_targets
+    for text, ids in zip(scored_texts, scored_ids, strict=True):
         if not len(ids) and not model.encoder_decoder:
             raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
-    kind: Literal["likelihood", "pseudo-likelihood"] = "likelihood"
-    rows: Iterable[ScoredRow] = ()
     if memory is not None:
-        computed = _remembering(model, encoded, None if targets is None else wanted, memory, segment)
+        scored = _score_with_memory(model, encoded, encoded_targets, memory, segment)
     elif model.encoder_decoder:
-        rows = _conditional_rows(model, encoded, wanted)
-    elif "causal" in model.capabilities:
-        rows = _causal_rows(model, encoded, None if targets is None else wanted, window, overlap)
+        scored = _score_rows(model, _conditional_rows(model, encoded, scored_ids))
+    elif is_causal:
+        scored = _score_rows(model, _causal_rows(model, encoded, encoded_targets, window, overlap))
     elif "bidirectional" in model.capabilities and tokenizer.id("mask") is not None:
         if targets is not None:
             raise EtymonError(
                 f"{title} reads both sides at once and has no likelihood of a target: leave it out"
             )
-        kind, rows = "pseudo-likelihood", _masked_rows(model, encoded)
+        scored = _score_rows(model, _masked_rows(model, encoded))
     else:
         raise EtymonError(f"{title} gives no likelihood of a text")
-    ids_of: list[list[int]] = [[] for _ in scored]
-    log_probs_of: list[list[float]] = [[] for _ in scored]
-    for row, log_probs in _computed(model, rows) if memory is None else computed:
-        ids_of[row.text] += row.targets.tolist()
-        log_probs_of[row.text] += log_probs
+    kind: Kind = "likelihood" if is_causal or model.encoder_decoder else "pseudo-likelihood"
+    ids_by_text: list[list[int]] = [[] for _ in texts]
+    log_probs_by_text: list[list[float]] = [[] for _ in texts]
+    for number, ids, log_probs in scored:
+        ids_by_text[number] += ids.tolist()
+        log_probs_by_text[number] += log_probs
     scores = []
-    for text, own, numbers, log_probs in zip(scored, wanted, ids_of, log_probs_of, strict=True):
+    for number, text in enumerate(scored_texts):
+        log_probs = log_probs_by_text[number]
+        pieces = [tokenizer.tokens[id_] for id_ in ids_by_text[number]]
         # Where there is no token to predict the first one from, its characters do not count either.
-        begin = 0 if len(numbers) >= len(own) else int(tokenizer.offsets(text)[2][0])
-        pieces = [tokenizer.tokens[number] for number in numbers]
+        begin = 0 if len(pieces) >= len(scored_ids[number]) else int(tokenizer.offsets(text)[2][0])
         total, size = math.fsum(log_probs), len(text[begin:].encode())
-        bits, perplexity = _figures(total, len(log_probs), size)
+        bits, perplexity = _rates(total, len(pieces), size)
         bits = bits if kind == "likelihood" else None
-        scores.append(TextScore(text, kind, total, len(log_probs), size, bits, perplexity, pieces, log_probs))
+        scores.append(TextScore(text, kind, total, len(pieces), size, bits, perplexity, pieces, log_probs))
     return scores
 
 
-def _figures(total: float, tokens: int, size: int) -> tuple[float | None, float]:
-    """Bits per byte and perplexity."""
+def _rates(total: float, tokens: int, size: int) -> tuple[float | None, float]:
+    """Bits per byte (None if there are no bytes) and perplexity."""
     mean = -total / tokens
     return -total / math.log(2) / size if size else None, math.exp(mean) if mean < 700 else math.inf
 
 
+# --- in segments, with a memory
+
+
 def check_memory(model: Model, memory: int, segment: int | None, windowed: bool = False) -> None:
-    """Refuses to read a text in segments where that cannot be."""
+    """Refuses models and settings that a text cannot be read in segments with."""
     model.require_vocabulary("score")
     if not {"causal", "memory"} <= model.capabilities:
-        windows = (
-            " (its long texts are read in overlapping windows)" if "causal" in model.capabilities else ""
-        )
+        is_causal = "causal" in model.capabilities
+        windows = " (its long texts are read in overlapping windows)" if is_causal else ""
         raise EtymonError(
             f"{model.family.title} carries nothing from one segment of a text to the next: leave memory out{windows}"
         )
@@ -153,54 +161,17 @@ def check_memory(model: Model, memory: int, segment: int | None, windowed: bool 
         raise EtymonError(f"a memory of {memory} tokens and segments of {segment or SEGMENT} cannot be")
 
 
-@torch.inference_mode()
-def read_segments(
-    model: Model, parts: Iterable[tuple[np.ndarray, bool]], memory: int, segment: int | None = None
-) -> Iterator[tuple[np.ndarray, list[float]]]:
-    """The scored tokens of one text and their log-probabilities, segment by segment, in a memory of constant size.
-
-    The text comes as parts of any length, its tokens and whether they are scored or only read.
-    """
-    state = model.remember(1, memory) if memory else None
-    head, device = model.heads["vocabulary"], model.device
-    with eval_mode(model):
-        for ids, asked in _segments(first_token(model), parts, segment or SEGMENT):
-            batch = Batch.of([ids[:-1]], device=device)
-            hidden_ND, state = model.hidden(batch, state)
-            if asked.any():
-                at, targets_n = (
-                    torch.from_numpy(c).to(device) for c in (np.flatnonzero(asked), ids[1:][asked])
-                )
-                log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
-                yield ids[1:][asked], log_probs_n.tolist()
-
-
-def _segments(
-    first: int, parts: Iterable[tuple[np.ndarray, bool]], length: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Parts cut anew, behind a first token: `length` + 1 tokens each, overlapping by one, and which but the first are asked."""
-    ids, asked = np.array([first], np.int64), np.zeros(0, bool)
-    for part, scored in parts:
-        ids, asked = np.append(ids, part.astype(np.int64)), np.append(asked, np.full(len(part), scored))
-        whole = (len(ids) - 1) // length * length
-        for start in range(0, whole, length):
-            yield ids[start : start + length + 1], asked[start : start + length]
-        ids, asked = ids[whole:], asked[whole:]
-    if len(asked):
-        yield ids, asked
-
-
-def _remembering(
+def _score_with_memory(
     model: Model,
     encoded: list[np.ndarray],
     targets: list[np.ndarray] | None,
     memory: int,
     segment: int | None,
-) -> Iterator[tuple[ScoredRow, list[float]]]:
-    for text, ids in enumerate(encoded):
-        parts = [(ids, True)] if targets is None else [(ids, False), (targets[text], True)]
+) -> Iterator[Scored]:
+    for number, ids in enumerate(encoded):
+        parts = [(ids, True)] if targets is None else [(ids, False), (targets[number], True)]
         for scored, log_probs in read_segments(model, parts, memory, segment):
-            yield ScoredRow(text, scored, np.zeros(0, np.int64), scored), log_probs
+            yield number, scored, log_probs
 
 
 def score_parts(
@@ -209,27 +180,69 @@ def score_parts(
     parts: Iterable[tuple[np.ndarray, int, bool]],
     memory: int,
     segment: int | None = None,
-    tell: Callable[[int], None] | None = None,
+    on_tokens: Callable[[int], None] | None = None,
 ) -> TextScore:
-    """The score of one text that may be far larger than the machine's memory: its tokens, their bytes and whether they
-    are scored come in parts. `text` is what to call it; `tell` gets the tokens scored so far."""
-    size = 0
+    """The score of one text that may be far larger than the machine's memory: its parts are tokens, their bytes and
+    whether they are scored. `text` is the name of it; `on_tokens` is called with the tokens scored so far."""
+    size, total, tokens = 0, 0.0, 0
 
-    def counted() -> Iterator[tuple[np.ndarray, bool]]:
+    def count_bytes() -> Iterator[tuple[np.ndarray, bool]]:
         nonlocal size
-        for ids, width, scored in parts:
+        for ids, width, is_scored in parts:
             check_ids([[int(ids.min()), int(ids.max())]] if len(ids) else [], model.shape.vocabulary)
-            size += width * scored
-            yield ids, scored
+            size += width * is_scored
+            yield ids, is_scored
 
-    total, tokens = 0.0, 0
-    for _, log_probs in read_segments(model, counted(), memory, segment):
+    for _, log_probs in read_segments(model, count_bytes(), memory, segment):
         total, tokens = total + math.fsum(log_probs), tokens + len(log_probs)
-        if tell is not None:
-            tell(tokens)
+        if on_tokens is not None:
+            on_tokens(tokens)
     if not tokens:
         raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
-    return TextScore(text, "likelihood", total, tokens, size, *_figures(total, tokens, size), [], [])
+    return TextScore(text, "likelihood", total, tokens, size, *_rates(total, tokens, size), [], [])
+
+
+@torch.inference_mode()
+def read_segments(
+    model: Model, parts: Iterable[tuple[np.ndarray, bool]], memory: int, segment: int | None = None
+) -> Iterator[tuple[np.ndarray, list[float]]]:
+    """The scored tokens of one text and their log-probabilities, segment by segment, in a memory of constant size.
+
+    The text comes as parts of any length: tokens, and whether they are scored or only read.
+    """
+    state = model.remember(1, memory) if memory else None
+    head, device = model.heads["vocabulary"], model.device
+    with eval_mode(model):
+        for ids, is_scored in _segments(first_token(model), parts, segment or SEGMENT):
+            batch = Batch.of([ids[:-1]], device=device)
+            hidden_ND, state = model.hidden(batch, state)
+            if is_scored.any():
+                targets = ids[1:][is_scored]
+                at, targets_n = (torch.from_numpy(c).to(device) for c in (np.flatnonzero(is_scored), targets))
+                log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
+                yield targets, log_probs_n.tolist()
+
+
+def _segments(
+    first: int, parts: Iterable[tuple[np.ndarray, bool]], length: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The parts cut anew, behind a first token: `length` + 1 tokens each, overlapping by one, and which of all but
+    the first are scored."""
+    ids, is_scored = np.array([first], np.int64), np.zeros(0, bool)
+    for part, flag in parts:
+        ids, is_scored = (
+            np.append(ids, part.astype(np.int64)),
+            np.append(is_scored, np.full(len(part), flag)),
+        )
+        whole = (len(ids) - 1) // length * length
+        for start in range(0, whole, length):
+            yield ids[start : start + length + 1], is_scored[start : start + length]
+        ids, is_scored = ids[whole:], is_scored[whole:]
+    if len(is_scored):
+        yield ids, is_scored
+
+
+# --- in rows
 
 
 def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int, int]]:
@@ -247,54 +260,46 @@ def _causal_rows(
     targets: list[np.ndarray] | None,
     window: int | None,
     overlap: int | None,
-) -> Iterator[ScoredRow]:
-    first = np.array(first_tokens(model), np.int32)
-    room = model.positions
-    if window is not None and (window < 1 or (room is not None and window > room)):
-        raise EtymonError(
-            f"window is {window}: it must be 1 or more{'' if room is None else f', and the model has {room} positions'}"
-        )
-    for text, ids in enumerate(encoded):
-        whole = np.concatenate((first, ids) if targets is None else (first, ids, targets[text]))
+) -> Iterator[InputRow]:
+    start = np.array(first_tokens(model), np.int32)
+    positions = model.positions
+    if window is not None and (window < 1 or (positions is not None and window > positions)):
+        limit = "" if positions is None else f", and the model has {positions} positions"
+        raise EtymonError(f"window is {window}: it must be 1 or more{limit}")
+    for number, ids in enumerate(encoded):
+        whole = np.concatenate((start, ids) if targets is None else (start, ids, targets[number]))
         if len(whole) < 2:
             raise EtymonError(
                 "a text is one token, and the model has none to predict it from: give more text"
             )
-        given = 0 if targets is None else len(first) + len(ids) - 1
-        inputs, following = whole[:-1], whole[1:]
-        context = window or model.window or len(inputs)
+        given = 0 if targets is None else len(start) + len(ids)  # tokens that are not scored
+        context = window or model.window or len(whole) - 1
         shared = context // 2 if overlap is None else overlap
         if not 0 <= shared < context:
             raise EtymonError(
                 f"overlap is {shared}: it must be 0 or more and below the window of {context} tokens"
             )
-        for begin, end, new in windows(len(inputs), context, shared):
-            new = max(new, given)
+        for begin, end, new in windows(len(whole) - 1, context, shared):
+            new = max(new, given - 1)
             if new < end:
-                prefix = 0 if targets is None else max(0, given + 1 - begin)
-                yield ScoredRow(
-                    text,
-                    inputs[begin:end],
-                    np.arange(new - begin, end - begin),
-                    following[new:end],
-                    given=prefix,
-                )
+                prefix = max(0, given - begin)
+                yield InputRow(number, whole[begin:end], new - begin, whole[new + 1 : end + 1], prefix=prefix)
 
 
 def _conditional_rows(
-    model: Model, encoded: list[np.ndarray], targets: list[np.ndarray]
-) -> Iterator[ScoredRow]:
-    framing, start = tokenizer_of(model).framing, start_token(model)
-    source_framing = source_tokenizer_of(model).framing
-    for text, (source, target) in enumerate(zip(encoded, targets, strict=True)):
-        following = framing.frame(target).ids
-        inputs = np.concatenate((np.array([start], np.int32), following[:-1]))
-        yield ScoredRow(text, inputs, np.arange(len(inputs)), following, source_framing.frame(source).ids)
+    model: Model, sources: list[np.ndarray], targets: list[np.ndarray]
+) -> Iterator[InputRow]:
+    reader, writer = source_tokenizer_of(model).framing, tokenizer_of(model).framing
+    start = np.array([start_token(model)], np.int32)
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        framed = writer.frame(target).ids
+        inputs = np.concatenate((start, framed[:-1]))
+        yield InputRow(number, inputs, 0, framed, reader.frame(source).ids)
 
 
-def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[ScoredRow]:
+def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[InputRow]:
     tokenizer = tokenizer_of(model)
-    for text, ids in enumerate(encoded):
+    for number, ids in enumerate(encoded):
         framed = tokenizer.framing.frame(ids)
         if model.positions is not None and len(framed.ids) > model.positions:
             raise EtymonError(
@@ -304,40 +309,39 @@ def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[ScoredRow]
         for place in np.flatnonzero(~framed.special):
             masked = framed.ids.copy()
             masked[place] = tokenizer.id("mask")
-            yield ScoredRow(text, masked, np.array([place]), framed.ids[place : place + 1])
+            yield InputRow(number, masked, int(place), framed.ids[place : place + 1])
 
 
 @torch.inference_mode()
-def _computed(model: Model, rows: Iterable[ScoredRow]) -> Iterator[tuple[ScoredRow, list[float]]]:
-    head = model.heads["vocabulary"]
+def _score_rows(model: Model, rows: Iterable[InputRow]) -> Iterator[Scored]:
+    head, framing = model.heads["vocabulary"], tokenizer_of(model).framing
     with eval_mode(model):
         for part in _batches(rows):
-            batch = Batch.of(
-                [row.ids for row in part],
-                segments=tokenizer_of(model).framing.segments([row.ids for row in part]),
-                prefix=[row.given for row in part] if model.reads_prefix else None,
-                device=model.device,
-            )
+            ids = [row.ids for row in part]
+            prefix = [row.prefix for row in part] if model.reads_prefix else None
+            batch = Batch.of(ids, segments=framing.segments(ids), prefix=prefix, device=model.device)
+            places = [np.arange(row.first, row.first + len(row.targets)) for row in part]
+            at = batch.layout.flat(places)
             if model.encoder_decoder:
                 sources = [row.source for row in part if row.source is not None]
                 hidden_ND, _ = model.decode(batch, model.encode(Batch.of(sources, device=model.device)))
             elif "causal" in model.capabilities:
                 hidden_ND, _ = model.hidden(batch)
-            at = batch.layout.flat([row.at for row in part])
-            following = np.concatenate([row.targets for row in part]).astype(np.int64)
-            targets_n = torch.from_numpy(following).to(model.device)
-            if not model.encoder_decoder and "causal" not in model.capabilities:  # behind masks
-                hidden_ND, at = (
-                    model.hidden_behind_masks(batch, at),
-                    torch.arange(len(at), device=model.device),
-                )
+            else:
+                hidden_ND = model.hidden_behind_masks(batch, at)
+                at = torch.arange(len(at), device=model.device)
+            targets = np.concatenate([row.targets for row in part]).astype(np.int64)
+            targets_n = torch.from_numpy(targets).to(model.device)
             log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
-            for row, own in zip(part, log_probs_n.split([len(row.at) for row in part]), strict=True):
-                yield row, own.tolist()
+            for row, log_probs in zip(
+                part, log_probs_n.split([len(row.targets) for row in part]), strict=True
+            ):
+                yield row.text, row.targets, log_probs.tolist()
 
 
-def _batches(rows: Iterable[ScoredRow]) -> Iterator[list[ScoredRow]]:
-    part: list[ScoredRow] = []
+def _batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
+    """Rows of about `BATCH_TOKENS` tokens together."""
+    part: list[InputRow] = []
     tokens = 0
     for row in rows:
         size = len(row.ids) + (0 if row.source is None else len(row.source))

@@ -2,7 +2,7 @@
 
 Scores are logits or log-probabilities: only the repetition penalty can tell them apart.
 
-Legend: R rows, V vocabulary, T longest history.
+Legend: R rows, V vocabulary, T longest history, e end tokens.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ NEVER = float("-inf")
 
 
 def penalise_repetition(scores_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
-    """Tokens of the history become less likely: positive scores are divided, negative ones multiplied."""
-    padded = F.pad(scores_RV, (0, 1))  # a spare column takes what lies beyond a row's end
+    """Makes tokens of the history less likely. Cells beyond a row's length hold V."""
+    padded = F.pad(scores_RV, (0, 1))  # the spare column V takes what lies beyond a row's end
     seen = padded.gather(1, history_RT)
+    # CTRL (section 4.1) divides every score, which would make negative ones likelier: those are multiplied.
     seen = torch.where(seen < 0, seen * penalty, seen / penalty)
     return padded.scatter(1, history_RT, seen)[:, :-1]
 
 
 def forbid_repeated_ngrams(scores_RV: Tensor, history_RT: Tensor, lengths_R: Tensor, size: int) -> Tensor:
-    """No `size` tokens in a row may occur a second time. Cells beyond a row's length hold V."""
+    """Forbids tokens that would complete the same `size` tokens a second time. Cells beyond a row's length hold V."""
     rows, vocabulary = scores_RV.shape
     if history_RT.shape[1] < size:
         return scores_RV
@@ -39,18 +40,8 @@ def forbid_repeated_ngrams(scores_RV: Tensor, history_RT: Tensor, lengths_R: Ten
     return scores_RV.masked_fill(mask.scatter_(1, banned, True)[:, :-1], NEVER)
 
 
-def forbid(scores_RV: Tensor, ids: Tensor) -> Tensor:
-    """These tokens cannot be chosen."""
-    return scores_RV.index_fill(1, ids, NEVER)
-
-
-def force(scores_RV: Tensor, ids: Tensor) -> Tensor:
-    """Only these tokens can be chosen, and it costs nothing to choose them."""
-    return torch.full_like(scores_RV, NEVER).index_fill(1, ids, 0.0)
-
-
 def keep_top_k(scores_RV: Tensor, count: int) -> Tensor:
-    """Only the `count` best can be chosen (and those that tie with the last of them)."""
+    """Keeps the `count` best tokens (and those that tie with the last of them)."""
     if count >= scores_RV.shape[1]:
         return scores_RV
     least = scores_RV.topk(count).values[:, -1:]
@@ -58,7 +49,7 @@ def keep_top_k(scores_RV: Tensor, count: int) -> Tensor:
 
 
 def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
-    """Only the fewest best tokens that together hold `mass` can be chosen; the one that crosses it belongs to them."""
+    """Keeps the fewest best tokens that together hold `mass`; the one that crosses it belongs to them."""
     ascending, order = scores_RV.sort(-1)
     unlikely = ascending.softmax(-1).cumsum(-1) <= 1 - mass
     unlikely[:, -1] = False
@@ -66,25 +57,26 @@ def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
 
 
 def keep_min_p(scores_RV: Tensor, share: float) -> Tensor:
-    """Only tokens with at least this share of the likeliest one's probability can be chosen."""
+    """Keeps tokens with at least this share of the likeliest one's probability."""
     probs_RV = scores_RV.softmax(-1)
     return scores_RV.masked_fill(probs_RV < share * probs_RV.amax(-1, keepdim=True), NEVER)
 
 
 def keep_typical(scores_RV: Tensor, mass: float) -> Tensor:
-    """Only tokens that are about as surprising as is to be expected can be chosen: those with -log p nearest to the entropy,
-    the fewest that together hold `mass` (Meister et al. 2023)."""
+    """Keeps tokens about as surprising as is to be expected: those with -log p nearest to the entropy, the fewest
+    that together hold `mass` (Meister et al. 2023)."""
     log_probs_RV = scores_RV.log_softmax(-1)
+    # A token that was filtered out has p log p = 0 * -inf: `nansum` counts it as the 0 it is in the limit.
     entropy_R1 = -(log_probs_RV * log_probs_RV.exp()).nansum(-1, keepdim=True)
-    strange_RV, order = (-log_probs_RV - entropy_R1).abs().sort(-1)
+    distance_RV, order = (-log_probs_RV - entropy_R1).abs().sort(-1)
     below_RV = scores_RV.gather(1, order).softmax(-1).cumsum(-1) < mass
     last_R1 = below_RV.sum(-1, keepdim=True).clamp(max=below_RV.shape[1] - 1)
-    too_strange = strange_RV > strange_RV.gather(1, last_R1)
-    return scores_RV.masked_fill(too_strange.scatter(1, order, too_strange), NEVER)
+    far_RV = distance_RV > distance_RV.gather(1, last_R1)
+    return scores_RV.masked_fill(far_RV.scatter(1, order, far_RV), NEVER)
 
 
 def warp(scores_RV: Tensor, settings: DecodingSettings) -> Tensor:
-    """The distribution to sample from: temperature, top-k, top-p, min-p, typical-p."""
+    """The distribution to sample from: temperature, top-k, top-p, min-p, typical-p, in this order."""
     if settings.temperature != 1:
         scores_RV = scores_RV / settings.temperature
     if settings.top_k:
@@ -99,23 +91,30 @@ def warp(scores_RV: Tensor, settings: DecodingSettings) -> Tensor:
 
 
 def likeliest(scores_RV: Tensor) -> Tensor:
-    """The best token of every row, also of `[R, n, V]`. (PyTorch's own search took twenty times as long as NumPy's on a processor.)"""
+    """The best token of every row, also of `[R, n, V]`."""
     if scores_RV.device.type != "cpu" or scores_RV.dtype != torch.float32:
         return scores_RV.argmax(-1)
+    # PyTorch's own search took twenty times as long as NumPy's on a processor.
     return torch.from_numpy(scores_RV.numpy().argmax(-1))
 
 
 def draw(scores_RV: Tensor, uniforms_R: Tensor) -> Tensor:
     """One token a row by the inverse of the cumulative distribution, from uniform numbers in [0, 1)."""
+    # In 64 bits, so that rare tokens are not lost in the rounding of the sum.
     cumulative = scores_RV.softmax(-1).cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, uniforms_R[:, None].to(total) * total, right=True)
-    # Rounding can reach the very end: the last token that has any probability is then meant.
+    # Rounding can reach the very end: then it is the last token that has any probability.
     return torch.minimum(chosen, torch.searchsorted(cumulative, total.contiguous()))[:, 0]
 
 
-class Processing:
-    """The settings' rules at work on the rows of one decode, with the history that they look at.
+def token_log_probs(scores: Tensor, chosen: Tensor) -> Tensor:
+    """The log-probabilities `[...]` that the model itself gives chosen tokens, from its scores `[..., V]`."""
+    return scores.gather(-1, chosen[..., None])[..., 0] - scores.logsumexp(-1)
+
+
+class ScoreProcessor:
+    """Applies the settings' rules to the scores of all rows, and keeps the histories that they need.
 
     A row's history is its prompt and new tokens; of an encoder-decoder the decoder's side only.
     """
@@ -149,7 +148,7 @@ class Processing:
     def __call__(self, scores_RV: Tensor) -> Tensor:
         settings = self.settings
         if self.absent is not None:
-            scores_RV = forbid(scores_RV, self.absent)
+            scores_RV = scores_RV.index_fill(1, self.absent, NEVER)
         if self.history_RT is not None and settings.repetition_penalty != 1:
             scores_RV = penalise_repetition(scores_RV, self.history_RT, settings.repetition_penalty)
         if self.history_RT is not None and settings.no_repeat_ngram:
@@ -161,11 +160,13 @@ class Processing:
             scores_RV = scores_RV.index_copy(1, self.end_ids, ends_Re)
         for ids, new_R in ((self.first_ids, 0), (self.last_ids, self.limits_R - 1)):
             if len(ids) and (now_R := self.new_R == new_R).any():
-                scores_RV = torch.where(now_R[:, None], force(scores_RV, ids), scores_RV)
+                # Forced tokens cost nothing: their score is 0, as a log-probability of 1.
+                forced_RV = torch.full_like(scores_RV, NEVER).index_fill(1, ids, 0.0)
+                scores_RV = torch.where(now_R[:, None], forced_RV, scores_RV)
         return scores_RV
 
     def append(self, tokens_R: Tensor) -> None:
-        """Every row has one more token."""
+        """Adds a token to every row."""
         self.new_R = self.new_R + 1
         if self.history_RT is not None:
             padded = F.pad(self.history_RT, (0, 1), value=self.vocabulary)
@@ -173,7 +174,7 @@ class Processing:
             self.lengths_R = self.lengths_R + 1
 
     def take_back(self, tokens_R: Tensor | int) -> None:
-        """Every row has so many tokens less."""
+        """Removes so many of every row's last tokens."""
         self.new_R = self.new_R - tokens_R
         if self.history_RT is not None:
             self.lengths_R = self.lengths_R - tokens_R
@@ -182,7 +183,7 @@ class Processing:
             self.history_RT = history_RT.masked_fill(beyond, self.vocabulary)
 
     def select(self, rows: Tensor) -> None:
-        """The given rows go on, in that order."""
+        """Keeps the given rows, in that order."""
         self.new_R, self.limits_R = self.new_R[rows], self.limits_R[rows]
         if self.history_RT is not None:
             self.history_RT, self.lengths_R = self.history_RT[rows], self.lengths_R[rows]

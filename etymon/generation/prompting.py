@@ -12,19 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import check_ids, decode, eval_mode, first_token, first_tokens, start_token
 from etymon.generation.likelihood import BATCH_TOKENS
 from etymon.generation.settings import DecodingSettings
-from etymon.generation.stepper import Stepper, begin, sharable
-from etymon.generation.stopping import cut
-from etymon.generation.text import Generation, encode_prompts, tokenizer_of
+from etymon.generation.stepper import Stepper, prefix_state, sharable
+from etymon.generation.text import Generation, encode_prompts, new_generation, tokenizer_of
 
 ROWS = 64
 """Prompts that are computed together at most."""
@@ -37,14 +36,14 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model goes on from: its own text behind one that other prompts share."""
+    """What a model goes on from: a text of its own behind one that other prompts share."""
 
-    own: str
+    query: str
     shared: str = ""
 
     @property
     def text(self) -> str:
-        return self.shared + self.own
+        return self.shared + self.query
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class EncodedPrompt:
 
     @property
     def length(self) -> int:
-        """Positions that are taken: by the source, or by the prompt and its longest completion."""
+        """Positions that it takes: those of the source, or of the prompt and its longest completion."""
         return len(self.source) or len(self.context) + max(map(len, self.completions), default=0)
 
 
@@ -75,60 +74,65 @@ class Prompter:
     """Scores completions of prompts and generates from them."""
 
     def __init__(self, model: Model) -> None:
-        title = model.family.title
         self.tokenizer = tokenizer_of(model)
         model.require_vocabulary("be prompted")
         if "state" not in model.capabilities:
             raise EtymonError(
-                f"{title} reads both sides of a word at once and cannot go on from a prompt: prompt a decoder (GPT-2) or "
-                "an encoder-decoder (T5)"
+                f"{model.family.title} reads both sides of a word at once and cannot go on from a prompt: prompt a "
+                "decoder (GPT-2) or an encoder-decoder (T5)"
             )
         self.model = model
+        # A beginning that sees what follows it is another one in every prompt: it cannot be shared.
         self.shares = not (model.reads_prefix or model.encoder_decoder)
-        """A beginning that sees what follows it is another one in every prompt: it cannot be shared."""
-        self._first = first_tokens(model)
         self.apart = 0
         """Completions that were scored so far and had to be encoded apart from their prompts."""
-        self._known: dict[str, list[int]] = {}
-        parts = [ids.tolist() for ids in self.tokenizer.encode_batch(["a\nb", "a", "\nb"], quiet=True)]
-        self._by_line = parts[0] == parts[1] + parts[2]
+        self._ids_by_line: dict[str, list[int]] = {}
+        whole, *lines = (
+            ids.tolist() for ids in self.tokenizer.encode_batch(["a\nb", "a", "\nb"], quiet=True)
+        )
+        self._by_line = whole == lines[0] + lines[1]
 
     # --- text to tokens
 
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of texts that have lines in common: each line is encoded once."""
-        lined = [self._lines(text) for text in texts]
-        new = list(dict.fromkeys(line for lines in lined for line in lines if line not in self._known))
-        self._known |= {line: ids.tolist() for line, ids in zip(new, self.tokenizer.encode_batch(new))}
-        return [[number for line in lines for number in self._known[line]] for lines in lined]
+        by_text = [self._lines(text) for text in texts]
+        new = list({line: None for lines in by_text for line in lines if line not in self._ids_by_line})
+        encoded = self.tokenizer.encode_batch(new)
+        self._ids_by_line |= {line: ids.tolist() for line, ids in zip(new, encoded, strict=True)}
+        return [[id_ for line in lines for id_ in self._ids_by_line[line]] for lines in by_text]
 
     def _lines(self, text: str) -> list[str]:
         return LINE.split(text) if self._by_line else [text]
 
-    def ask(self, prompt: str, completions: Sequence[str]) -> EncodedPrompt:
-        """A prompt and its completions, encoded as one text where that leaves the prompt's own tokens as they are.
+    def encode(self, prompt: str, completions: Sequence[str]) -> EncodedPrompt:
+        """A prompt and its completions, encoded as one text where that leaves the prompt's tokens as they are.
 
         If a token would stand on both sides of the border, the two are encoded apart. A prompt stands behind the
-        end-of-text token, if the model has one. An encoder-decoder's completions are texts of their own, ended.
+        end-of-text token, if the model has one. An encoder-decoder's completions are texts by themselves, ended.
         """
         if self.model.encoder_decoder:
-            framing, start = self.tokenizer.framing, start_token(self.model)
+            start = start_token(self.model)
             assert start is not None
-            targets = self.tokens([one.strip() for one in completions])
-            framed = [framing.frame(np.array(ids, np.int32)).ids.tolist() for ids in targets]
+            targets = self.encode_texts([completion.strip() for completion in completions])
+            frame = self.tokenizer.framing.frame
+            framed = [frame(np.array(ids, np.int32)).ids.tolist() for ids in targets]
             return EncodedPrompt([start], framed, encode_prompts(self.model, [prompt])[0])
         # Only the last line meets the completions: the lines before it are encoded as they are, whatever follows.
         last = self._lines(prompt)[-1]
-        end, *wholes = self.tokens([last, *(last + one for one in completions)])
-        found, apart = [], 0
-        for text, whole, own in zip(completions, wholes, self.tokens(completions), strict=True):
-            joined = whole[: len(end)] == end
-            found.append(whole[len(end) :] if joined else own)
-            apart += not joined
-            if not found[-1]:
-                raise EtymonError(f"the choice {text!r} has no tokens: there is nothing to score")
-        context = [*self._first, *self.tokens([prompt])[0]] or [first_token(self.model)]
-        return EncodedPrompt(context, found, [], apart)
+        end, *wholes = self.encode_texts([last, *(last + completion for completion in completions)])
+        encoded, apart = self.encode_texts(completions), 0
+        for number, whole in enumerate(wholes):
+            if whole[: len(end)] == end:
+                encoded[number] = whole[len(end) :]
+            else:
+                apart += 1
+            if not encoded[number]:
+                raise EtymonError(
+                    f"the choice {completions[number]!r} has no tokens: there is nothing to score"
+                )
+        context = [*first_tokens(self.model), *self.encode_texts([prompt])[0]] or [first_token(self.model)]
+        return EncodedPrompt(context, encoded, [], apart)
 
     # --- what comes after
 
@@ -139,20 +143,22 @@ class Prompter:
         completions: Sequence[Sequence[str]],
         on_progress: OnProgress | None = None,
     ) -> list[list[Likelihood]]:
-        """For every prompt the likelihoods of its completions: those of `score_texts` with a target."""
-        asked = [self.ask(prompt.text, own) for prompt, own in zip(prompts, completions, strict=True)]
-        self.apart += sum(each.apart for each in asked)
-        check_ids([each.source for each in asked], self.model.source_vocabulary)
-        written = [ids for each in asked for ids in (each.context, *each.completions)]
-        check_ids(written, self.model.shape.vocabulary)
+        """The likelihoods of every prompt's completions: those of `score_texts` with a target."""
+        encoded = [
+            self.encode(prompt.text, texts) for prompt, texts in zip(prompts, completions, strict=True)
+        ]
+        self.apart += sum(prompt.apart for prompt in encoded)
+        check_ids([prompt.source for prompt in encoded], self.model.source_vocabulary)
+        rows = [ids for prompt in encoded for ids in (prompt.context, *prompt.completions)]
+        check_ids(rows, self.model.shape.vocabulary)
         results: list[list[Likelihood]] = [[] for _ in prompts]
         done = 0
         with eval_mode(self.model):
             for group in self._groups(prompts):
                 # Neighbours of similar length waste less.
-                order = sorted(group, key=lambda number: len(asked[number].context))
-                for number, sums in zip(order, self._scored([asked[each] for each in order]), strict=True):
-                    lengths = map(len, asked[number].completions)
+                order = sorted(group, key=lambda number: len(encoded[number].context))
+                for number, sums in zip(order, self._sums([encoded[n] for n in order]), strict=True):
+                    lengths = map(len, encoded[number].completions)
                     results[number] = [Likelihood(*pair) for pair in zip(sums, lengths, strict=True)]
                     done += 1
                     if on_progress is not None:
@@ -165,75 +171,75 @@ class Prompter:
         settings: DecodingSettings,
         on_progress: OnProgress | None = None,
     ) -> list[Generation]:
-        """For every prompt one new text, from the very tokens that completions are scored behind."""
+        """A new text for every prompt, from the very tokens that completions are scored behind."""
         settings = replace(settings, returns=1)
-        asked = [self.ask(prompt.text, []) for prompt in prompts]
-        found: dict[int, Generation] = {}
+        encoded = [self.encode(prompt.text, []) for prompt in prompts]
+        texts: dict[int, Generation] = {}
         for group in self._groups(prompts):
-            longest = max(asked[number].length for number in group)
+            longest = max(encoded[number].length for number in group)
             size = max(1, min(ROWS, BATCH_TOKENS // longest) // settings.beams)
             for first in range(0, len(group), size):
                 part = group[first : first + size]
-                rows = [asked[number].source or asked[number].context for number in part]
-                for number, (one,) in zip(part, decode(self.model, rows, settings, keys=part), strict=True):
-                    text = cut(self.tokenizer.decode(one.ids, whole=True), settings.stop)
-                    found[number] = Generation(
-                        prompts[number].text, text, one.ids, one.log_prob, one.score, one.finished
+                rows = [encoded[number].source or encoded[number].context for number in part]
+                for number, (sequence,) in zip(
+                    part, decode(self.model, rows, settings, keys=part), strict=True
+                ):
+                    texts[number] = new_generation(
+                        prompts[number].text, sequence, self.tokenizer, settings.stop
                     )
                 if on_progress is not None:
-                    on_progress(len(found), len(prompts))
-        return [found[number] for number in range(len(prompts))]
+                    on_progress(len(texts), len(prompts))
+        return [texts[number] for number in range(len(prompts))]
 
     def _groups(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The numbers of prompts that share a text, and of all that share none."""
         if not self.shares:
             return [list(range(len(prompts)))] if prompts else []
-        alike: dict[str, list[int]] = {}
+        by_text: dict[str, list[int]] = {}
         for number, prompt in enumerate(prompts):
-            alike.setdefault(prompt.shared, []).append(number)
-        alone = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
-        return [*(numbers for numbers in alike.values() if len(numbers) > 1), *([alone] if alone else [])]
+            by_text.setdefault(prompt.shared, []).append(number)
+        alone = [numbers[0] for numbers in by_text.values() if len(numbers) == 1]
+        return [*(numbers for numbers in by_text.values() if len(numbers) > 1), *([alone] if alone else [])]
 
-    def _scored(self, asked: list[EncodedPrompt]) -> Iterator[list[float]]:
+    def _sums(self, prompts: list[EncodedPrompt]) -> Iterator[list[float]]:
         """The log-probabilities of every prompt's completions, in turn."""
         model, stepper = self.model, Stepper(self.model, normalised=True)
-        # Whatever tokens the prompts have in common is shared, also beyond the text that was said to be.
-        shared = sharable(model, [each.context for each in asked]) if self.shares else 0
-        longest = max(len(ids) for each in asked for ids in each.completions)
-        room = max(len(each.context) for each in asked) + longest
-        rows = max(1, min(len(asked), ROWS, BATCH_TOKENS // (room + max(len(each.source) for each in asked))))
+        # Tokens that the prompts have in common are shared, also beyond the text that they name as shared.
+        shared = sharable(model, [prompt.context for prompt in prompts]) if self.shares else 0
+        longest = max(len(ids) for prompt in prompts for ids in prompt.completions)
+        room = max(len(prompt.context) for prompt in prompts) + longest
+        tokens = room + max(len(prompt.source) for prompt in prompts)
+        rows = max(1, min(len(prompts), ROWS, BATCH_TOKENS // tokens))
         if shared:
-            stepper.memory, stepper.state = None, begin(model, asked[0].context[:shared], rows, room)
+            stepper.memory = None
+            stepper.state = prefix_state(model, prompts[0].context[:shared], rows, room)
             beginning = stepper.state.mark()
-        for first in range(0, len(asked), rows):
-            part = asked[first : first + rows]
+        for first in range(0, len(prompts), rows):
+            part = prompts[first : first + rows]
             if shared:
                 stepper.state.rewind(beginning)
                 if len(part) < rows:
                     stepper.select(torch.arange(len(part)))
-                stepper.extend([each.context[shared:] for each in part])
+                stepper.extend([prompt.context[shared:] for prompt in part])
                 first_RV = stepper.scores(stepper.last)
             else:
-                prompts = [each.source or each.context for each in part]
-                first_RV = stepper.prefill(prompts, longest, start_token(model))
-            yield from self._completed(stepper, part, first_RV)
-
-    def _completed(self, stepper: Stepper, part: list[EncodedPrompt], first_RV: Tensor) -> list[list[float]]:
-        """The same for prompts that were just read."""
-        sums = [first_RV[row, [ids[0] for ids in each.completions]].tolist() for row, each in enumerate(part)]
-        longer = [[n for n, ids in enumerate(each.completions) if len(ids) > 1] for each in part]
-        context = stepper.state.mark()
-        for turn in range(max(map(len, longer))):
-            # A row that is through goes on with some token, for nobody: it could leave only if others were copied.
-            turns = [
-                each.completions[mine[turn]] if turn < len(mine) else each.completions[0][:1] * 2
-                for each, mine in zip(part, longer, strict=True)
-            ]
-            stepper.state.rewind(context)
-            stepper.extend([ids[:-1] for ids in turns])
-            targets_N = torch.tensor([token for ids in turns for token in ids[1:]], device=self.model.device)
-            found = stepper.target_log_probs(targets_N).double().split([len(ids) - 1 for ids in turns])
-            for row, mine in enumerate(longer):
-                if turn < len(mine):
-                    sums[row][mine[turn]] += float(found[row].sum())
-        return sums
+                inputs = [prompt.source or prompt.context for prompt in part]
+                first_RV = stepper.prefill(inputs, longest, start_token(model))
+            firsts = [[ids[0] for ids in prompt.completions] for prompt in part]
+            sums = [first_RV[row, ids].tolist() for row, ids in enumerate(firsts)]
+            longer = [[n for n, ids in enumerate(prompt.completions) if len(ids) > 1] for prompt in part]
+            context = stepper.state.mark()
+            for numbers in zip_longest(*longer):
+                # A row without a further completion reads some token in vain: to leave, others would be copied.
+                turn = [
+                    ids[:1] * 2 if number is None else prompt.completions[number]
+                    for number, ids, prompt in zip(numbers, firsts, part, strict=True)
+                ]
+                stepper.state.rewind(context)
+                stepper.extend([ids[:-1] for ids in turn])
+                targets_N = torch.tensor([id_ for ids in turn for id_ in ids[1:]], device=model.device)
+                log_probs = stepper.target_log_probs(targets_N).double().split([len(ids) - 1 for ids in turn])
+                for row, number in enumerate(numbers):
+                    if number is not None:
+                        sums[row][number] += float(log_probs[row].sum())
+            yield from sums

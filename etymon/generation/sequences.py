@@ -1,14 +1,17 @@
-"""What decoding returns, and how it grows."""
+"""What decoding returns, and the new texts of a decode while they grow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from torch import Tensor
 
+from etymon.errors import EtymonError
 from etymon.generation.settings import DecodingSettings
+from etymon.text.tokenizer import Tokenizer
 
 OnToken = Callable[[int, int, int], None]
 """Called with the row, the number of the text among the row's texts, and the new token."""
@@ -20,18 +23,18 @@ class Sequence:
 
     ids: list[int]
     log_prob: float
-    """What the model itself gives these tokens, whatever penalties and filters were on."""
+    """The log-probability that the model gives these tokens, whatever penalties and filters were on."""
     score: float
-    """What decides between texts: with beams the length-penalised score, among choices the logarithm of a choice's share,
-    otherwise `log_prob`."""
+    """What ranks texts: with beams the length-penalised score, among choices the logarithm of a choice's
+    share, otherwise `log_prob`."""
     finished: bool
     """An end token or a stop string was reached, and not just the limit."""
     token_log_probs: list[float] | None = None
-    """Token by token, if it was asked for."""
+    """Token by token, where the settings ask for it."""
 
 
-class Writing:
-    """The texts of one decode while they grow: `returns` for every prompt, side by side."""
+class Continuations:
+    """The new texts of one decode: `returns` for every prompt, side by side."""
 
     def __init__(
         self,
@@ -39,44 +42,59 @@ class Writing:
         limits: list[int],
         keys: list[int],
         end_ids: tuple[int, ...],
-        stopped: Callable[[list[int]], bool] | None,
+        tokenizer: Tokenizer | None,
         on_token: OnToken | None,
     ) -> None:
+        """`limits` and `keys` have an entry a prompt: its most new tokens, and what its draws are seeded by."""
         self.settings, self.limits, self.keys = settings, limits, keys
-        self.end_ids, self.stopped, self.on_token = end_ids, stopped, on_token
+        self.end_ids, self.on_token, self.tokenizer = end_ids, on_token, tokenizer
         self.copies = settings.returns
-        self.texts: list[list[int]] = [[] for _ in range(len(limits) * self.copies)]
-        self.log_probs: list[list[float]] = [[] for _ in self.texts]
-        self.finished = [False] * len(self.texts)
+        self.ids: list[list[int]] = [[] for _ in range(len(limits) * self.copies)]
+        self.log_probs: list[list[float]] = [[] for _ in self.ids]
+        self.finished = [False] * len(self.ids)
+        if settings.stop:
+            if tokenizer is None:
+                raise EtymonError(
+                    "stop strings need the model's tokenizer, and it has none: use end_ids instead"
+                )
+            # A token is at least a byte, so this many last tokens hold any stop string that was just
+            # completed. Four more keep its leading space, which some decoders drop where a text begins.
+            self.stop_reach = max(len(stop.encode()) for stop in settings.stop) + 4
 
     def uniforms(self, tokens: int, draws: int = 1) -> np.ndarray:
-        """For every text its own numbers, `draws` a token: `[texts, tokens, draws]`. The first ones do not depend on how many
-        are asked for."""
-        generators = (
-            np.random.default_rng((self.settings.seed, key, copy))
-            for key in self.keys
-            for copy in range(self.copies)
-        )
-        return np.stack([generator.random((tokens, draws)) for generator in generators])
+        """Uniform numbers `[texts, tokens, draws]`. Each text has a generator of its own, so that neither the
+        other rows of a batch nor the number of tokens changes its draws."""
+        seeds = [(self.settings.seed, key, copy) for key in self.keys for copy in range(self.copies)]
+        return np.stack([np.random.default_rng(seed).random((tokens, draws)) for seed in seeds])
 
     def add(self, row: int, token: int, log_prob: float) -> bool:
-        """One more token of a text; whether it goes on."""
-        text = self.texts[row]
-        text.append(token)
+        """Appends a token to a text and returns whether the text goes on."""
+        ids = self.ids[row]
+        ids.append(token)
         self.log_probs[row].append(log_prob)
         if self.on_token is not None:
             self.on_token(row // self.copies, row % self.copies, token)
-        self.finished[row] = token in self.end_ids or (self.stopped is not None and self.stopped(text))
-        return not self.finished[row] and len(text) < self.limits[row // self.copies]
+        self.finished[row] = token in self.end_ids or self.reaches_stop(ids)
+        return not self.finished[row] and len(ids) < self.limits[row // self.copies]
 
     def add_all(self, rows: list[int], tokens_R: Tensor, log_probs_R: Tensor) -> list[int]:
-        """One more token of each of these texts; the places among them of those that go on."""
-        given = zip(rows, tokens_R.tolist(), log_probs_R.tolist(), strict=True)
-        return [place for place, one in enumerate(given) if self.add(*one)]
+        """Appends a token to each of these texts and returns which of them (places in `rows`) go on."""
+        columns = zip(rows, tokens_R.tolist(), log_probs_R.tolist(), strict=True)
+        return [place for place, column in enumerate(columns) if self.add(*column)]
+
+    def reaches_stop(self, ids: list[int]) -> bool:
+        """Whether the last of these tokens completes a stop string, wherever token borders fall."""
+        if not self.settings.stop or self.tokenizer is None:
+            return False
+        words = (token for token in reversed(ids) if token not in self.tokenizer.special_ids)
+        text = self.tokenizer.decode(list(islice(words, self.stop_reach))[::-1])
+        return any(stop in text for stop in self.settings.stop)
 
     def results(self) -> list[list[Sequence]]:
-        made = []
-        for ids, own, done in zip(self.texts, self.log_probs, self.finished, strict=True):
-            total = sum(own)
-            made.append(Sequence(ids, total, total, done, own if self.settings.log_probs else None))
-        return [made[first : first + self.copies] for first in range(0, len(made), self.copies)]
+        """The texts of every prompt."""
+        sequences = []
+        for ids, log_probs, finished in zip(self.ids, self.log_probs, self.finished, strict=True):
+            total = sum(log_probs)
+            kept = log_probs if self.settings.log_probs else None
+            sequences.append(Sequence(ids, total, total, finished, kept))
+        return [sequences[first : first + self.copies] for first in range(0, len(sequences), self.copies)]

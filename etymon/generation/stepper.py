@@ -2,7 +2,7 @@
 
 Decoder-only models and encoder-decoders differ here and nowhere else in this room.
 
-Legend: R rows, D width, V vocabulary.
+Legend: R rows, N tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 
 from etymon.families.model import Model
+from etymon.generation.processors import ScoreProcessor
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.cache import KeyValueState
 from etymon.nn.vocabulary import Context
 
 SHARED = 32
-"""Prompts that have so many tokens in common share them: they are read once."""
+"""Prompts that have so many first tokens in common share them: they are read once."""
 
 
-def common(rows: Sequence[Sequence[int]]) -> int:
-    """How many first tokens all rows have in common; the last of every row is its own, since something is asked of it."""
+def common_prefix(rows: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all rows have in common. The last token of a row is never shared: its hidden state
+    predicts what follows."""
     # All rows agree as far as the first and the last of them in the order of the dictionary do.
     first, last = min(map(list, rows)), max(map(list, rows))
     alike = next((place for place, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))
@@ -31,15 +33,17 @@ def common(rows: Sequence[Sequence[int]]) -> int:
 
 
 def sharable(model: Model, rows: Sequence[Sequence[int]]) -> int:
-    """How many first tokens rows can share as if each were read by itself: none of those that see what follows them, or that
-    the rest of their row is too long to see all of."""
+    """How many first tokens can be read once for all rows without changing any result."""
+    # A prefix that is read in both directions depends on what follows it; and a model that looks back only so far
+    # (Transformer-XL's memory) would have forgotten the beginning of a long row.
     reach = getattr(model.body, "reach", None)
-    far = reach and max(map(len, rows)) > reach
-    return 0 if far or model.reads_prefix else common(rows)
+    too_long = reach and max(map(len, rows)) > reach
+    return 0 if too_long or model.reads_prefix else common_prefix(rows)
 
 
-def begin(model: Model, tokens: Sequence[int], rows: int, capacity: int) -> KeyValueState:
-    """A state of rows that all begin with these tokens, which are read once, with room for `capacity` in all."""
+def prefix_state(model: Model, tokens: Sequence[int], rows: int, capacity: int) -> KeyValueState:
+    """The state of `rows` rows that all begin with these tokens, which are read once. It has room for `capacity`
+    tokens a row in all."""
     if not len(tokens):
         return model.start(rows, capacity)
     state = model.start(1, capacity)
@@ -53,46 +57,47 @@ class Stepper:
     Scores are log-probabilities if `normalised`, otherwise the head's logits where it has them.
     """
 
-    shares = True
-    """Prompts that begin alike are read together, and of what they share there are no hidden states to be had."""
-    spills = False
-    """Tokens beyond the model's positions may be fed (they stand on the last one): nobody will keep them."""
+    shares_prompts = True
+    """Whether first tokens that prompts have in common are read once; of those there are then no hidden states."""
+    exceeds_positions = False
+    """Whether tokens may be fed beyond the model's positions (they stand on the last one) because they are dropped
+    afterwards, as a draft's are."""
 
     def __init__(self, model: Model, *, normalised: bool) -> None:
         self.model = model
         head = model.heads["vocabulary"]
-        chosen = head.log_probs if normalised or not hasattr(head, "logits") else head.logits
-        self.score: Callable[[Tensor, Tensor | None, Context], Tensor] = chosen  # type: ignore[assignment]
-        self.room = model.decoder_positions
+        self.score: Callable[[Tensor, Tensor | None, Context], Tensor]
+        # An adaptive softmax has no logits.
+        self.score = head.log_probs if normalised or not hasattr(head, "logits") else head.logits  # type: ignore[assignment]
+        self.positions = model.decoder_positions
 
     def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
-        """Reads ragged prompts, with room for `new_tokens` more; in both directions, if the model was trained so.
-
-        With a `start` token the prompts go to the encoder, and every decoder row begins with that token.
-        """
+        """Reads prompts of any lengths, with room for `new_tokens` more; in both directions, if the model was
+        trained so. With a `start` token the prompts go to the encoder, and decoder rows begin with that token."""
         model, device = self.model, self.model.device
         self.memory = None
         if start is not None:
             self.memory = model.encode(Batch.of(prompts, device=device))
             prompts = [[start]] * len(prompts)
-        shared = sharable(model, prompts) if self.shares and len(prompts) > 1 else 0
+        shared = sharable(model, prompts) if self.shares_prompts and len(prompts) > 1 else 0
         shared = shared if shared >= SHARED else 0
         longest = max(map(len, prompts)) + new_tokens
-        self.state = begin(model, prompts[0][:shared], len(prompts), longest)
+        self.state = prefix_state(model, prompts[0][:shared], len(prompts), longest)
         starts = [shared] * len(prompts) if shared else None
         prefix = [len(prompt) for prompt in prompts] if model.reads_prefix else None
-        own = [prompt[shared:] for prompt in prompts]
-        self._take(Batch.of(own, starts=starts, prefix=prefix, device=device))
+        rests = [prompt[shared:] for prompt in prompts]
+        self._read(Batch.of(rests, starts=starts, prefix=prefix, device=device))
         return self.scores(self.last)
 
     def step(self, tokens_R: Tensor) -> Tensor:
-        """Every row goes on with one token."""
+        """Feeds a token to every row and returns the scores of the next."""
         self.feed(tokens_R)
         return self.scores(self.last)
 
     def feed(self, tokens_R: Tensor) -> None:
-        """The same without asking for scores."""
+        """The same without scores."""
         lengths = self.state.lengths
+        # `Batch.of` would be slower: this runs once a token.
         batch = Batch(
             ids=tokens_R,
             layout=Layout((1,) * len(lengths), tokens_R.device),
@@ -100,29 +105,29 @@ class Stepper:
             last_position=max(lengths),
             counted=False,
         )
-        self._take(batch)
+        self._read(batch)
 
     def extend(self, rows: Sequence[Sequence[int]]) -> None:
-        """Every row goes on with one or more tokens."""
-        self._take(Batch.of(rows, starts=self.state.lengths, device=self.model.device))
+        """Feeds one or more tokens to every row."""
+        self._read(Batch.of(rows, starts=self.state.lengths, device=self.model.device))
 
     @property
     def last(self) -> Tensor | None:
-        """The flat index of every row's last token of those that were fed; None if they are all of them."""
+        """The flat index of every row's last token among those that were fed last; None if each row got one."""
         layout = self.context.batch.layout
         return None if layout.tokens == layout.rows else layout.last
 
     def scores(self, at: Tensor | None) -> Tensor:
-        """Scores `[n, V]` of what follows some of the tokens that were fed last."""
+        """Scores `[n, V]` of what follows some (None: all) of the tokens that were fed last."""
         return self.score(self.hidden_ND, at, self.context)
 
     def target_log_probs(self, targets_N: Tensor) -> Tensor:
-        """What the model gives a token behind each of the tokens that were fed last."""
+        """The log-probability of a target after each of the tokens that were fed last."""
         head = self.model.heads["vocabulary"]
         return head.target_log_probs(self.hidden_ND, None, targets_N, self.context)  # type: ignore[operator]
 
     def select(self, rows: Tensor) -> None:
-        """The given rows go on, in that order; the others leave."""
+        """Keeps the given rows, in that order."""
         self.state.keep(rows)
 
     def fork(self, copies: int) -> None:
@@ -131,14 +136,15 @@ class Stepper:
             self.state = self.state.fork(copies)
 
     def branch(self, rows: Tensor) -> Stepper:
-        """Another decode that goes on from the given rows of this one."""
+        """Another decode, which goes on from copies of the given rows."""
         other = copy(self)
         other.state = self.state.select(rows)
         return other
 
-    def _take(self, batch: Batch) -> None:
-        if self.spills and self.room is not None and batch.last_position >= self.room:
-            batch.positions, batch.last_position = batch.positions.clamp(max=self.room - 1), self.room - 1
+    def _read(self, batch: Batch) -> None:
+        limit = self.positions
+        if self.exceeds_positions and limit is not None and batch.last_position >= limit:
+            batch.positions, batch.last_position = batch.positions.clamp(max=limit - 1), limit - 1
         if self.memory is None:
             self.hidden_ND, _ = self.model.hidden(batch, self.state)
         else:
@@ -146,28 +152,40 @@ class Stepper:
         self.context = Context(batch, self.state)
 
 
+def fork_rows(copies: int, scores_RV: Tensor, processor: ScoreProcessor, *steppers: Stepper) -> Tensor:
+    """Makes `copies` rows of every row, side by side, and returns their scores."""
+    if copies == 1:
+        return scores_RV
+    rows = torch.arange(len(scores_RV), device=scores_RV.device).repeat_interleave(copies)
+    processor.select(rows)
+    for stepper in steppers:
+        stepper.fork(copies)
+    return scores_RV[rows]
+
+
 def window_start(length: int, positions: int) -> int:
-    """Where the part of a text that a sliding window holds begins: a text that has outgrown the positions is cut to half
-    of them, and again whenever they are full. So it depends on the length alone, whoever wrote the tokens."""
+    """Where the part of a text of `length` tokens begins that a sliding window holds."""
+    # A text that has outgrown the positions is cut to half of them, and again whenever they are full. So the window
+    # depends on the length alone, and whoever wrote the tokens reads them in the same one.
     step = positions + 1 - max(1, positions // 2)
     return max(0, -((positions - length) // step)) * step
 
 
 class SlidingStepper(Stepper):
-    """Goes on beyond the model's positions: rows that have filled them are read again from a later token on."""
+    """Goes on beyond the model's positions: when a row has filled them, all are read again from a later token on."""
+
+    positions: int
 
     def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
-        assert self.room is not None
         self.texts = [list(prompt) if start is None else [start] for prompt in prompts]
         self.given = [len(text) for text in self.texts]
-        seen = prompts if start is not None else self._windows()
-        return super().prefill(seen, min(new_tokens, self.room), start)
+        inputs = prompts if start is not None else self._windows()
+        return super().prefill(inputs, min(new_tokens, self.positions), start)
 
     def feed(self, tokens_R: Tensor) -> None:
         for text, token in zip(self.texts, tokens_R.tolist(), strict=True):
             text.append(token)
-        assert self.room is not None
-        if max(self.state.lengths) < self.room:
+        if max(self.state.lengths) < self.positions:
             super().feed(tokens_R)
             return
         # All rows at once: those that still have room become what they were.
@@ -176,7 +194,7 @@ class SlidingStepper(Stepper):
         if self.model.reads_prefix:
             dropped = [len(text) - len(window) for text, window in zip(self.texts, windows, strict=True)]
             prefix = [max(0, given - drop) for given, drop in zip(self.given, dropped, strict=True)]
-        self._take(Batch.of(windows, prefix=prefix, device=self.model.device))
+        self._read(Batch.of(windows, prefix=prefix, device=self.model.device))
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
@@ -191,5 +209,4 @@ class SlidingStepper(Stepper):
         self.given = [self.given[row] for row in rows]
 
     def _windows(self) -> list[list[int]]:
-        assert self.room is not None
-        return [text[window_start(len(text), self.room) :] for text in self.texts]
+        return [text[window_start(len(text), self.positions) :] for text in self.texts]

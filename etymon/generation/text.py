@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,6 @@ from etymon.families.model import Model
 from etymon.generation.decoding import choices_of, decode
 from etymon.generation.sequences import Sequence as Decoded
 from etymon.generation.settings import DecodingSettings
-from etymon.generation.stopping import StopFilter, cut
 from etymon.text.tokenizer import Tokenizer, TokenStream
 
 OnText = Callable[[int, int, str], None]
@@ -19,7 +19,7 @@ OnText = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Generation:
-    """One new text."""
+    """A new text."""
 
     prompt: str
     text: str
@@ -31,12 +31,12 @@ class Generation:
     finished: bool
     """It came to an end by itself: an end token or a stop string, and not just the limit."""
     pieces: list[str] | None = None
-    """Its tokens as the tokenizer spells them, and what the model gave each, if it was asked for."""
+    """Its tokens as the tokenizer spells them, and the log-probability of each, where the settings ask for it."""
     token_log_probs: list[float] | None = None
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
-    """The model's tokenizer, or a clear refusal."""
+    """The model's tokenizer. Refuses a model without."""
     if model.tokenizer is None:
         raise EtymonError(
             f"this {model.family.title} has no tokenizer, so it cannot read text: put tokenizer.json into its folder"
@@ -45,12 +45,12 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 
 def source_tokenizer_of(model: Model) -> Tokenizer:
-    """The tokenizer of prompts: the source's own, where it has one."""
+    """The tokenizer of prompts: the encoder's, where the two sides have different ones."""
     return model.source_tokenizer or tokenizer_of(model)
 
 
 def encode_prompts(model: Model, prompts: Sequence[str]) -> list[list[int]]:
-    """Ids as a decode wants them: a source is framed as the family frames a text, a prompt is left open."""
+    """Ids as `decode` takes them: a source is framed as the family frames a text, a prompt is left open."""
     tokenizer = source_tokenizer_of(model)
     encoded = tokenizer.encode_batch(list(prompts))
     if model.encoder_decoder:
@@ -67,7 +67,7 @@ def generate_texts(
     batch_size: int = 32,
     draft: Model | None = None,
 ) -> list[Generation]:
-    """The new texts of all prompts, `returns` for each in turn. What `on_text` hears of a text adds up to it exactly.
+    """The new texts of all prompts, `returns` for each in turn. The pieces that `on_text` gets add up to the texts.
 
     A `draft` is a smaller model of the same tokenizer that runs ahead (see `decode`).
     """
@@ -77,65 +77,82 @@ def generate_texts(
     tokenizer = tokenizer_of(model)
     encoded = encode_prompts(model, prompts)
     choices = choices_of(model, settings) if settings.choices else {}
-
-    def generation(prompt: str, sequence: Decoded) -> Generation:
-        # A choice comes out as it was given, also from a tokenizer that cannot spell it.
-        text = choices.get(tuple(sequence.ids))
-        if text is None:
-            text = cut(tokenizer.decode(sequence.ids, whole=True), settings.stop)
-        shown = sequence.token_log_probs is not None
-        return Generation(
-            prompt,
-            text,
-            sequence.ids,
-            sequence.log_prob,
-            sequence.score,
-            sequence.finished,
-            [tokenizer.tokens[number] for number in sequence.ids] if shown else None,
-            sequence.token_log_probs,
-        )
-
     results: list[Generation] = []
     for first in range(0, len(prompts), batch_size):
         keys = list(range(first, min(first + batch_size, len(prompts))))
-        streams = None
-        if on_text is not None and not choices:
-            streams = _Streams(tokenizer, settings.stop, on_text, first)
-        decoded = decode(
-            model,
-            [encoded[key] for key in keys],
-            settings,
-            None if streams is None else streams.feed,
-            keys=keys,
-            draft=draft,
-        )
+        streams = None if on_text is None or choices else _Streams(tokenizer, settings.stop, on_text, first)
+        on_token = None if streams is None else streams.feed
+        batch = [encoded[key] for key in keys]
+        for key, sequences in zip(
+            keys, decode(model, batch, settings, on_token, keys=keys, draft=draft), strict=True
+        ):
+            for number, sequence in enumerate(sequences):
+                # A choice comes out as it was given, also from a tokenizer that cannot spell it.
+                choice = choices.get(tuple(sequence.ids))
+                results.append(new_generation(prompts[key], sequence, tokenizer, settings.stop, choice))
+                if on_text is not None and choice is not None:
+                    on_text(key, number, choice)
         if streams is not None:
             streams.finish()
-        for key, sequences in zip(keys, decoded, strict=True):
-            found = [generation(prompts[key], sequence) for sequence in sequences]
-            if on_text is not None and choices:
-                for number, one in enumerate(found):
-                    on_text(key, number, one.text)
-            results += found
     return results
 
 
+def new_generation(
+    prompt: str, sequence: Decoded, tokenizer: Tokenizer, stops: Sequence[str], choice: str | None = None
+) -> Generation:
+    """A decoded sequence as text: that of the `choice`, or else of its tokens, cut before the first stop string."""
+    text = cut_at_stop(tokenizer.decode(sequence.ids, whole=True), stops) if choice is None else choice
+    pieces = None
+    if sequence.token_log_probs is not None:
+        pieces = [tokenizer.tokens[number] for number in sequence.ids]
+    return Generation(prompt, text, pieces=pieces, **vars(sequence))
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> str:
+    """The text before the first stop string."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(places)] if places else text
+
+
+class StopFilter:
+    """Lets streamed text through up to the first stop string, holding back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = stops
+        self.stopped = False
+        self._held = ""
+
+    def feed(self, piece: str, *, last: bool = False) -> str:
+        """The text that is certain to stay; with the `last` piece, all that was held back."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        certain = cut_at_stop(text, self.stops)
+        self.stopped = len(certain) < len(text)
+        if not (self.stopped or last):
+            beginnings = [stop[:size] for stop in self.stops for size in range(1, len(stop))]
+            held = max((len(start) for start in beginnings if text.endswith(start)), default=0)
+            certain = text[: len(text) - held]
+        self._held = text[len(certain) :]
+        return certain
+
+
 class _Streams:
-    """Tokens of several texts to pieces of text: never half a character, never the beginning of a stop string."""
+    """The tokens of a batch's texts as pieces of text for `on_text`: never half a character, never a part of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], on_text: OnText, first: int) -> None:
-        self.tokenizer, self.stops, self.on_text, self.first = tokenizer, stops, on_text, first
-        self.open: dict[tuple[int, int], tuple[TokenStream, StopFilter]] = {}
+        self.on_text, self.first = on_text, first
+        self.texts = defaultdict[tuple[int, int], tuple[TokenStream, StopFilter]](
+            lambda: (tokenizer.stream(), StopFilter(stops))
+        )
 
     def feed(self, row: int, number: int, token: int) -> None:
-        if (row, number) not in self.open:
-            self.open[row, number] = (self.tokenizer.stream(), StopFilter(self.stops))
-        stream, gate = self.open[row, number]
-        self._emit(row, number, gate.feed(stream.feed(token)))
+        stream, stop_filter = self.texts[row, number]
+        self._emit(row, number, stop_filter.feed(stream.feed(token)))
 
     def finish(self) -> None:
-        for (row, number), (stream, gate) in self.open.items():
-            self._emit(row, number, gate.feed(stream.finish(whole=True)) + gate.finish())
+        for (row, number), (stream, stop_filter) in self.texts.items():
+            self._emit(row, number, stop_filter.feed(stream.finish(whole=True), last=True))
 
     def _emit(self, row: int, number: int, piece: str) -> None:
         if piece:

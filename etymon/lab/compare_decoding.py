@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from etymon.families.model import Model
-from etymon.generation.copying import Copy, longest_copies
-from etymon.generation.quality import distinct, repetition, self_bleu
+from etymon.generation.quality import Copy, distinct, longest_copies, repetition, self_bleu
 from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import Generation, generate_texts, tokenizer_of
 from etymon.report.page import Cell, Paragraph, ReportSamples, ReportTable, Section, shown, write_report

@@ -388,7 +388,7 @@ class PromptRun:
 
         def needed(dropped: int) -> int:
             text = self.task.prompt(query, chosen[dropped:]).text
-            asked = self.prompter.ask(text, completions)
+            asked = self.prompter.encode(text, completions)
             return asked.length + (0 if completions or asked.source else self.task.file.max_new_tokens)
 
         if needed(0) <= limit:

@@ -196,7 +196,7 @@ def test_prompts_that_begin_alike_are_read_once(tiny: Callable[[str], Model]) ->
     prompts = [[*shared, 4], [*shared, 5, 6, 7], [*shared, 4, 8]]
     model = tiny("gpt2")
     together, apart = Stepper(model, normalised=True), Stepper(model, normalised=True)
-    apart.shares = False
+    apart.shares_prompts = False
     torch.testing.assert_close(
         together.prefill(prompts, 3, None), apart.prefill(prompts, 3, None), atol=1e-5, rtol=0
     )

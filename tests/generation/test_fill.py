@@ -180,8 +180,8 @@ def test_a_piece_goes_on_with_the_word_before_it(kind):
     )
     text = tokenizer.tokens[piece].removeprefix("##")
     word = fill._word(tokenizer, piece)
-    assert fill.Blanked("jump [MASK] now", [(5, 11)]).with_words([word]) == f"jump{text} now"
-    assert fill.Blanked("so:\n [MASK] now", [(5, 11)]).with_words([word]) == f"so:\n{text} now"
+    assert fill.BlankText("", ["jump ", " now"], ["[MASK]"]).fill([word]) == f"jump{text} now"
+    assert fill.BlankText("", ["so:\n ", " now"], ["[MASK]"]).fill([word]) == f"so:\n{text} now"
 
 
 def test_refusals(tiny):

@@ -8,7 +8,7 @@ import torch
 
 from etymon.generation import DecodingSettings
 from etymon.generation.processors import (
-    Processing,
+    ScoreProcessor,
     draw,
     forbid_repeated_ngrams,
     keep_min_p,
@@ -52,7 +52,7 @@ def test_ragged_histories_are_judged_by_themselves(scores, history, size):
     rows = [row[:length].tolist() for row, length in zip(history, lengths)]
 
     def processing(histories):
-        return Processing(
+        return ScoreProcessor(
             settings, histories, vocabulary=VOCABULARY, end_ids=(), absent=None, device=scores.device
         )
 

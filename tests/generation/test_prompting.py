@@ -14,7 +14,7 @@ from etymon.families.model import Model
 from etymon.generation import DecodingSettings, decode, generate_texts, prompting
 from etymon.generation.likelihood import score_texts
 from etymon.generation.prompting import Prompt, Prompter
-from etymon.generation.stepper import common
+from etymon.generation.stepper import common_prefix
 from etymon.nn.batch import Batch
 from etymon.text.tokenizer_training import train_tokenizer
 from tests.generation.conftest import SHAPES, TEXTS, remembering, tiny_model, tiny_tokenizer, two_tongues
@@ -160,8 +160,8 @@ def test_the_beginning_is_read_once(tiny, monkeypatch):
     prompts = [Prompt(f"\n\n{word} is", SHARED) for word in ("cat", "dog", "Rome", "soup", "mat")]
     completions = [[" a", " the mat"]] * len(prompts)
     prompter = Prompter(model)
-    asked = [prompter.ask(prompt.text, own) for prompt, own in zip(prompts, completions)]
-    shared = common([each.context for each in asked])
+    asked = [prompter.encode(prompt.text, own) for prompt, own in zip(prompts, completions)]
+    shared = common_prefix([each.context for each in asked])
     assert shared >= len(model.tokenizer.encode(SHARED.rstrip()))
     monkeypatch.setattr(prompting, "BATCH_TOKENS", rows * max(each.length for each in asked))
     seen = counted(model, monkeypatch)
@@ -173,11 +173,11 @@ def test_the_beginning_is_read_once(tiny, monkeypatch):
 
 
 def test_common_tokens():
-    assert common([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 3, 4, 4]]) == 3
-    assert common([[1, 2], [1, 2, 3]]) == 1  # the last token of a row is its own
-    assert common([[1, 2, 3]]) == 2
-    assert common([[4], [4, 5]]) == 0
-    assert common([[], [1]]) == 0
+    assert common_prefix([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 3, 4, 4]]) == 3
+    assert common_prefix([[1, 2], [1, 2, 3]]) == 1  # the last token of a row is its own
+    assert common_prefix([[1, 2, 3]]) == 2
+    assert common_prefix([[4], [4, 5]]) == 0
+    assert common_prefix([[], [1]]) == 0
 
 
 # --- tokens
@@ -187,7 +187,7 @@ def test_common_tokens():
 def test_lines_are_encoded_like_the_whole(kind):
     tokenizer = train_tokenizer(kind, TEXTS, 300, specials={"unknown": "<unk>"})
     prompter = Prompter.__new__(Prompter)
-    prompter.tokenizer, prompter._known, prompter._by_line = tokenizer, {}, True
+    prompter.tokenizer, prompter._ids_by_line, prompter._by_line = tokenizer, {}, True
     texts = [
         "The cat:\nParis is\n\nRome:\n  the dog \n\n\nsoup",
         "\nThe cat\n",
@@ -195,9 +195,9 @@ def test_lines_are_encoded_like_the_whole(kind):
         "",
         "\n\n \n",
     ]
-    for text, ids in zip(texts, prompter.tokens(texts), strict=True):
+    for text, ids in zip(texts, prompter.encode_texts(texts), strict=True):
         assert ids == tokenizer.encode(text).tolist()
-    assert len(prompter._known) < sum(text.count("\n") + 1 for text in texts)
+    assert len(prompter._ids_by_line) < sum(text.count("\n") + 1 for text in texts)
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -208,7 +208,7 @@ def test_prompt_and_completion_are_tokens_of_the_whole(tiny, family):
         ("Q: The cat\nA:\n", "Paris"),
         ("", "The cat"),
     ]:
-        asked = prompter.ask(prompt, [completion])
+        asked = prompter.encode(prompt, [completion])
         whole = prompter.tokenizer.encode(prompt + completion).tolist()
         assert [*asked.context[1:], *asked.completions[0]] == whole
         assert asked.context[1:] == prompter.tokenizer.encode(prompt).tolist()
@@ -220,7 +220,7 @@ def test_a_token_on_both_sides_of_the_border(tiny):
     prompter = Prompter(tiny("gpt2"))
     encode = prompter.tokenizer.encode
     assert len(encode("The cat")) < len(encode("The c")) + len(encode("at"))
-    asked = prompter.ask("Rome\nThe c", ["at", "!"])
+    asked = prompter.encode("Rome\nThe c", ["at", "!"])
     assert asked.context[1:] == encode("Rome\nThe c").tolist()
     assert asked.completions == [encode("at").tolist(), encode("!").tolist()]
     assert asked.apart == 1
@@ -232,7 +232,7 @@ def test_a_prompt_that_fills_the_positions(tiny):
     model = tiny("gpt2")
     prompter = Prompter(model)
     text = "!" * (model.positions - 2)
-    asked = prompter.ask(text, [" a"])
+    asked = prompter.encode(text, [" a"])
     assert asked.length == model.positions == len(asked.context) + 1
     # The others of the batch go on for two more tokens.
     found = prompter.score([Prompt(text), Prompt("Rome")], [[" a"], [" the mat and a"]])
@@ -277,10 +277,10 @@ def test_without_an_end_of_text_token(tiny):
     model = tiny_model("gpt2")
     model.tokenizer.roles.clear()
     prompter = Prompter(model)
-    assert prompter.ask("Rome is", [" a"]).context == model.tokenizer.encode("Rome is").tolist()
+    assert prompter.encode("Rome is", [" a"]).context == model.tokenizer.encode("Rome is").tolist()
     assert np.isfinite(prompter.score([Prompt("Rome is")], [[" a"]])[0][0].log_prob)
     with pytest.raises(EtymonError, match="the prompt is empty and the model has no end-of-text token"):
-        prompter.ask("", [" a"])
+        prompter.encode("", [" a"])
 
 
 def test_generation_reads_a_long_beginning_once(tiny, monkeypatch):

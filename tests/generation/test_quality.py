@@ -8,9 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from etymon.generation import copying
-from etymon.generation.copying import Copy, longest_copies
-from etymon.generation.quality import distinct, repetition, self_bleu
+from etymon.generation import quality
+from etymon.generation.quality import Copy, distinct, longest_copies, repetition, self_bleu
 
 
 def by_hand(text: list[int], tokens: list[int], documents: list[int]) -> int:
@@ -30,7 +29,7 @@ def by_hand(text: list[int], tokens: list[int], documents: list[int]) -> int:
     return best
 
 
-@pytest.mark.parametrize("block", [1, 7, 64, copying.BLOCK])
+@pytest.mark.parametrize("block", [1, 7, 64, quality.BLOCK])
 @pytest.mark.parametrize("words", [2, 5, 30])
 def test_longest_copies(words: int, block: int) -> None:
     draw = random.Random(words)
@@ -47,7 +46,7 @@ def test_longest_copies(words: int, block: int) -> None:
 
 def test_hashes_that_agree_by_chance_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """With sums alone for hashes, all orders of the same tokens look alike."""
-    monkeypatch.setattr(copying, "MULTIPLIER", 1)
+    monkeypatch.setattr(quality, "MULTIPLIER", 1)
     draw = random.Random(0)
     tokens = [draw.randrange(4) for _ in range(200)]
     texts = [[draw.randrange(4) for _ in range(15)] for _ in range(6)]

@@ -76,11 +76,11 @@ def test_embed(opened: tuple[Model, Path, Any, Any]) -> None:
 
 def test_pieces_of_words_are_joined(tiny: Callable[[str], Model]) -> None:
     """In byte-level BPE a token that begins no word goes on with the one before it."""
-    from etymon.generation.fill import Blanked, _candidate
+    from etymon.generation.fill import BlankText, _candidate
 
     tokenizer = tiny("roberta").tokenizer
     assert tokenizer is not None
-    blank = Blanked("The ca ___ sat", [(7, 10)])
+    blank = BlankText("The ca ___ sat", ["The ca ", " sat"], ["___"])
     ids = [tokenizer.backend.token_to_id(token) for token in ("t", "Ġthe", "<s>")]
     found = [_candidate(tokenizer, blank, 0, number, 1.0) for number in ids]
     assert [one.sentence for one in found] == ["The cat sat", "The ca the sat", "The ca <s> sat"]

@@ -7,7 +7,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.generation import DecodingSettings, decoding, generate_texts
-from etymon.generation.stopping import StopFilter, cut
+from etymon.generation.text import StopFilter, cut_at_stop
 
 
 class Scripted:
@@ -107,7 +107,7 @@ def test_stop_strings(say, stop, expected, beams):
     found, pieces = say([TEXT, "Paris is"], stop=stop, beams=beams)
     assert [one.text for one in found] == [
         expected,
-        cut("Paris is", (stop,) if isinstance(stop, str) else stop),
+        cut_at_stop("Paris is", (stop,) if isinstance(stop, str) else stop),
     ]
     assert "".join(pieces[0]) == expected
     assert found[0].finished
@@ -118,7 +118,7 @@ def test_stop_strings(say, stop, expected, beams):
 def test_a_stop_string_that_does_not_come_is_let_through():
     gate = StopFilter(["abcd", "xyz"])
     assert [gate.feed(piece) for piece in ("1ab", "c", "xabc", "ab")] == ["1", "", "abcx", "abc"]
-    assert gate.finish() == "ab"
+    assert gate.feed("", last=True) == "ab"
     assert [gate.feed(piece) for piece in ("xy", "zzz", "more")] == ["", "", ""]
     assert gate.stopped
 

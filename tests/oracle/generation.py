@@ -69,11 +69,11 @@ def histories(padded: list[list[int]] | None) -> Iterator[None]:
     """
     from etymon.generation import decoding
 
-    class Padded(decoding.Processing):
+    class Padded(decoding.ScoreProcessor):
         def __init__(self, settings: Any, histories: list[list[int]], **options: Any) -> None:
             super().__init__(settings, histories if padded is None else padded, **options)
 
-    with patch.object(decoding, "Processing", Padded):
+    with patch.object(decoding, "ScoreProcessor", Padded):
         yield
 
 
@@ -82,7 +82,7 @@ def stopping(version: str) -> Iterator[None]:
     """Beam search ends as it did in the release that wrote a case: old ones hope for longer."""
     from etymon.generation import beam
 
-    def best_candidate(running: beam.Texts, candidates: beam.Texts) -> torch.Tensor:
+    def best_candidate(running: beam.Beams, candidates: beam.Beams) -> torch.Tensor:
         return candidates.scores[:, :1]
 
     old = version.startswith("4.37.")
