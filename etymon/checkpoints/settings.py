@@ -1,15 +1,15 @@
-"""Reading and writing another library's `config.json`, row by row.
+"""A family's table for `config.json`, read and written row by row.
 
-Strictness is for our own files; a foreign one goes through a family's table of four kinds of row: a field of our
-shape, a constant that must hold, a value carried along untouched, and what may be ignored. Of all other keys, those that
-Transformers reads to compute such a model (`config_keys`) are refused unless they have its default: they may change the
-maths. The rest are passed over. All that is refused is told in one line.
+Our own files are read strictly. A foreign one goes through four kinds of row: a field of our shape, a constant that must
+hold, a value carried along untouched, and what may be ignored. Of all other keys, those that Transformers reads to compute
+such a model are refused unless they have its default, because they may change the maths; the rest are passed over. All
+that is refused is listed in one line.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,11 +20,14 @@ from typing import Any
 from etymon.errors import EtymonError
 
 TABLE = Path(__file__).with_name("config_keys.json")
+"""The keys that Transformers' modelling code reads, searched for in its source by `python -m tests.config_keys`."""
+OWN_TYPE = "etymon-"
+"""Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
 
 
 @dataclass(frozen=True)
 class TransformersKeys:
-    """Of one `model_type`: the `keys` that are read, the values that some have by default, and other names of keys."""
+    """Of one `model_type`: the keys that change what it computes, some of their defaults, and other names of keys."""
 
     keys: frozenset[str]
     defaults: Mapping[str, Any]
@@ -32,35 +35,29 @@ class TransformersKeys:
     """Other name -> key."""
 
 
-@cache
 def config_keys(model_type: str) -> TransformersKeys | None:
     """The keys of a model of Transformers; None if it has no such model."""
-    found = _models().get(model_type)
-    return (
-        None
-        if found is None
-        else TransformersKeys(frozenset(found["keys"]), found["defaults"], found["aliases"])
-    )
+    return _keys_by_model_type().get(model_type)
 
 
 @cache
-def _models() -> dict[str, Any]:
-    return json.loads(TABLE.read_text(encoding="utf-8"))["models"]
-
-
-OWN_TYPE = "etymon-"
-"""Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
+def _keys_by_model_type() -> dict[str, TransformersKeys]:
+    models = json.loads(TABLE.read_text(encoding="utf-8"))["models"]
+    return {
+        model_type: TransformersKeys(frozenset(model["keys"]), model["defaults"], model["aliases"])
+        for model_type, model in models.items()
+    }
 
 
 @dataclass(frozen=True)
 class Field:
-    """Our field and their key; `values` translates (ours -> theirs). A field of our own is written `unless` it has
+    """Our field and their key; `values` translates (ours -> theirs). A field that only we have is written `unless` it has
     the value that everybody else takes for granted."""
 
     ours: str
     theirs: str
     values: Mapping[Any, Any] | None = None
-    unless: Any = None
+    unless: Any = ...  # always written
 
     def written(self, value: Any) -> Any:
         return value if self.values is None else self.values[value]
@@ -72,8 +69,8 @@ class Field:
         for ours, theirs in self.values.items():
             if theirs == value:
                 return ours
-        known = ", ".join(str(theirs) for theirs in self.values.values())
-        raise ValueError(f"{self.theirs} = {_shown(value)} is not supported (known: {known})")
+        choices = ", ".join(map(str, self.values.values()))
+        raise ValueError(f"{self.theirs} = {_shown(value)} is not supported (known: {choices})")
 
 
 @dataclass(frozen=True)
@@ -83,17 +80,17 @@ class Constant:
     theirs: str
     value: Any
     reason: str
-    write: bool = True
+    write: bool = False
 
 
 RESIDUAL_SCALE = Field("residual_scale", "etymon_residual_scale", unless=1.0)
-"""The same row in every family."""
 OWN = (
+    RESIDUAL_SCALE,
     Field("pointer", "etymon_pointer", unless=0),
     Field("cutoffs", "etymon_cutoffs", unless=()),
     Field("divisor", "etymon_divisor", unless=1),
 )
-"""In every family whose shape has the field and that publishes no such."""
+"""Fields that only etymon has: rows of every family whose shape has the field and that publishes no such."""
 GENERATION_KEYS = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id", "force_bos_token_to_be_generated", "forced_decoder_ids", "suppress_tokens",
@@ -147,100 +144,110 @@ def pass_over(keys: Sequence[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SettingsMap:
-    """A family's table. Keys that are absent take `usual` values, or else the shape's defaults, which are the published
-    class's. `head_keys` are beginnings of keys that only some heads read (Transformers' summary of a sequence)."""
+    """A family's table for `config.json`.
 
-    fields: Sequence[Field]
+    Keys that are absent take their `usual` values, or else the shape's defaults, which are the published class's.
+    `head_keys` are beginnings of keys that only some heads read (Transformers' summary of a sequence).
+
+    What no row can say is left to two functions. `after_read(ours, carried, keys)` changes our fields and the carried
+    values in place, given all keys that count; a ValueError refuses the file. `after_write(shape)` gives further keys.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Fields that are only called otherwise: ours -> theirs."""
+    fields: Sequence[Field] = ()
+    """Other fields."""
     constants: Sequence[Constant] = ()
-    ignored: Sequence[str] = field(default_factory=tuple)
+    ignored: Sequence[str] = ()
     usual: Mapping[str, Any] = field(default_factory=dict)
     head_keys: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"summary_": ("choice",)})
+    after_read: Callable[[dict[str, Any], dict[str, Any], Mapping[str, Any]], None] | None = None
+    after_write: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+
+    @property
+    def rows(self) -> list[Field]:
+        """All fields."""
+        return [*(Field(ours, theirs) for ours, theirs in self.names.items()), *self.fields]
 
     def read(
         self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Our fields, and the values to carry along. Of keys that only heads read, those of other `heads` than the folder
         holds do not matter (None: all do)."""
-        known = config_keys(str(config.get("model_type")).removeprefix(OWN_TYPE))
-        table = {row.theirs: row for row in (*self.fields, *OWN)}
+        published = config_keys(str(config.get("model_type")).removeprefix(OWN_TYPE))
+        keys = {key: value for key, value in config.items() if key not in _passed_over.get()}
+        rows = {row.theirs: row for row in (*self.rows, *OWN)}
         ours: dict[str, Any] = {}
         carried: dict[str, Any] = {}
-        offending: dict[str, str] = {}
-        plain = self._plain(_not_passed_over(config), known, offending)
-        for key, value in {**self.usual, **plain}.items():
+        problems: dict[str, str] = {}
+        # Some keys have two names. A family's own rows go by the name that they give.
+        row_names = {
+            *self.ignored,
+            *(row.theirs for row in self.fields),
+            *(row.theirs for row in self.constants),
+        }
+        for alias, key in () if published is None else published.aliases.items():
+            if alias in keys and alias not in row_names:
+                value = keys.pop(alias)
+                if keys.setdefault(key, value) != value:
+                    problems[alias] = f"{alias} = {_shown(value)} contradicts {key} = {_shown(keys[key])}"
+        keys = {**self.usual, **keys}
+        for key, value in keys.items():
             try:
-                if key in table:
-                    ours[table[key].ours] = table[key].read(value)
+                if key in rows:
+                    ours[rows[key].ours] = rows[key].read(value)
                 elif key in CARRIED:
                     carried[key] = value
                 else:
-                    self._check(key, value, known)
+                    self._check(key, value, published)
             except ValueError as error:
-                readers = next(
-                    (read for begin, read in self.head_keys.items() if key.startswith(begin)), None
-                )
-                if heads is None or readers is None or heads & {*readers}:
-                    offending[key] = str(error)
-        if offending:
-            options = " ".join(f"--ignore-config-key {key}" for key in offending)
+                readers = next((read for begin, read in self.head_keys.items() if key.startswith(begin)), ())
+                if heads is None or not readers or heads & {*readers}:
+                    problems[key] = str(error)
+        if problems:
+            options = " ".join(f"--ignore-config-key {key}" for key in problems)
             raise EtymonError(
-                f"{where} describes a model that is not built here: {'; '.join(offending.values())} "
+                f"{where} describes a model that is not built here: {'; '.join(problems.values())} "
                 f"(if that does not matter: {options})"
             )
+        if self.after_read is not None:
+            try:
+                self.after_read(ours, carried, keys)
+            except ValueError as error:
+                raise EtymonError(f"{where} {error}") from error
         return ours, carried
 
-    def told(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys that count: without those to pass over, and with what is usual where they say nothing."""
-        return {**self.usual, **_not_passed_over(config)}
-
-    def _plain(
-        self, config: Mapping[str, Any], known: TransformersKeys | None, offending: dict[str, str]
-    ) -> dict[str, Any]:
-        """The configuration with every key under its own name."""
-        own = {*self.ignored, *(row.theirs for row in self.fields), *(row.theirs for row in self.constants)}
-        aliases = (
-            {} if known is None else {key: name for key, name in known.aliases.items() if key not in own}
-        )
-        plain = {key: value for key, value in config.items() if key not in aliases}
-        for other, key in aliases.items():
-            if other in config and plain.setdefault(key, config[other]) != config[other]:
-                offending[other] = (
-                    f"{other} = {_shown(config[other])} contradicts {key} = {_shown(plain[key])}"
-                )
-        return plain
-
-    def _check(self, key: str, value: Any, known: TransformersKeys | None) -> None:
+    def _check(self, key: str, value: Any, published: TransformersKeys | None) -> None:
         """A ValueError if the key may change what the model computes, and says something else than is built."""
-        fixed = next((row for row in self.constants if row.theirs == key), None)
-        if fixed is not None:
-            if value != fixed.value:
-                raise ValueError(f"{key} = {_shown(value)}: {fixed.reason}")
-        elif key == OWN_CODE and isinstance(value, Mapping) and any("AutoModel" in each for each in value):
+        constant = next((row for row in self.constants if row.theirs == key), None)
+        if constant is not None:
+            if value != constant.value:
+                raise ValueError(f"{key} = {_shown(value)}: {constant.reason}")
+        elif key == OWN_CODE and isinstance(value, Mapping) and any("AutoModel" in name for name in value):
             raise ValueError(f"{key} names code of the folder's own, which may compute anything")
         elif key in (*IGNORED, *self.ignored):
             return
-        elif key.startswith("etymon") or known is None:
+        elif key.startswith("etymon") or published is None:
             raise ValueError(f"{key} = {_shown(value)} is not known and might change the model")
-        elif key in known.keys and not (key in known.defaults and known.defaults[key] == value):
+        elif key in published.keys and not (key in published.defaults and published.defaults[key] == value):
             raise ValueError(f"{key} = {_shown(value)} changes the model and is not supported")
 
     def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
-        written = {
-            row.theirs: row.written(shape[row.ours])
-            for row in (*self.fields, *self.unpublished(shape))
-            if row.unless is None or shape[row.ours] != row.unless
+        """The keys of a `config.json` for the fields of a shape."""
+        return {
+            **{
+                row.theirs: row.written(shape[row.ours])
+                for row in (*self.rows, *self.own_rows(shape))
+                if row.unless is ... or shape[row.ours] != row.unless
+            },
+            **{row.theirs: row.value for row in self.constants if row.write},
+            **({} if self.after_write is None else self.after_write(shape)),
         }
-        written.update({row.theirs: row.value for row in self.constants if row.write})
-        return written
 
-    def unpublished(self, shape: Mapping[str, Any]) -> list[Field]:
+    def own_rows(self, shape: Mapping[str, Any]) -> list[Field]:
         """Our own rows that such a shape has and the family's table has not."""
-        published = {row.ours for row in self.fields}
+        published = {row.ours for row in self.rows}
         return [row for row in OWN if row.ours in shape and row.ours not in published]
-
-
-def _not_passed_over(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in _passed_over.get()}
 
 
 def _shown(value: Any) -> str:

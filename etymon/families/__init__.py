@@ -46,7 +46,7 @@ def family_of(model_type: str) -> Family:
     for name in REGISTRY:
         family = get_family(name)
         if model_type in (family.model_type, *family.aliases):
-            return family.published_as(model_type)
+            return family.as_model_type(model_type)
     raise EtymonError(
         f"model_type {model_type!r} is not a family known here: {did_you_mean(model_type, REGISTRY)}"
     )

@@ -18,7 +18,7 @@ from etymon.config import strict
 from etymon.errors import EtymonError
 from etymon.families.checkpoint import extra_heads, head_of, name_map
 from etymon.families.family import Architecture, Family
-from etymon.families.loading import HISTORY, _note, _tokenizer, load, model_folder, read_shape
+from etymon.families.loading import HISTORY, load, load_tokenizer, model_folder, read_note, read_shape
 from etymon.families.model import Model
 from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
 from etymon.nn.features import FeatureSettings
@@ -102,7 +102,7 @@ def load_adapted(
     **options: Any,
 ) -> Model:
     """The base of a folder of adapters, with these and their heads on it. Options are those of `load`."""
-    found, note = read_adapters(folder), _note(folder)
+    found, note = read_adapters(folder), read_note(folder)
     base, revision = found.config["base_model_name_or_path"], found.config.get("revision")
     try:
         family, shape = read_shape(base, revision=revision)
@@ -157,7 +157,7 @@ def load_adapted(
     model.generation = note.get("generation", model.generation)
     leave_out_unusable_ids(model, folder)
     reading = reading_settings(model, stored, model.history)
-    model.tokenizer = _tokenizer(family, folder, model.shape.vocabulary, reading) or model.tokenizer
+    model.tokenizer = load_tokenizer(family, folder, model.shape.vocabulary, reading) or model.tokenizer
     return model
 
 

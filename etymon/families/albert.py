@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.families import encoders
-from etymon.families.encoders import known_to_transformers
+from etymon.checkpoints.settings import SettingsMap
+from etymon.families import electra, encoders
 from etymon.families.family import (
     ActivationName,
     Architecture,
     Family,
     Head,
     Recipe,
+    Sizes,
     TokenizerChoice,
     classes,
+    shape_class,
 )
 from etymon.nn.blocks import Body
 from etymon.nn.initialise import truncated_weights
@@ -27,7 +26,7 @@ from etymon.nn.layers import Rate
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape(encoders.EncoderShape):
     vocabulary: PositiveInt = 30000
     embedding_dim: PositiveInt = 128
@@ -51,7 +50,7 @@ class Shape(encoders.EncoderShape):
             )
 
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": encoders.POCKET,
     "base": {"dim": 768, "heads": 12, "inner_dim": 3072},
     "large": {"layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096},
@@ -106,13 +105,14 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
-    fields=[
-        *encoders.FIELDS,
-        Field("embedding_dim", "embedding_size"),
-        Field("groups", "num_hidden_groups"),
-        Field("inner_groups", "inner_group_num"),
-        Field("head_dropout", "classifier_dropout_prob"),
-    ],
+    names={
+        **encoders.KEYS,
+        "embedding_dim": "embedding_size",
+        "groups": "num_hidden_groups",
+        "inner_groups": "inner_group_num",
+        "head_dropout": "classifier_dropout_prob",
+    },
+    fields=encoders.FIELDS,
     constants=encoders.CONSTANTS,
 )
 
@@ -146,7 +146,7 @@ FAMILY = Family(
         options=OPTIONS,
     ),
     size_recipes={"pocket": replace(encoders.POCKET_RECIPE, options=OPTIONS)},
-    expressible=known_to_transformers,
+    expressible=encoders.expressible,
     tokenizer=TokenizerChoice(
         "unigram",
         {"pad": "<pad>", "unknown": "<unk>", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"},
@@ -155,5 +155,5 @@ FAMILY = Family(
     ),
     framing=framing.BERT,
     special_ids={"pad": 0, "begin": 2, "end": 3},
-    generator=encoders.electra_generator,
+    generator=electra.generator,
 )

@@ -10,14 +10,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
+from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families.encoders import MASKED_BPE
-from etymon.families.family import ACTIVATION_NAMES, ActivationName, Family, Recipe, classes, divides
+from etymon.families.family import (
+    ACTIVATION_NAMES,
+    ActivationName,
+    Family,
+    Recipe,
+    Sizes,
+    classes,
+    divides,
+    shape_class,
+)
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings
@@ -26,7 +34,7 @@ from etymon.nn.layers import Embedding, Rate
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape:
     vocabulary: PositiveInt = 50265
     positions: PositiveInt = 1024
@@ -65,7 +73,7 @@ POCKET = {
     "inner_dim": 1024,
     "dropout": 0.0,
 }
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": POCKET,
     "tiny": {**POCKET, "dim": 128, "layers": 2, "heads": 2, "inner_dim": 512},
     "base": {"dim": 768, "layers": 6, "heads": 12, "inner_dim": 3072},
@@ -111,59 +119,65 @@ def names(shape: Shape) -> NameMap:
     )
 
 
-class BartSettings(SettingsMap):
-    def read(
-        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        # What their class takes for granted.
-        usual = {
-            "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
-        }  # fmt: skip
-        ours, carried = super().read({**usual, **config}, where, heads)
-        ours["pad"] = carried["pad_token_id"]
-        if carried.get("force_bos_token_to_be_generated") and carried.get("forced_bos_token_id") is None:
-            carried["forced_bos_token_id"] = carried["bos_token_id"]  # as old files say it
-        # A decoder like its encoder is not told of twice, so that a size is known again.
-        alike = [f"decoder_{name}" for name in ours if ours.get(f"decoder_{name}") == ours[name]]
-        return ours | dict.fromkeys(alike), carried
-
-    def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
-        told = {name: shape[name.removeprefix("decoder_")] if value is None else value for name, value in shape.items()
-                if name.startswith("decoder_")}  # fmt: skip
-        written = super().write({**shape, **told})
-        return {**written, "pad_token_id": shape["pad"], "is_encoder_decoder": True}
+def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str, Any]) -> None:
+    ours["pad"] = keys["pad_token_id"]
+    if keys.get("force_bos_token_to_be_generated") and keys.get("forced_bos_token_id") is None:
+        carried["forced_bos_token_id"] = keys["bos_token_id"]  # as old files say it
+    # A decoder like its encoder is left None, so that a size is recognised again.
+    for name in DECODER_FIELDS:
+        if name in ours and ours[name] == ours.get(name.removeprefix("decoder_")):
+            ours[name] = None
 
 
-SETTINGS = BartSettings(
+def after_write(shape: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {key: shape[name] or shape[name.removeprefix("decoder_")] for name, key in DECODER_FIELDS.items()}
+    return {**sizes, "pad_token_id": shape["pad"], "is_encoder_decoder": True}
+
+
+DECODER_FIELDS = {
+    "decoder_layers": "decoder_layers",
+    "decoder_heads": "decoder_attention_heads",
+    "decoder_inner_dim": "decoder_ffn_dim",
+}
+SETTINGS = SettingsMap(
+    names={
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+        "dim": "d_model",
+        "layers": "encoder_layers",
+        "heads": "encoder_attention_heads",
+        "inner_dim": "encoder_ffn_dim",
+        **DECODER_FIELDS,
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "inner_dropout": "activation_dropout",
+        "head_dropout": "classifier_dropout",
+        "scaled": "scale_embedding",
+        "deviation": "init_std",
+        "tied": "tie_word_embeddings",
+    },
     fields=[
-        Field("vocabulary", "vocab_size"),
-        Field("positions", "max_position_embeddings"),
-        Field("dim", "d_model"),
-        Field("layers", "encoder_layers"),
-        Field("heads", "encoder_attention_heads"),
-        Field("inner_dim", "encoder_ffn_dim"),
-        Field("decoder_layers", "decoder_layers"),
-        Field("decoder_heads", "decoder_attention_heads"),
-        Field("decoder_inner_dim", "decoder_ffn_dim"),
         Field("activation", "activation_function", ACTIVATION_NAMES),
-        Field("dropout", "dropout"),
-        Field("attention_dropout", "attention_dropout"),
-        Field("inner_dropout", "activation_dropout"),
-        Field("head_dropout", "classifier_dropout"),
-        Field("scaled", "scale_embedding"),
-        Field("deviation", "init_std"),
-        Field("tied", "tie_word_embeddings"),
-        RESIDUAL_SCALE,
     ],
     constants=[
-        Constant("is_decoder", False, "a decoder without its encoder is not BART", write=False),
-        Constant("add_final_layer_norm", False, "stacks with a last norm are mBART's", write=False),
-        Constant("normalize_before", False, "norms before the parts are mBART's", write=False),
-        Constant("normalize_embedding", True, "embeddings without a norm are Marian's", write=False),
-        Constant("static_position_embeddings", False, "positions that are not learned are Marian's", write=False),
-        Constant("extra_pos_embeddings", OFFSET, "positions are counted from the third row", write=False),
-        Constant("add_bias_logits", False, "the bias of the words is not trained", write=False),
+        Constant("is_decoder", False, "a decoder without its encoder is not BART"),
+        Constant("add_final_layer_norm", False, "stacks with a last norm are mBART's"),
+        Constant("normalize_before", False, "norms before the parts are mBART's"),
+        Constant("normalize_embedding", True, "embeddings without a norm are Marian's"),
+        Constant("static_position_embeddings", False, "positions that are not learned are Marian's"),
+        Constant("extra_pos_embeddings", OFFSET, "positions are counted from the third row"),
+        Constant("add_bias_logits", False, "the bias of the words is not trained"),
     ],
+    # What their class takes for granted.
+    usual={
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": 2,
+    },
+    after_read=after_read,
+    after_write=after_write,
     # Layers that training drops at random make no difference to what a model computes.
     ignored=[
         "encoder_layerdrop", "decoder_layerdrop", "is_encoder_decoder", "num_hidden_layers",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.families import encoders
-from etymon.families.encoders import known_to_transformers
-from etymon.families.family import Architecture, Family, Recipe, classes
+from etymon.checkpoints.settings import SettingsMap
+from etymon.families import electra, encoders
+from etymon.families.family import Architecture, Family, Recipe, Sizes, classes
 from etymon.nn.blocks import Body
 from etymon.nn.initialise import truncated_weights
 from etymon.text import framing
@@ -21,7 +20,7 @@ def ladder(layers: int, dim: int) -> dict[str, Any]:
     return {"layers": layers, "dim": dim, "heads": dim // 64, "inner_dim": 4 * dim}
 
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": encoders.POCKET,
     "base": {},
     "base-cased": {"vocabulary": 28996},
@@ -55,7 +54,8 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
-    fields=[*encoders.FIELDS, Field("head_dropout", "classifier_dropout")],
+    names={**encoders.KEYS, "head_dropout": "classifier_dropout"},
+    fields=encoders.FIELDS,
     constants=encoders.CONSTANTS,
     ignored=[*encoders.IGNORED, "is_encoder_decoder"],
 )
@@ -87,9 +87,9 @@ FAMILY = Family(
         warmup=0.01,
     ),
     size_recipes={"pocket": encoders.POCKET_RECIPE},
-    expressible=known_to_transformers,
+    expressible=encoders.expressible,
     tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
     special_ids={"pad": 0},
-    generator=encoders.electra_generator,
+    generator=electra.generator,
 )

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Field
-from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Recipe, TokenizerChoice, divides
+from etymon.checkpoints.settings import Field
+from etymon.families.family import (
+    ACTIVATION_NAMES,
+    ActivationName,
+    Head,
+    Recipe,
+    TokenizerChoice,
+    divides,
+    shape_class,
+)
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Body, FeedForward, Stack
@@ -23,7 +30,7 @@ from etymon.nn.visibility import CausalRule, Rule
 from etymon.nn.vocabulary import DenseVocabulary
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class DecoderShape:
     vocabulary: PositiveInt = 50257
     positions: PositiveInt = 1024
@@ -239,23 +246,19 @@ def name_map(shape: Any, table: Mapping[str, str], others: Sequence[Row] = ()) -
     )
 
 
-FIELDS = [
-    Field("vocabulary", "vocab_size"),
-    Field("positions", "n_positions"),
-    Field("dim", "n_embd"),
-    Field("layers", "n_layer"),
-    Field("heads", "n_head"),
-    Field("embedding_dropout", "embd_pdrop"),
-    Field("attention_dropout", "attn_pdrop"),
-    Field("residual_dropout", "resid_pdrop"),
-    Field("norm_epsilon", "layer_norm_epsilon"),
-    Field("deviation", "initializer_range"),
-    Field("tied", "tie_word_embeddings"),
-    RESIDUAL_SCALE,
-]
-INNER_FIELDS = [
-    Field("inner_dim", "n_inner"),
-    Field("activation", "activation_function", ACTIVATION_NAMES),
-]
+KEYS = {
+    "vocabulary": "vocab_size",
+    "positions": "n_positions",
+    "dim": "n_embd",
+    "layers": "n_layer",
+    "heads": "n_head",
+    "embedding_dropout": "embd_pdrop",
+    "attention_dropout": "attn_pdrop",
+    "residual_dropout": "resid_pdrop",
+    "norm_epsilon": "layer_norm_epsilon",
+    "deviation": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
+ACTIVATION = Field("activation", "activation_function", ACTIVATION_NAMES)
 IGNORED = ["is_decoder"]
 """A decoder decodes, whether it says so or not."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
+from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
-from etymon.families.family import ACTIVATION_NAMES, ActivationName, Family, Head, Recipe, classes, divides
+from etymon.families.family import (
+    ACTIVATION_NAMES,
+    ActivationName,
+    Family,
+    Head,
+    Recipe,
+    Sizes,
+    classes,
+    divides,
+    shape_class,
+)
 from etymon.nn.blocks import Body
 from etymon.nn.embeddings import sinusoidal
 from etymon.nn.heads import DeepProjection, Projection
@@ -22,7 +31,7 @@ from etymon.nn.layers import Rate
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape:
     vocabulary: PositiveInt = 30522
     positions: PositiveInt = 512
@@ -43,12 +52,13 @@ class Shape:
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
     norm_epsilon: ClassVar[float] = 1e-12
+    position_kind: ClassVar[str] = "learned"
 
     def __post_init__(self) -> None:
         divides(self.dim, self.heads)
 
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": {**encoders.POCKET, "layers": 2},
     "base": {},
     "base-cased": {"vocabulary": 28996},
@@ -95,22 +105,23 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
+    names={
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+        "dim": "dim",
+        "layers": "n_layers",
+        "heads": "n_heads",
+        "inner_dim": "hidden_dim",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "head_dropout": "seq_classif_dropout",
+        "span_dropout": "qa_dropout",
+        "deviation": "initializer_range",
+        "sinusoidal": "sinusoidal_pos_embds",
+        "tied": "tie_word_embeddings",
+    },
     fields=[
-        Field("vocabulary", "vocab_size"),
-        Field("positions", "max_position_embeddings"),
-        Field("dim", "dim"),
-        Field("layers", "n_layers"),
-        Field("heads", "n_heads"),
-        Field("inner_dim", "hidden_dim"),
         Field("activation", "activation", ACTIVATION_NAMES),
-        Field("dropout", "dropout"),
-        Field("attention_dropout", "attention_dropout"),
-        Field("head_dropout", "seq_classif_dropout"),
-        Field("span_dropout", "qa_dropout"),
-        Field("deviation", "initializer_range"),
-        Field("sinusoidal", "sinusoidal_pos_embds"),
-        Field("tied", "tie_word_embeddings"),
-        RESIDUAL_SCALE,
     ],
     ignored=["is_decoder"],
 )

@@ -6,18 +6,25 @@ head, trains beside it and shares its embeddings, which may be narrower than the
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 from torch import nn
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.checkpoints.settings import SettingsMap
 from etymon.families import encoders, summary
-from etymon.families.encoders import known_to_transformers
-from etymon.families.family import ActivationName, Architecture, Family, Head, Recipe, classes
+from etymon.families.family import (
+    ActivationName,
+    Architecture,
+    Family,
+    Head,
+    Recipe,
+    Sizes,
+    classes,
+    shape_class,
+)
 from etymon.nn.blocks import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import truncated_weights
@@ -25,7 +32,7 @@ from etymon.nn.layers import ACTIVATIONS, Rate
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape(encoders.EncoderShape):
     embedding_dim: PositiveInt = 128
     dim: PositiveInt = 256
@@ -44,7 +51,7 @@ class Shape(encoders.EncoderShape):
 BASE = {"embedding_dim": 768, "dim": 768, "heads": 12, "inner_dim": 3072}
 LARGE = {"embedding_dim": 1024, "layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096}
 GENERATOR = {"dim": 256, "heads": 4, "inner_dim": 1024}
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": encoders.POCKET,
     "small": {},
     "base": BASE,
@@ -76,6 +83,22 @@ def choice(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
     )
 
 
+def generator(shape: encoders.EncoderShape) -> tuple[str, dict[str, Any]]:
+    """Family and shape of a generator that can share the embeddings of this shape, an ELECTRA's or a relative's."""
+    # A quarter as wide; the published base model has one of a third (section 3.2 of the paper, and its code).
+    width = round(shape.dim * (1 / 3 if shape.dim == 768 else 1 / 4))
+    heads = max(1, width // 64)
+    width -= width % heads
+    return "electra", {
+        **{field.name: getattr(shape, field.name) for field in fields(encoders.EncoderShape)},
+        "dim": width,
+        "heads": heads,
+        "inner_dim": 4 * width,
+        "tied": True,
+        "embedding_dim": getattr(shape, "embedding_dim", shape.dim),
+    }
+
+
 PAIRS = Head(lambda s, body, labels: Projection(s.dim, 2), at="first")
 HEADS = {
     "vocabulary": encoders.vocabulary_head(ACTIVATIONS["gelu"]),
@@ -104,13 +127,13 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
-    fields=[
-        *encoders.FIELDS,
-        Field("embedding_dim", "embedding_size"),
-        Field("head_dropout", "classifier_dropout"),
-        Field("choice_dropout", "summary_last_dropout"),
-        *summary.FIELDS,
-    ],
+    names={
+        **encoders.KEYS,
+        "embedding_dim": "embedding_size",
+        "head_dropout": "classifier_dropout",
+        "choice_dropout": "summary_last_dropout",
+    },
+    fields=[*encoders.FIELDS, *summary.FIELDS],
     constants=[*encoders.CONSTANTS, summary.TO_WIDTH],
     ignored=encoders.IGNORED,
 )
@@ -153,9 +176,9 @@ FAMILY = Family(
         "small": replace(TUNING, learning_rate=3e-4),
         "large": replace(TUNING, learning_rate=5e-5, layer_decay=0.9),
     },
-    expressible=known_to_transformers,
+    expressible=encoders.expressible,
     tokenizer=encoders.WORDPIECE,
     framing=framing.BERT,
     special_ids={"pad": 0},
-    generator=encoders.electra_generator,
+    generator=generator,
 )

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field
-from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Recipe, TokenizerChoice, divides
+from etymon.checkpoints.settings import Constant, Field
+from etymon.families.family import (
+    ACTIVATION_NAMES,
+    ActivationName,
+    Head,
+    Recipe,
+    TokenizerChoice,
+    divides,
+    shape_class,
+)
 from etymon.nn.attention import Attention, RelativeKeys
 from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings
@@ -23,31 +29,9 @@ from etymon.nn.visibility import FullRule
 from etymon.nn.vocabulary import DenseVocabulary, Transform
 
 PositionKind = Literal["learned", "relative_key", "relative_key_query"]
-NAMES = {kind: kind for kind in get_args(PositionKind)} | {"learned": "absolute"}
-POSITION_KIND = Field("position_kind", "position_embedding_type", NAMES, unless="learned")
 
 
-def position_kind(shape: Any) -> PositionKind:
-    """Families without a choice of kinds have learned positions."""
-    return getattr(shape, "position_kind", "learned")
-
-
-def relative_part(shape: Any, positions: int, scaled: bool) -> nn.Module | None:
-    """The part of an attention that knows distances, if the shape's kind of positions has one."""
-    kind = position_kind(shape)
-    if kind == "learned":
-        return None
-    by_keys = kind == "relative_key_query"
-    return RelativeKeys(positions, shape.dim // shape.heads, meets_keys=by_keys, scaled=scaled)
-
-
-def known_to_transformers(shape: Any) -> bool:
-    """Whether Transformers computes such a shape: its fifth release has no relative positions in encoders, and leaves out
-    without an error what a folder says of them."""
-    return position_kind(shape) == "learned"
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class EncoderShape:
     vocabulary: PositiveInt = 30522
     positions: PositiveInt = 512
@@ -118,10 +102,17 @@ def encoder(
     width = width or shape.dim
     places = shape.positions + first_position
     padding = first_position - 1 if first_position else None
-    learned = position_kind(shape) == "learned"
+    is_learned = shape.position_kind == "learned"
+
+    def relative() -> RelativeKeys | None:
+        if is_learned:
+            return None
+        meets_keys = shape.position_kind == "relative_key_query"
+        return RelativeKeys(places, shape.dim // shape.heads, meets_keys=meets_keys, scaled=scaled_distances)
+
     embeddings = Embeddings(
         Embedding(shape.vocabulary, width),
-        positions=Embedding(places, width, padding_idx=padding) if learned else None,
+        positions=Embedding(places, width, padding_idx=padding) if is_learned else None,
         longest=shape.positions,
         position_offset=first_position,
         count_hidden=not first_position,
@@ -133,12 +124,7 @@ def encoder(
     physical = shape.layers if schedule is None else max(schedule) + 1
     layers = [
         Block(
-            Attention(
-                shape.dim,
-                shape.heads,
-                dropout=shape.attention_dropout,
-                relative=relative_part(shape, places, scaled_distances),
-            ),
+            Attention(shape.dim, shape.heads, dropout=shape.attention_dropout, relative=relative()),
             FeedForward(shape.dim, shape.inner_dim, shape.activation),
             norms=[nn.LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
             norm_first=False,
@@ -250,7 +236,7 @@ def name_map(
         "heads.vocabulary.bias": bias if shape.tied and bias is not None else own_bias,
     }
     left_over = ["position_ids"]
-    if position_kind(shape) != "learned":
+    if shape.position_kind != "learned":
         left_over.append("position_embeddings.weight")  # Transformers 4 stores a table that it does not use
     return NameMap(
         rows({**table, **output}),
@@ -265,36 +251,38 @@ def name_map(
 TASK_CLASSES = (
     "ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "ForQuestionAnswering",
 )  # fmt: skip
+KEYS = {
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner_dim": "intermediate_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "norm_epsilon": "layer_norm_eps",
+    "deviation": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
 FIELDS = [
-    Field("vocabulary", "vocab_size"),
-    Field("positions", "max_position_embeddings"),
-    Field("segments", "type_vocab_size"),
-    Field("dim", "hidden_size"),
-    Field("layers", "num_hidden_layers"),
-    Field("heads", "num_attention_heads"),
-    Field("inner_dim", "intermediate_size"),
     Field("activation", "hidden_act", ACTIVATION_NAMES),
-    POSITION_KIND,
-    Field("dropout", "hidden_dropout_prob"),
-    Field("attention_dropout", "attention_probs_dropout_prob"),
-    Field("norm_epsilon", "layer_norm_eps"),
-    Field("deviation", "initializer_range"),
-    Field("tied", "tie_word_embeddings"),
-    RESIDUAL_SCALE,
+    Field(
+        "position_kind",
+        "position_embedding_type",
+        {"learned": "absolute", "relative_key": "relative_key", "relative_key_query": "relative_key_query"},
+        unless="learned",
+    ),
 ]
 CONSTANTS = [
-    Constant("is_decoder", False, "an encoder that decodes is not supported", write=False),
-    Constant("add_cross_attention", False, "cross-attention in an encoder is not supported", write=False),
+    Constant("is_decoder", False, "an encoder that decodes is not supported"),
+    Constant("add_cross_attention", False, "cross-attention in an encoder is not supported"),
 ]
 IGNORED = ["is_causal", "embedding_size"]
 """What Transformers reads of decoders, and to see whether heads divide the width."""
 
 
-def electra_generator(shape: EncoderShape) -> tuple[str, dict[str, Any]]:
-    """A generator a quarter as wide (ELECTRA-base: a third) that can share the shape's embeddings."""
-    width = round(shape.dim * (1 / 3 if shape.dim == 768 else 1 / 4))
-    heads = max(1, width // 64)
-    width -= width % heads
-    same = {field.name: getattr(shape, field.name) for field in fields(EncoderShape)}
-    own = {"dim": width, "heads": heads, "inner_dim": 4 * width, "tied": True}
-    return "electra", {**same, **own, "embedding_dim": getattr(shape, "embedding_dim", shape.dim)}
+def expressible(shape: Any) -> bool:
+    """Whether Transformers computes such a shape: its fifth release has no relative positions in encoders, and leaves out
+    without an error what a folder says of them."""
+    return bool(shape.position_kind == "learned")

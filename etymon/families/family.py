@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, dataclass_transform
 
-from pydantic import AfterValidator
-from torch import nn
+from pydantic import AfterValidator, ConfigDict
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap, config_keys
@@ -22,6 +24,28 @@ from etymon.text.framing import Framing
 if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
 
+# --- shapes
+
+Class = TypeVar("Class")
+
+
+@dataclass_transform(frozen_default=True)
+def shape_class(cls: type[Class]) -> type[Class]:
+    """Makes a frozen dataclass whose values are checked strictly; fields that it does not have are refused."""
+    strict: Any = pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+    return strict(cls)
+
+
+Sizes = Mapping[str, Mapping[str, Any]]
+"""By name: the fields that differ from the shape's defaults. `pocket` sizes train on a laptop."""
+
+
+def divides(dim: int, *heads: int | None) -> None:
+    """Refuses heads that a width cannot be divided by."""
+    for count in heads:
+        if count is not None and dim % count:
+            raise ValueError(f"dim {dim} is not a multiple of heads {count}")
+
 
 def _check_activation(name: str) -> str:
     if name not in ACTIVATIONS:
@@ -33,6 +57,9 @@ ActivationName = Annotated[str, AfterValidator(_check_activation)]
 """The type of a shape's field that holds the name of an activation."""
 ACTIVATION_NAMES = {name: name for name in ACTIVATIONS} | {"gelu_tanh": "gelu_new"}
 """Ours -> theirs, for every family whose class looks the name up in Transformers' common table."""
+
+# --- heads, and the published classes that have them
+
 Where = Literal["every", "first", "last", "mean"]
 """The states that a head reads: of every token, of the first or last one of a row, or the mean of a row's."""
 
@@ -76,6 +103,8 @@ class Architecture:
 
 TASK_HEADS = frozenset({"classification", "choice", "tagging", "span", "conditional_span"})
 """The heads that answer a task; others are those of pretraining."""
+LABELLED_HEADS = frozenset({"classification", "tagging"})
+"""The heads with an output for every label."""
 ENDINGS = {
     "ForMaskedLM": {"vocabulary"},
     "ForCausalLM": {"vocabulary"},
@@ -93,18 +122,28 @@ ENDINGS = {
 
 def classes(name: str, *endings: str, pooled: bool = False) -> list[Architecture]:
     """Classes by the endings of their names, in this order, and the bare body's, if `pooled` with a pooler first."""
-    bare = [frozenset({"pooler"}), frozenset[str]()][not pooled :]
+    bare = [frozenset({"pooler"}), frozenset[str]()] if pooled else [frozenset[str]()]
     return [
         *(Architecture(name + ending, frozenset(ENDINGS[ending])) for ending in endings),
         *(Architecture(f"{name}Model", heads, prefix="") for heads in bare),
     ]
 
 
-def divides(dim: int, *heads: int | None) -> None:
-    """Refuses heads that a width cannot be divided by."""
-    for count in heads:
-        if count is not None and dim % count:
-            raise ValueError(f"dim {dim} is not a multiple of heads {count}")
+class PublishedLayout(Protocol):
+    """Files of another layout than Hugging Face's, in which a family was published, as a module that reads and writes them.
+
+    Weights go by the names of the family's map. There is no tokenizer in such files.
+    """
+
+    def find_files(self, folder: Path, /) -> tuple[Path, Path] | None: ...
+    def read_shape(self, files: tuple[Path, Path], /) -> dict[str, Any]: ...
+    def read_weights(self, files: tuple[Path, Path], /) -> dict[str, Tensor]: ...
+    def write(
+        self, folder: str | Path, shape: Mapping[str, Any], weights: Mapping[str, Tensor], /
+    ) -> None: ...
+
+
+# --- the family
 
 
 @dataclass(frozen=True)
@@ -154,12 +193,13 @@ class TokenizerChoice:
 
 @dataclass(frozen=True)
 class Family:
+    """All that tells one family from another, as values; no shared module asks for a family by name."""
+
     name: str
     title: str
     model_type: str
     shape: type
-    sizes: Mapping[str, Mapping[str, Any]]
-    """By name: the fields that differ from the shape's defaults. `pocket` sizes train on a laptop."""
+    sizes: Sizes
     body: Callable[[Any, frozenset[str]], nn.Module]
     heads: Mapping[str, Head]
     architectures: Sequence[Architecture]
@@ -178,7 +218,6 @@ class Family:
     """Of the sizes that have a way of their own."""
     generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
     """For replaced-token detection: family and shape of a generator that can share this shape's embeddings."""
-
     special_ids: Mapping[str, int] = field(default_factory=dict)
     """By role, the ids that Transformers' class takes for granted; of a family without one, those of our own tokenizers."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -191,88 +230,84 @@ class Family:
     """How many states every token of a text has, the input of the first layer among them, and how wide they are."""
     features: FeatureSettings | None = None
     """How its task heads read them; None: they read the last alone."""
+    layout: PublishedLayout | None = None
+    """The files in which it was published, where these are no Hugging Face folder."""
 
-    def published_as(self, model_type: str) -> Family:
+    def as_model_type(self, model_type: str) -> Family:
         """The same family under another of its `model_type`s, with the names and the defaults of those classes."""
         if model_type == self.model_type:
             return self
         begin = self.architectures[-1].name.removesuffix("Model")
-        named = [
-            replace(known, name=self.aliases[model_type] + known.name.removeprefix(begin))
-            for known in self.architectures
+        renamed = [
+            replace(known_class, name=self.aliases[model_type] + known_class.name.removeprefix(begin))
+            for known_class in self.architectures
         ]
-        own, theirs = config_keys(self.model_type), config_keys(model_type)
-        assert own is not None and theirs is not None
-        keys = {row.theirs for row in self.settings.fields}
+        ours, theirs = config_keys(self.model_type), config_keys(model_type)
+        assert ours is not None and theirs is not None
         usual = {
-            key: value
-            for key, value in theirs.defaults.items()
-            if key in keys and own.defaults.get(key) != value
+            row.theirs: theirs.defaults[row.theirs]
+            for row in self.settings.rows
+            if row.theirs in theirs.defaults and ours.defaults.get(row.theirs) != theirs.defaults[row.theirs]
         }
-        return replace(
-            self, model_type=model_type, architectures=named, settings=replace(self.settings, usual=usual)
-        )
+        settings = replace(self.settings, usual={**usual, **self.settings.usual})
+        return replace(self, model_type=model_type, architectures=renamed, settings=settings)
 
     def with_features(self, settings: FeatureSettings) -> Family:
         """The same family with task heads that read features, whether it has such heads of its own or not."""
         build = partial(FeatureBuild, settings, self.layers)
-        own = {
+        heads = {
             "classification": Head(build(pooled=True)),
             "choice": Head(build(pooled=True, outputs=1)),
             "tagging": Head(build(pooled=False)),
             "span": Head(build(pooled=False, outputs=2)),
         }
-        others = [known for known in self.architectures if not known.heads & own.keys()]
-        return replace(self, heads={**self.heads, **own}, architectures=others, features=settings)
+        # No published class has such heads.
+        others = [published for published in self.architectures if not published.heads & heads.keys()]
+        return replace(self, heads={**self.heads, **heads}, architectures=others, features=settings)
 
     @property
-    def reading_features(self) -> frozenset[str]:
-        """The heads that read features."""
+    def feature_heads(self) -> frozenset[str]:
+        """The names of the heads that read features."""
         return frozenset(name for name, head in self.heads.items() if isinstance(head.build, FeatureBuild))
 
     def tokenizer_fields(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions begin."""
         pad = tokenizer.id("pad")
-        return (
-            {"pad": pad} if pad is not None and any(one.name == "pad" for one in fields(self.shape)) else {}
-        )
+        has_field = any(part.name == "pad" for part in fields(self.shape))
+        return {"pad": pad} if has_field and pad is not None else {}
 
     def suggest_cutoffs(
-        self, tokenizer: Tokenizer, size: str | None, told: Mapping[str, Any]
+        self, tokenizer: Tokenizer, size: str | None, changed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Fields of a shape that nobody has told and that the text decides: where a published adaptive softmax is cut."""
-        published = any(row.theirs == "cutoffs" for row in self.settings.fields)
-        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only asked for.
-        if not published or "causal" not in self.capabilities or "cutoffs" in told:
+        """Where to cut a published adaptive softmax for these words, as a field of a shape; none if `changed` has it."""
+        published = any(row.theirs == "cutoffs" for row in self.settings.rows)
+        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only a choice.
+        if not published or "causal" not in self.capabilities or "cutoffs" in changed:
             return {}
-        usual: dict[str, Any] = {one.name: one.default for one in fields(self.shape)}
-        usual |= {**self.sizes[size or next(iter(self.sizes))], **told}
+        shape: dict[str, Any] = {part.name: part.default for part in fields(self.shape)}
+        shape |= {**self.sizes[size or next(iter(self.sizes))], **changed}
         if tokenizer.counts is not None:
-            return {"cutoffs": choose_cutoffs(tokenizer.counts, usual["divisor"])}
-        return {"cutoffs": tuple(cut for cut in usual["cutoffs"] if cut < tokenizer.size)}
+            return {"cutoffs": choose_cutoffs(tokenizer.counts, shape["divisor"])}
+        return {"cutoffs": tuple(cut for cut in shape["cutoffs"] if cut < tokenizer.size)}
 
     def recipe_for(self, size: str | None) -> Recipe:
-        """What has no known size is trained by the published recipe, not by that of a pocket size."""
+        """The recipe of a size; the published one, not that of a pocket size, for a shape without a name."""
         return self.recipe if size is None else self.size_recipes.get(size, self.recipe)
 
     def tuning_for(self, size: str | None) -> Recipe:
-        """How a pretrained model is fine-tuned: one of a pocket size, as it was trained, at half of the rate (docs/lab-notes.md)."""
-        if size is None or size not in self.size_recipes or not size.startswith(("pocket", "tiny")):
-            return self.tuning if size is None else self.size_tunings.get(size, self.tuning)
-        own = self.size_recipes[size]
-        return replace(own, learning_rate=own.learning_rate / 2)
+        """How a pretrained model is fine-tuned: one of a pocket size as it was trained, at half of the rate
+        (docs/lab-notes.md)."""
+        if size is not None and size in self.size_recipes and size.startswith(("pocket", "tiny")):
+            recipe = self.size_recipes[size]
+            return replace(recipe, learning_rate=recipe.learning_rate / 2)
+        return self.tuning if size is None else self.size_tunings.get(size, self.tuning)
 
-    def task_options(self, task: str, known: Container[str]) -> dict[str, Any]:
-        """The published options of a task that has those of the `known` names."""
-        usual = self.tuning.options
-        own = {name: value for name, value in usual.items() if name in known}
-        return {**own, **usual.get(task, {})}
+    def task_options(self, task: str, names: Container[str]) -> dict[str, Any]:
+        """The published options of a task whose options have these `names`."""
+        options = self.tuning.options
+        common = {name: value for name, value in options.items() if name in names}
+        return {**common, **options.get(task, {})}
 
     def with_required(self, heads: frozenset[str]) -> frozenset[str]:
-        """The heads asked for and those they read from."""
-        found = set(heads)
-        for name in heads:
-            after = self.heads[name].after
-            if after is not None:
-                found.add(after)
-        return frozenset(found)
+        """These heads and those they read from."""
+        return heads | {after for name in heads if (after := self.heads[name].after) is not None}

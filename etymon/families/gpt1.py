@@ -5,29 +5,28 @@ Transformers computes every step of a text anew for this family; here it has the
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import decoders, summary
-from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
+from etymon.families.family import Family, Head, Recipe, Sizes, TokenizerChoice, classes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import normal_weights
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape(summary.ChoiceShape):
     vocabulary: PositiveInt = 40478
     positions: PositiveInt = 512
     activation: Literal["gelu_tanh", "relu", "silu", "swish"] = "gelu_tanh"
 
 
-SIZES: dict[str, dict[str, Any]] = {"pocket": decoders.SMALL_POCKET, "base": {}}
+SIZES: Sizes = {"pocket": decoders.SMALL_POCKET, "base": {}}
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
@@ -49,8 +48,8 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
+    names=decoders.KEYS,
     fields=[
-        *decoders.FIELDS,
         # Their "gelu" is the approximation by tanh, in this family alone.
         Field("activation", "afn", {"gelu_tanh": "gelu", "relu": "relu", "silu": "silu", "swish": "swish"}),
         *summary.SCORE_FIELDS,

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.checkpoints.settings import Constant, SettingsMap
 from etymon.families import decoders, summary
-from etymon.families.family import Family, Recipe, classes
+from etymon.families.family import Family, Recipe, Sizes, classes, shape_class
 from etymon.nn.blocks import Block, Body
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape(summary.ChoiceShape):
     inner_dim: PositiveInt | None = None
     """Of the feed-forward part; four times the width unless told."""
@@ -25,7 +22,7 @@ class Shape(summary.ChoiceShape):
     """And by the number of their layer, counted from 1 (Mistral of CRFM, BioMedLM)."""
 
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": decoders.SMALL_POCKET,
     "pocket-large": {"vocabulary": 8192, "dim": 384, "layers": 6, "heads": 6, **decoders.POCKET},
     "small": {},
@@ -50,15 +47,15 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
-    fields=[
-        *decoders.FIELDS,
-        *decoders.INNER_FIELDS,
-        Field("scaled", "scale_attn_weights"),
-        Field("scaled_by_layer", "scale_attn_by_inverse_layer_idx"),
-        *summary.SCORE_FIELDS,
-    ],
+    names={
+        **decoders.KEYS,
+        "inner_dim": "n_inner",
+        "scaled": "scale_attn_weights",
+        "scaled_by_layer": "scale_attn_by_inverse_layer_idx",
+    },
+    fields=[decoders.ACTIVATION, *summary.SCORE_FIELDS],
     constants=[
-        Constant("add_cross_attention", False, "cross-attention in GPT-2 is not supported", write=False),
+        Constant("add_cross_attention", False, "cross-attention in GPT-2 is not supported"),
         *summary.SCORE,
     ],
     # Rounding, and chance in training.

@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
-from etymon.errors import EtymonError
+from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import decoders
-from etymon.families.family import ACTIVATION_NAMES, Family, Recipe, classes
+from etymon.families.family import Family, Recipe, Sizes, classes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.layers import Rate
 from etymon.nn.visibility import BandRule, CausalRule
@@ -28,7 +26,7 @@ KINDS = {"dense": "global", "banded": "local"}
 """What a layer sees, in our words and in GPT-Neo's."""
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape(decoders.DecoderShape):
     positions: PositiveInt = 2048
     dim: PositiveInt = 2048
@@ -79,7 +77,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     "175B": ({"dim": 12288, "layers": 96, "heads": 96}, 0.6e-4),
 }
 """Fields and learning rates."""
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": SMALL,
     "pocket-neo": {**SMALL, **NEO},
     **{size: fields for size, (fields, _) in PUBLISHED.items()},
@@ -120,77 +118,68 @@ def expressible(shape: Shape) -> bool:
     return not (shape.attention_bias or shape.scaled or shape.head_dim)
 
 
-class NeoSettings(SettingsMap):
-    """GPT-Neo tells the kinds of its layers as patterns, each so many times over, and once more one by one."""
-
-    def read(
-        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        # What goes without saying in GPT-Neo is not so in GPT-3.
-        usual = {"etymon_attention_bias": False, "etymon_scaled": False}
-        ours, carried = super().read({**usual, **config}, where, heads)
-        config = self.told(config)
-        if config.get("attention_types") is not None:
-            words = {theirs: kind for kind, theirs in KINDS.items()}
-            try:
-                told = [kind for group, times in config["attention_types"] for kind in times * group]
-                found = [words[kind] for kind in told]
-            except (KeyError, TypeError, ValueError) as error:
-                raise EtymonError(
-                    f'{where} has attention_types = {config["attention_types"]!r}: expected patterns of "global" and '
-                    '"local", such as [[["global", "local"], 12]]'
-                ) from error
-            if len(told) != ours.get("layers", Shape.layers) or told != config.get("attention_layers", told):
-                raise EtymonError(
-                    f"{where} tells the kinds of {len(told)} layers in attention_types, but num_layers or "
-                    "attention_layers say otherwise"
-                )
-            ours["pattern"] = " ".join(shortest(found))
-        return ours, carried
-
-    def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
-        told = [KINDS[kind] for kind in kinds(shape["pattern"], shape["layers"])]
-        pattern = shortest(told)
-        times, rest = divmod(len(told), len(pattern))
-        written = super().write(shape)
-        if shape["head_dim"] is None:
-            del written["etymon_head_dim"]
-        return {
-            **written,
-            "attention_types": [[told, 1]] if rest else [[pattern, times]],
-            "attention_layers": told,
-        }
+def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str, Any]) -> None:
+    """GPT-Neo gives the kinds of its layers as patterns, each so many times over, and once more layer by layer."""
+    groups = keys.get("attention_types")
+    if groups is None:
+        return
+    words = {theirs: kind for kind, theirs in KINDS.items()}
+    try:
+        layers = [kind for group, times in groups for kind in times * group]
+        ours["pattern"] = " ".join(shortest_pattern([words[kind] for kind in layers]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f'has attention_types = {groups!r}: expected patterns of "global" and "local", such as '
+            '[[["global", "local"], 12]]'
+        ) from error
+    if len(layers) != ours.get("layers", Shape.layers) or layers != keys.get("attention_layers", layers):
+        raise ValueError(
+            f"tells the kinds of {len(layers)} layers in attention_types, but num_layers or attention_layers say "
+            "otherwise"
+        )
 
 
-def shortest(told: Sequence[str]) -> list[str]:
-    """The fewest words that give all when they are said again and again."""
-    sizes = range(1, len(told) + 1)
-    return list(next(told[:n] for n in sizes if all(told[i] == told[i % n] for i in range(len(told)))))
+def after_write(shape: Mapping[str, Any]) -> dict[str, Any]:
+    layers = [KINDS[kind] for kind in kinds(shape["pattern"], shape["layers"])]
+    pattern = shortest_pattern(layers)
+    times, rest = divmod(len(layers), len(pattern))
+    return {"attention_types": [[layers, 1]] if rest else [[pattern, times]], "attention_layers": layers}
 
 
-SETTINGS = NeoSettings(
+def shortest_pattern(words: Sequence[str]) -> list[str]:
+    """The fewest words that give all when they are repeated; at least one word is needed."""
+    sizes = range(1, len(words) + 1)
+    return list(next(words[:n] for n in sizes if all(words[i] == words[i % n] for i in range(len(words)))))
+
+
+SETTINGS = SettingsMap(
+    names={
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+        "dim": "hidden_size",
+        "layers": "num_layers",
+        "heads": "num_heads",
+        "inner_dim": "intermediate_size",
+        "band": "window_size",
+        "embedding_dropout": "embed_dropout",
+        "attention_dropout": "attention_dropout",
+        "residual_dropout": "resid_dropout",
+        "head_dropout": "classifier_dropout",
+        "norm_epsilon": "layer_norm_epsilon",
+        "deviation": "initializer_range",
+        "tied": "tie_word_embeddings",
+    },
     fields=[
-        Field("vocabulary", "vocab_size"),
-        Field("positions", "max_position_embeddings"),
-        Field("dim", "hidden_size"),
-        Field("layers", "num_layers"),
-        Field("heads", "num_heads"),
-        Field("head_dim", "etymon_head_dim"),
-        Field("inner_dim", "intermediate_size"),
-        Field("band", "window_size"),
+        Field("head_dim", "etymon_head_dim", unless=None),
         Field("attention_bias", "etymon_attention_bias", unless=False),
         Field("scaled", "etymon_scaled", unless=False),
-        Field("activation", "activation_function", ACTIVATION_NAMES),
-        Field("embedding_dropout", "embed_dropout"),
-        Field("attention_dropout", "attention_dropout"),
-        Field("residual_dropout", "resid_dropout"),
-        Field("head_dropout", "classifier_dropout"),
-        Field("norm_epsilon", "layer_norm_epsilon"),
-        Field("deviation", "initializer_range"),
-        Field("tied", "tie_word_embeddings"),
-        RESIDUAL_SCALE,
+        decoders.ACTIVATION,
     ],
     ignored=[*decoders.IGNORED, "attention_types", "attention_layers"],
+    # What goes without saying in GPT-Neo is not so in GPT-3.
+    usual={"etymon_attention_bias": False, "etymon_scaled": False},
+    after_read=after_read,
+    after_write=after_write,
 )
 # A rate for every size. The warm-up was 375 million of 300 billion tokens.
 RECIPE = Recipe(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import Constant, Field, SettingsMap
+from etymon.checkpoints.settings import Constant, SettingsMap
 from etymon.families import decoders
-from etymon.families.family import Family, Recipe, classes
+from etymon.families.family import Family, Recipe, Sizes, classes, shape_class
 from etymon.nn.blocks import Body, ParallelBlock
 from etymon.nn.embeddings import Rotary
 from etymon.nn.initialise import COMMON, Filler, normal, truncated_normal
@@ -18,7 +15,7 @@ from etymon.nn.layers import Rate
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape(decoders.DecoderShape):
     vocabulary: PositiveInt = 50400
     """143 of them have no token: the number was rounded up for the machine."""
@@ -44,7 +41,7 @@ class Shape(decoders.DecoderShape):
             )
 
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": {**decoders.SMALL_POCKET, "rotary_dim": 16},
     "6B": {},
 }
@@ -78,10 +75,11 @@ def names(shape: Shape) -> NameMap:
 
 
 SETTINGS = SettingsMap(
-    fields=[*decoders.FIELDS, *decoders.INNER_FIELDS, Field("rotary_dim", "rotary_dim")],
+    names={**decoders.KEYS, "inner_dim": "n_inner", "rotary_dim": "rotary_dim"},
+    fields=[decoders.ACTIVATION],
     constants=[
-        Constant("rotary", True, "positions that are not told by rotation are not GPT-J's", write=False),
-        Constant("scale_attn_weights", True, "scores without scaling are not GPT-J's", write=False),
+        Constant("rotary", True, "positions that are not told by rotation are not GPT-J's"),
+        Constant("scale_attn_weights", True, "scores without scaling are not GPT-J's"),
     ],
     ignored=decoders.IGNORED,
 )

@@ -62,7 +62,7 @@ class Model(nn.Module):
         self.family, self.shape = family, shape
         self.head_names = _known_heads(family, heads)
         self.labels = tuple(labels)
-        self.body: Any = family.body(shape, self.head_names - family.reading_features)
+        self.body: Any = family.body(shape, self.head_names - family.feature_heads)
         self.heads = nn.ModuleDict()
         for name in family.heads:
             if name in family.with_required(self.head_names):
@@ -167,7 +167,7 @@ class Model(nn.Module):
 
     def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
         """A task head's output at the positions its family reads (or at the flat positions `at`)."""
-        if head in self.family.reading_features:
+        if head in self.family.feature_heads:
             raise EtymonError(
                 f"the head {head!r} reads features of every layer, and not the last states alone"
             )
@@ -203,7 +203,7 @@ class Model(nn.Module):
 
     def answer(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
         """What a task head says of texts: rows of its outputs, one for every text or, if it looks at all of them, for every token."""
-        if head in self.family.reading_features:
+        if head in self.family.feature_heads:
             return self.answer_from(head, self.layers(batch), batch, at)
         return self.read_from(head, self.pick_states(head, batch, at))
 

@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveInt
 
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.settings import Field, SettingsMap
+from etymon.checkpoints.settings import SettingsMap
 from etymon.families import encoders
-from etymon.families.encoders import known_to_transformers
-from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families.family import Family, Head, Recipe, Sizes, classes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
@@ -24,7 +22,7 @@ from etymon.nn.layers import ACTIVATIONS
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape(encoders.EncoderShape):
     vocabulary: PositiveInt = 50265
     segments: PositiveInt = 1
@@ -33,7 +31,7 @@ class Shape(encoders.EncoderShape):
     """The id of the padding token; the first position is on the row behind it."""
 
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": encoders.POCKET,
     "base": {},
     "large": {"layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096},
@@ -67,31 +65,32 @@ def names(shape: Shape) -> NameMap:
     return encoders.name_map(shape, table, "roberta.", "lm_head.decoder", bias="lm_head.bias")
 
 
-class RobertaSettings(SettingsMap):
+def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str, Any]) -> None:
     """Their number of positions includes the rows of the table up to the padding token's, which hold none."""
-
-    def read(
-        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        # What their class takes for granted is not what was published.
-        usual = {
-            "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 1,
-        }  # fmt: skip
-        ours, carried = super().read({**usual, **config}, where, heads)
-        ours["pad"] = carried["pad_token_id"]
-        if isinstance(ours["positions"], int) and isinstance(ours["pad"], int):
-            ours["positions"] -= ours["pad"] + 1
-        return ours, carried
-
-    def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
-        table = shape["positions"] + shape["pad"] + 1
-        return {**super().write(shape), "max_position_embeddings": table, "pad_token_id": shape["pad"]}
+    ours["pad"] = keys["pad_token_id"]
+    if isinstance(ours["positions"], int) and isinstance(ours["pad"], int):
+        ours["positions"] -= ours["pad"] + 1
 
 
-SETTINGS = RobertaSettings(
-    fields=[*encoders.FIELDS, Field("head_dropout", "classifier_dropout")],
+def after_write(shape: Mapping[str, Any]) -> dict[str, Any]:
+    table = shape["positions"] + shape["pad"] + 1
+    return {"max_position_embeddings": table, "pad_token_id": shape["pad"]}
+
+
+SETTINGS = SettingsMap(
+    names={**encoders.KEYS, "head_dropout": "classifier_dropout"},
+    fields=encoders.FIELDS,
     constants=encoders.CONSTANTS,
     ignored=encoders.IGNORED,
+    # What their class takes for granted, which is not what was published.
+    usual={
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 1,
+    },
+    after_read=after_read,
+    after_write=after_write,
 )
 
 
@@ -139,7 +138,7 @@ FAMILY = Family(
         "large": replace(RECIPE, learning_rate=4e-4, warmup=0.06),
     },
     tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
-    expressible=known_to_transformers,
+    expressible=encoders.expressible,
     tokenizer=encoders.MASKED_BPE,
     framing=framing.ROBERTA,
     special_ids={"begin": 0, "pad": 1, "end": 2},

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import etymon
-from etymon.checkpoints import bilm
 from etymon.checkpoints.folder import write_model_folder
 from etymon.checkpoints.hub import SOURCE
 from etymon.checkpoints.settings import OWN_TYPE
@@ -49,7 +48,11 @@ def save(
     names = name_map(family, model.shape, model.head_names - architecture.heads)
     named = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
     scale = shape.get("residual_scale", 1.0)
-    own = any(shape[row.ours] != row.unless for row in family.settings.unpublished(shape))
+    own = any(
+        shape[row.ours] != row.unless
+        for row in family.settings.own_rows(shape)
+        if row.ours != "residual_scale"
+    )
     foreign = family.expressible(model.shape) and not own and (fold or scale == 1.0)
     foreign = foreign and not model.int8
     if foreign and scale != 1.0:
@@ -68,7 +71,7 @@ def save(
     if model.head_names & {"classification", "tagging"}:
         config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
         config["label2id"] = {label: number for number, label in enumerate(model.labels)}
-    if model.features is not None and model.head_names & family.reading_features:
+    if model.features is not None and model.head_names & family.feature_heads:
         config[FEATURES_KEY] = asdict(model.features)
     past = [finite(entry) for entry in (model.history if history is None else history)]
     reading, tokenizer = reading_settings(model, model.head_names, past), model.tokenizer
@@ -107,13 +110,17 @@ def save(
 
 
 def save_published(model: Model, folder: str | Path) -> None:
-    """Writes an ELMo as bilm-tf and AllenNLP read it, without its heads."""
-    if model.family.model_type != "elmo" or model.int8:
-        raise EtymonError(f"only an ELMo of whole weights has bilm-tf's files, not this {model.family.title}")
+    """Writes the model's body, without its heads, in the layout that its family was published in (ELMo's for bilm-tf)."""
+    layout = model.family.layout
+    if layout is None or model.int8:
+        raise EtymonError(
+            f"only a family that was published in files of its own, with whole weights, has them: not this "
+            f"{model.family.title}"
+        )
     weights = {
         name: tensor.detach() for name, tensor in model.stored_tensors().items() if name.startswith("body.")
     }
-    bilm.write(folder, model.shape_fields(), model.family.names(model.shape).export(weights))
+    layout.write(folder, model.shape_fields(), model.family.names(model.shape).export(weights))
 
 
 def _write(text: str, path: Path) -> None:

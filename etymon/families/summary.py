@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as shape_class
 from torch import nn
 
 from etymon.checkpoints.settings import Constant, Field
 from etymon.families.decoders import DecoderShape
-from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Where
+from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Where, shape_class
 from etymon.nn.heads import Projection
 from etymon.nn.layers import ACTIVATIONS, Rate
 
@@ -30,7 +28,7 @@ def place(shape: Any) -> Where:
     return "last" if kind == "cls_index" else kind
 
 
-@shape_class(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class ChoiceShape(DecoderShape):
     """A decoder's shape with a summary that is itself the score of a choice."""
 
@@ -79,7 +77,7 @@ FIELDS = [
     Field("summary_first_dropout", "summary_first_dropout", unless=0.0),
 ]
 """Of a summary that another map follows (XLNet, ELECTRA). Transformers 5 takes no None for their activation."""
-TO_WIDTH = Constant("summary_proj_to_labels", False, "a summary is as wide as what follows it", write=False)
+TO_WIDTH = Constant("summary_proj_to_labels", False, "a summary is as wide as what follows it")
 SCORE_FIELDS = [
     TYPE,
     SummaryActivation("summary_activation", "summary_activation", none=None),
@@ -88,6 +86,6 @@ SCORE_FIELDS = [
 ]
 """Of a summary that is itself the score of a choice (GPT-1, GPT-2)."""
 SCORE = [
-    Constant("summary_use_proj", True, "without a map the choice head gives no score"),
-    Constant("summary_proj_to_labels", True, "the choice head gives one score"),
+    Constant("summary_use_proj", True, "without a map the choice head gives no score", write=True),
+    Constant("summary_proj_to_labels", True, "the choice head gives one score", write=True),
 ]

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
+from etymon.checkpoints.settings import SettingsMap
 from etymon.config import did_you_mean
-from etymon.families.family import ACTIVATION_NAMES, Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.family import (
+    ACTIVATION_NAMES,
+    Architecture,
+    Family,
+    Head,
+    Recipe,
+    Sizes,
+    TokenizerChoice,
+    shape_class,
+)
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Body, EncoderDecoder, FeedForward, Stack
@@ -29,7 +37,7 @@ from etymon.nn.vocabulary import DenseVocabulary
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape:
     vocabulary: PositiveInt = 32128
     dim: PositiveInt = 512
@@ -69,7 +77,7 @@ FEED_FORWARDS = {
 VERSION_1_1 = {"feed_forward": "gated-gelu", "tied": False}
 POCKET = {"vocabulary": 4096, "dim": 256, "inner_dim": 640, "layers": 3, "heads": 4, "dropout": 0.0,
           "feed_forward": "gated-gelu"}  # fmt: skip
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": POCKET,
     "small": {},
     "base": {"dim": 768, "inner_dim": 3072, "layers": 12, "heads": 12},
@@ -187,55 +195,50 @@ def names(shape: Shape) -> NameMap:
     )
 
 
-def _feed_forward(config: Mapping[str, Any]) -> Any:
-    """`feed_forward_proj`, or what `dense_act_fn` and `is_gated_act` say, by which Transformers goes where they differ."""
-    whole, activation = config.get("feed_forward_proj", "relu"), config.get("dense_act_fn")
-    gate = "gated-" if config.get("is_gated_act", str(whole).startswith("gated-")) else ""
-    same = str(whole).startswith("gated-") == bool(gate)
-    if activation is None or (same and SPELLINGS.get(activation) == FEED_FORWARDS.get(str(whole))):
-        return whole
-    return gate + ("gelu_python" if gate and activation == "gelu" else activation)  # the exact one
+def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str, Any]) -> None:
+    # Tying and scaling are one choice with two spellings, the newer of which wins where both are given.
+    tied = keys.get("scale_decoder_outputs", keys.get("tie_word_embeddings", True))
+    # Every mT5 is of version 1.1, and Transformers 5 writes that it is tied all the same.
+    ours["tied"] = bool(tied) and keys.get("model_type") != "mt5"
+    # `dense_act_fn` and `is_gated_act` win over `feed_forward_proj` where they differ, as in Transformers.
+    proj, activation = keys.get("feed_forward_proj", "relu"), keys.get("dense_act_fn")
+    is_gated = keys.get("is_gated_act", str(proj).startswith("gated-"))
+    same_gate = str(proj).startswith("gated-") == bool(is_gated)
+    ours["feed_forward"] = proj
+    if activation is not None and not (
+        same_gate and SPELLINGS.get(activation) == FEED_FORWARDS.get(str(proj))
+    ):
+        exact = "gelu_python" if is_gated and activation == "gelu" else activation  # "gated-gelu" is by tanh
+        ours["feed_forward"] = f"gated-{exact}" if is_gated else exact
 
 
-class T5Settings(SettingsMap):
-    """Tying and scaling are one choice with two spellings, the newer of which wins where both are given."""
-
-    def read(
-        self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        ours, carried = super().read(config, where, heads)
-        told = self.told(config)
-        tied = told.get("scale_decoder_outputs", told.get("tie_word_embeddings", True))
-        # Every mT5 is of version 1.1, and Transformers 5 writes that it is tied all the same.
-        ours["tied"] = bool(tied) and told.get("model_type") != "mt5"
-        ours["feed_forward"] = _feed_forward(told)
-        return ours, carried
-
-    def write(self, shape: Any) -> dict[str, Any]:
-        return {**super().write(shape), "scale_decoder_outputs": shape["tied"], "is_encoder_decoder": True}
+def after_write(shape: Mapping[str, Any]) -> dict[str, Any]:
+    return {"scale_decoder_outputs": shape["tied"], "is_encoder_decoder": True}
 
 
-SETTINGS = T5Settings(
-    fields=[
-        Field("vocabulary", "vocab_size"),
-        Field("dim", "d_model"),
-        Field("head_dim", "d_kv"),
-        Field("inner_dim", "d_ff"),
-        Field("layers", "num_layers"),
-        Field("decoder_layers", "num_decoder_layers"),
-        Field("heads", "num_heads"),
-        Field("buckets", "relative_attention_num_buckets"),
-        Field("longest_distance", "relative_attention_max_distance"),
-        Field("feed_forward", "feed_forward_proj"),
-        Field("dropout", "dropout_rate"),
-        Field("head_dropout", "classifier_dropout"),
-        Field("norm_epsilon", "layer_norm_epsilon"),
-        Field("initial_factor", "initializer_factor"),
-        Field("tied", "tie_word_embeddings"),
-        RESIDUAL_SCALE,
-    ],
+SETTINGS = SettingsMap(
+    names={
+        "vocabulary": "vocab_size",
+        "dim": "d_model",
+        "head_dim": "d_kv",
+        "inner_dim": "d_ff",
+        "layers": "num_layers",
+        "decoder_layers": "num_decoder_layers",
+        "heads": "num_heads",
+        "buckets": "relative_attention_num_buckets",
+        "longest_distance": "relative_attention_max_distance",
+        "feed_forward": "feed_forward_proj",
+        "dropout": "dropout_rate",
+        "head_dropout": "classifier_dropout",
+        "norm_epsilon": "layer_norm_epsilon",
+        "initial_factor": "initializer_factor",
+        "tied": "tie_word_embeddings",
+    },
+    fields=[],
     # The classes with an encoder alone say that they are no encoder-decoders: their names tell as much.
     ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "is_decoder", "is_encoder_decoder"],
+    after_read=after_read,
+    after_write=after_write,
 )
 
 

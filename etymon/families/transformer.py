@@ -6,14 +6,22 @@ There is no published class of it: its folders are for etymon alone, with fairse
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from etymon.checkpoints.names import NameMap, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
-from etymon.families.family import ActivationName, Architecture, Family, Recipe, TokenizerChoice, divides
+from etymon.checkpoints.settings import SettingsMap
+from etymon.families.family import (
+    ActivationName,
+    Architecture,
+    Family,
+    Recipe,
+    Sizes,
+    TokenizerChoice,
+    divides,
+    shape_class,
+)
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
 from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings, Sinusoids
@@ -22,7 +30,7 @@ from etymon.nn.layers import Embedding, Rate
 from etymon.text import framing
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+@shape_class
 class Shape:
     vocabulary: PositiveInt = 37000
     source_vocabulary: PositiveInt | None = None
@@ -53,7 +61,7 @@ class Shape:
 
 
 POCKET = {"vocabulary": 4096, "dim": 256, "layers": 3, "heads": 4, "inner_dim": 1024}
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: Sizes = {
     "pocket": POCKET,
     "tiny": {**POCKET, "dim": 128, "layers": 2, "inner_dim": 512},
     "base": {},
@@ -103,12 +111,7 @@ def names(shape: Shape) -> NameMap:
     return NameMap(rows(table))
 
 
-SETTINGS = SettingsMap(
-    fields=[
-        *(Field(name, name) for name in Shape.__dataclass_fields__ if name != "residual_scale"),
-        RESIDUAL_SCALE,
-    ]
-)
+SETTINGS = SettingsMap(names={name: name for name in Shape.__dataclass_fields__ if name != "residual_scale"})
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:

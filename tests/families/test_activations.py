@@ -11,7 +11,7 @@ import torch
 
 import etymon
 from etymon.families.family import ACTIVATION_NAMES
-from etymon.families.t5 import FEED_FORWARDS, SPELLINGS, T5Settings
+from etymon.families.t5 import FEED_FORWARDS, SETTINGS, SPELLINGS
 from etymon.nn.layers import ACTIVATIONS
 from tests.families.reference import BERT, GPT1, GPT2, GPTJ, GPTNEO, T5
 
@@ -101,9 +101,8 @@ def test_models_with_other_activations_compute_what_transformers_does(
 
 
 def test_t5_names_every_activation_plain_and_gated() -> None:
-    settings = T5Settings(fields=etymon.families.get_family("t5").settings.fields)
     assert set(FEED_FORWARDS) == {*SPELLINGS, *(f"gated-{name}" for name in SPELLINGS)}
     assert FEED_FORWARDS["gelu"] == "gelu"
     assert FEED_FORWARDS["gated-gelu"] == "gelu_tanh"
     for name in FEED_FORWARDS:
-        assert settings.read({"feed_forward_proj": name}, "config.json")[0]["feed_forward"] == name
+        assert SETTINGS.read({"feed_forward_proj": name}, "config.json")[0]["feed_forward"] == name

@@ -184,7 +184,7 @@ def test_a_frozen_body_drops_nothing_while_heads_train(family: str) -> None:
 
 
 def test_a_family_has_its_own_heads_unless_told() -> None:
-    assert not get_family("bert").reading_features
+    assert not get_family("bert").feature_heads
     made = model("bert", None, {"tagging"})
     assert made.features is None and not isinstance(made.heads["tagging"], FeatureHead)
     with pytest.raises(EtymonError, match="choice"):

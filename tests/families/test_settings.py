@@ -40,7 +40,7 @@ def known(family: Family) -> TransformersKeys:
 
 def unbuilt(family: Family) -> set[str]:
     """The keys that Transformers reads for a family and that it has no row for."""
-    rows = {row.theirs for row in (*family.settings.fields, *family.settings.constants, *OWN)}
+    rows = {row.theirs for row in (*family.settings.rows, *family.settings.constants, *OWN)}
     return {*known(family).keys} - rows - {*family.settings.ignored, *IGNORED, *CARRIED}
 
 

@@ -1,6 +1,6 @@
 """ELMo (Peters et al. 2018): two language models, one ahead and one back, over words that are read by their letters.
 
-There is no Hugging Face layout. Folders are ours, with AllenNLP's names of the parameters; `checkpoints.bilm` reads and writes
+There is no Hugging Face layout. Folders are ours, with AllenNLP's names of the parameters; `bilm.py` reads and writes
 the published `options.json` and HDF5 files.
 """
 
@@ -18,6 +18,7 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families.decoders import check_cutoffs, check_divisor
+from etymon.families.elmo import bilm
 from etymon.families.elmo.characters import Characters
 from etymon.families.elmo.lstm import LstmState, TwoWayStack
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
@@ -226,5 +227,6 @@ FAMILY = Family(
     framing=framing.ELMO,
     special_ids={"begin": 0, "end": 1},
     expressible=lambda shape: False,
+    layout=bilm,
     layers=lambda shape: (shape.layers + 1, 2 * shape.dim),
 ).with_features(FeatureSettings())  # tasks read it in no other way

@@ -238,10 +238,15 @@ SETTINGS = SettingsMap(
         RESIDUAL_SCALE,
     ],
     constants=[
-        Constant("adaptive", True, "only the adaptive softmax is built (without cutoffs it is a plain one)"),
-        Constant("attn_type", 0, "only the paper's relative attention is built"),
-        Constant("sample_softmax", -1, "a sampled softmax is not supported"),
-        Constant("ext_len", 0, "an extended context is not supported", write=False),
+        Constant(
+            "adaptive",
+            True,
+            "only the adaptive softmax is built (without cutoffs it is a plain one)",
+            write=True,
+        ),
+        Constant("attn_type", 0, "only the paper's relative attention is built", write=True),
+        Constant("sample_softmax", -1, "a sampled softmax is not supported", write=True),
+        Constant("ext_len", 0, "an extended context is not supported"),
     ],
     ignored=["init", "init_range", "proj_share_all_but_first", "is_decoder"],
 )

@@ -32,12 +32,10 @@ GATES = (0, 2, 1, 3)
 """TensorFlow's input, candidate, forget, output as ours, and back again."""
 
 
-def published(folder: Path) -> tuple[Path, Path] | None:
-    """The two files of a published ELMo, if the folder holds one and nothing of ours."""
+def find_files(folder: Path) -> tuple[Path, Path] | None:
+    """The two files of a published ELMo, if the folder holds one."""
     options, weights = sorted(folder.glob("*options.json")), sorted(folder.glob("*.hdf5"))
-    if (folder / "config.json").exists() or len(options) != 1 or len(weights) != 1:
-        return None
-    return options[0], weights[0]
+    return (options[0], weights[0]) if len(options) == len(weights) == 1 else None
 
 
 def read_weights(files: tuple[Path, Path]) -> dict[str, Tensor]:
