@@ -78,7 +78,7 @@ def ours(folder: Path, what: str) -> Callable[[], Seconds]:
     def train() -> Seconds:
         begin = time.perf_counter()
         for _ in range(STEPS):
-            trainer._step(next(steps))
+            trainer.train_step(next(steps))
             trainer.state.step += 1
         return Seconds(time.perf_counter() - begin)
 

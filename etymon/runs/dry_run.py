@@ -25,7 +25,7 @@ from etymon.training.distributed import World
 from etymon.training.feeding import Phase, Position, StepStream, validation_slices
 from etymon.training.loop import Trainer
 from etymon.training.progress import format_bytes, format_count, format_seconds, make_progress
-from etymon.training.speed import memory
+from etymon.training.speed import memory_in_use
 from etymon.training.state import RunFolder
 from etymon.training.unit import TrainingUnit, evaluate
 
@@ -107,7 +107,7 @@ def rehearse(run: Pretraining, world: World) -> tuple[Model, dict[str, str]]:
         assert isinstance(run.text, RehearsedText)
         share = run.text.beginning.share() if run.text.beginning is not None else 1.0
         asked, steps, pace, each = tried(run, unit, phases, world, share)
-        resident = memory(world.device)
+        resident = memory_in_use(world.device)
         few = phases[-1].rows
         slices = validation_slices(
             phases[-1].objective, phases[-1].store.validation, run.file.seed, rows=few, most=few
@@ -168,7 +168,7 @@ def tried(
         )  # fmt: skip
         for step in course.steps(0, Position(), 2):  # the second one counts: the first warms up
             begin = time.perf_counter()
-            trainer._step(step, learning_rate=0.0)
+            trainer.train_step(step, learning_rate=0.0)
             seconds = time.perf_counter() - begin
         each += phase.share * seconds
     steps = max(1, int(budget.amount / each)) if budget.unit == "seconds" else pace.steps(budget)

@@ -24,7 +24,7 @@ from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.feeding import Feed, Position
 from etymon.training.memory import copy_without_values, step_footprint, without_values
-from etymon.training.optimisers import OptimiserChoice, named
+from etymon.training.optimisers import OptimiserChoice, parameters_by_name
 from etymon.training.unit import TrainingUnit
 
 TOKENS_A_STEP = 2048
@@ -209,7 +209,7 @@ def _in_a_run(found: Footprint, device: torch.device) -> Footprint:
 
 def _matching(choice: OptimiserChoice, unit: TrainingUnit) -> OptimiserChoice:
     """The choice without what freezes layers that a model of few layers does not have."""
-    names = list(named(unit))
+    names = list(parameters_by_name(unit))
     return replace(
         choice, frozen=tuple(each for each in choice.frozen if any(fnmatchcase(name, each) for name in names))
     )

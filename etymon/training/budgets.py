@@ -1,4 +1,10 @@
-"""How long to train: time, steps, tokens, epochs, words or operations, in one notation."""
+"""How long to train: a budget in one notation, the steps that it is worth, and their revision as a run goes.
+
+A time budget becomes steps by measuring them before the first one, but the machine may be busier then, or later. So
+the run looks at the clock ten times and, towards its end, more often, and changes the number of steps that are left.
+The schedule goes on from where it is and reaches its end with the last step. A revision is recorded before it is
+followed, so that a resumed run repeats it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +24,17 @@ from etymon.training.feeding import Feed, StepStream
 from etymon.training.speed import flops_per_token
 from etymon.training.unit import TrainingUnit
 
+Settings = TypeVar("Settings")
 Unit = Literal["seconds", "steps", "tokens", "epochs", "words", "flops"]
 
-COUNTED = 4
+FLOPS_SLICES = 4
 """Slices in which operations are counted, since their rows may be of any length."""
+EVERY, NEAR_END = 0.1, 0.02
+"""Shares of the budget after which the clock is looked at, at the latest and at the earliest."""
+SMALLEST = 0.01
+"""Share of the steps by which a revision changes them at least."""
+DECAY = 0.02
+"""Share of the steps taken that are left at least for the schedule to reach its end, however late it is."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +57,8 @@ class Pace:
         return max(1, round(self.exact_steps(budget)))
 
     def exact_steps(self, budget: Budget) -> float:
-        each = {"steps": 1.0, **vars(self)}[budget.unit]
-        return budget.amount / float(each)
+        """The same before rounding."""
+        return budget.amount / float({"steps": 1.0, **vars(self)}[budget.unit])
 
 
 def parse_budget(text: str) -> Budget:
@@ -77,26 +90,16 @@ def parse_budget(text: str) -> Budget:
 def mean_pace(shares: list[tuple[float, Feed]], unit: TrainingUnit | None = None) -> Pace:
     """The pace of a run whose phases take the given shares of its steps. An epoch is one pass over the plan.
 
-    Floating-point operations are counted, in a step of the `unit`, if it is given.
+    With a `unit`, floating-point operations are counted in steps of it.
     """
     tokens = epochs = words = flops = 0.0
     for share, feed in shares:
-        read = share * feed.slices * feed.rows * feed.mean_tokens
-        tokens += read
-        flops += 0.0 if unit is None else read * flops_per_token(unit, feed, COUNTED)
+        phase_tokens = share * feed.slices * feed.rows * feed.mean_tokens
+        tokens += phase_tokens
+        flops += 0.0 if unit is None else phase_tokens * flops_per_token(unit, feed, FLOPS_SLICES)
         epochs += share * feed.epochs_per_step
         words += share * feed.words_per_step
     return Pace(tokens, epochs, words, None if unit is None else flops)
-
-
-Settings = TypeVar("Settings")
-
-EVERY, NEAR_END = 0.1, 0.02
-"""Shares of the budget after which the clock is looked at, at the latest and at the earliest."""
-SMALLEST = 0.01
-"""Share of the steps by which a revision changes them at least."""
-DECAY = 0.02
-"""Share of the steps taken that are left at least for the schedule to reach its end, however late it is."""
 
 
 @strict_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -126,7 +129,7 @@ class StepPlan:
 
     def __init__(
         self,
-        course: StepStream,
+        stream: StepStream,
         steps: int,
         paced: Literal["steps", "samples"] = "steps",
         time: TimeBudget | None = None,
@@ -134,46 +137,39 @@ class StepPlan:
         record: Callable[[Sequence[Revision]], None] = lambda revisions: None,
     ) -> None:
         """`revisions` were made when the run's steps were taken before; `record` gets all of them with every new one."""
-        self.course, self.steps, self.paced, self.time = course, steps, paced, time
+        self.stream, self.steps, self.paced, self.time = stream, steps, paced, time
         self.first_steps = steps
         """As planned before the first step: what positions in the schedule are counted in."""
         self.revisions = list(revisions)
-        self._check_revisions()
         self._record, self._followed = record, 0
-        self._looked = (0, 0.0)
+        self._last_look = (0, 0.0)
         """Steps and seconds when the clock was looked at last."""
-
-    def _check_revisions(self) -> None:
-        """Refuses revisions that no run has made: somebody has edited them."""
-        before, steps = 0, self.first_steps
+        before = 0
         for revision in self.revisions:
             if not before <= revision.step < min(steps, revision.steps) or not 0 <= revision.done <= 1:
                 raise EtymonError(
-                    f"training.revisions of run.yaml say {revision.steps:,} steps after step {revision.step:,}, which cannot "
-                    "be: bring the file back as the run wrote it"
+                    f"training.revisions of run.yaml say {revision.steps:,} steps after step {revision.step:,}, which "
+                    "cannot be: bring the file back as the run wrote it"
                 )
             before, steps = revision.step + 1, revision.steps
 
     def settled(self, settings: Settings) -> Settings:
-        """The settings of the run as they came to be: with the number of steps that it has now, and without the way there."""
+        """The settings of a run as it turned out: the number of steps that it has now, without the way there."""
         return replace(settings, steps=self.steps, time=None, revisions=())  # type: ignore[type-var]
 
     def position(self, step: int) -> float:
         """How far along the schedule `step` is, from 0 to `first_steps`."""
+        amount = self.stream.samples if self.paced == "samples" else int
         if not self._followed:
-            return (
-                step
-                if self.paced == "steps"
-                else self.first_steps * self._amount(step) / self._amount(self.steps)
-            )
+            return step if amount is int else self.first_steps * amount(step) / amount(self.steps)
         last = self.revisions[self._followed - 1]
-        begin, here, end = (self._amount(count) for count in (last.step, step, self.steps))
+        begin, here, end = amount(last.step), amount(step), amount(self.steps)
         return self.first_steps * (last.done + (1 - last.done) * (here - begin) / (end - begin))
 
     def start(self, step: int, seconds: float) -> None:
         """The run begins, or goes on after `step` steps and so many seconds."""
         self._follow(step)
-        self._looked = (step, seconds)
+        self._last_look = (step, seconds)
 
     def revise(self, step: int, seconds: float, world: World) -> bool:
         """After `step` steps and so many seconds: whether the run has another number of steps from now on.
@@ -182,10 +178,10 @@ class StepPlan:
         """
         if self._follow(step):
             return True
-        again = self.time is None or self._followed < len(self.revisions)
-        if again or not world.any(world.first and self._due(step, seconds)):
+        repeats = self._followed < len(self.revisions)
+        if self.time is None or repeats or not world.any(world.first and self._is_due(step, seconds)):
             return False
-        steps = int(world.add({"steps": self._fitting(step, seconds) if world.first else 0})["steps"])
+        steps = int(world.add({"steps": self._fitting_steps(step, seconds) if world.first else 0})["steps"])
         if steps == self.steps:
             return False
         self.revisions.append(Revision(step, self.position(step) / self.first_steps, steps))
@@ -195,45 +191,41 @@ class StepPlan:
         return self._follow(step)
 
     def _follow(self, step: int) -> bool:
-        """Takes over the revisions up to this step, stretching the phases that are still to come; whether there was one."""
+        """Applies the revisions up to this step, stretching the phases still to come; whether there was one."""
         before = self._followed
         for revision in self.revisions[before:]:
             if revision.step <= step:
                 left = self.steps - revision.step
-                self.course.stretch(revision.step, (revision.steps - revision.step) / left)
+                self.stream.stretch(revision.step, (revision.steps - revision.step) / left)
                 self.steps, self._followed = revision.steps, self._followed + 1
         return self._followed > before
 
-    def _due(self, step: int, seconds: float) -> bool:
-        """Whether it is time to look at the clock: a tenth of the budget is over since, or half of what was left of it or of
-        the steps."""
+    def _is_due(self, step: int, seconds: float) -> bool:
+        """Whether to look at the clock: since the last look a tenth of the budget is over, or half of what was left of it
+        or of the steps."""
         assert self.time is not None
-        budget, (before, then) = self.time.seconds, self._looked
+        budget, (before, then) = self.time.seconds, self._last_look
         if seconds - then < NEAR_END * budget:
             return False
         return seconds - then >= min(EVERY * budget, (budget - then) / 2) or 2 * step >= self.steps + before
 
-    def _fitting(self, step: int, seconds: float) -> int:
+    def _fitting_steps(self, step: int, seconds: float) -> int:
         """The number of steps that fits into the budget if the rest goes as fast as since the last look."""
         assert self.time is not None
-        before, then = self._looked
-        self._looked = (step, seconds)
-        slower = (seconds - then) / self._measured(before, step)
+        before, then = self._last_look
+        self._last_look = (step, seconds)
+        slowdown = (seconds - then) / self._measured_seconds(before, step)
         budget = self.time.seconds
-        remaining = max(budget - slower * self.time.last_validation, budget / 2) - seconds
+        remaining = max(budget - slowdown * self.time.last_validation, budget / 2) - seconds
         left = self.steps - step
-        fitting = round(left * remaining / (slower * self._measured(step, self.steps)))
+        fitting = round(left * remaining / (slowdown * self._measured_seconds(step, self.steps)))
         steps = step + max(fitting, min(left, math.ceil(DECAY * step)), 1)
         return steps if abs(steps - self.steps) >= max(1.0, SMALLEST * self.steps) else self.steps
 
-    def _amount(self, steps: int) -> int:
-        return steps if self.paced == "steps" else self.course.samples(steps)
-
-    def _measured(self, first: int, last: int) -> float:
+    def _measured_seconds(self, first: int, last: int) -> float:
         """Seconds of these steps, had they taken as long as when they were measured."""
         assert self.time is not None
-        ends = [*(phase.first for phase in self.course.phases[1:]), self.steps]
+        counts = self.stream.steps_by_phase(first, last)
         return sum(
-            max(0, min(end, last) - max(phase.first, first)) * seconds
-            for phase, end, seconds in zip(self.course.phases, ends, self.time.step_seconds, strict=True)
+            count * seconds for (_, count), seconds in zip(counts, self.time.step_seconds, strict=True)
         )

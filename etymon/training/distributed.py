@@ -1,14 +1,20 @@
-"""Several processes that train one model: under `torchrun` the same command simply runs on all of them."""
+"""The processes of a run: how they begin, add up, take turns and are stopped.
+
+Under `torchrun` the same command simply runs on all of them; alone, a process does the same without waiting.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,8 +47,9 @@ class World:
         names = sorted(values)
         # A number for the names travels with them: sums of different things would otherwise look like sums.
         mark = float(zlib.crc32("\n".join(names).encode()))
-        sent = [mark, *(values[name] for name in names)]
-        numbers = torch.tensor(sent, dtype=torch.float64, device=self.device)
+        numbers = torch.tensor(
+            [mark, *map(values.__getitem__, names)], dtype=torch.float64, device=self.device
+        )
         dist.all_reduce(numbers)
         total, *sums = numbers.tolist()
         if total != mark * self.size:
@@ -60,9 +67,9 @@ class World:
         mine = {name: tensor.cpu() for name, tensor in tensors.items()}
         if self.size == 1:
             return mine
-        found: list[dict[str, torch.Tensor]] | None = [{}] * self.size if self.first else None
-        dist.gather_object(mine, found)
-        return {name: tensor for part in found or [mine] for name, tensor in part.items()}
+        parts: list[dict[str, torch.Tensor]] | None = [{}] * self.size if self.first else None
+        dist.gather_object(mine, parts)
+        return {name: tensor for part in parts or [mine] for name, tensor in part.items()}
 
     @contextmanager
     def first_alone(self) -> Iterator[bool]:
@@ -75,6 +82,7 @@ class World:
             yield self.first
             done = True
         finally:
+            # Every process has to report here, or those that wait would wait for hours.
             failed = self.any(not done)
             if failed and done:
                 raise EtymonError("another process of this run has failed: see what it says")
@@ -103,9 +111,9 @@ def usable_device(name: str) -> torch.device:
 
 @contextmanager
 def open_world(device: str | None = None) -> Iterator[World]:
-    """The world that `torchrun` set up, or a world of one.
+    """The processes that `torchrun` started, or this one alone.
 
-    It is joined once and left when the process ends: processes that leave and join again may miss each other.
+    They are joined once and left when the process ends: those that leave and join again may miss each other.
     """
     cuda = torch.cuda.is_available() if device is None else usable_device(device).type == "cuda"
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -119,9 +127,38 @@ def open_world(device: str | None = None) -> Iterator[World]:
         from torch.distributed.rendezvous import rendezvous  # which not every build of PyTorch has
 
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-        # `torchrun --max-restarts` keeps its store: without a prefix, a process may find the address of one that has died.
-        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        # `torchrun --max-restarts` keeps its store: without a prefix, a process may get the address of one that
+        # has died.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt-{attempt}", store)
         backend = "nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         atexit.register(dist.destroy_process_group)
     yield World(dist.get_rank(), dist.get_world_size(), place)
+
+
+class StopRequest(threading.Event):
+    signal: int | None = None
+    """The first one that came."""
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once. Only in the main thread."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def on_signal(number: int, frame: Any) -> None:
+        if request.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.signal = request.signal or number
+        request.set()
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python

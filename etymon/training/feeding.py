@@ -1,6 +1,6 @@
 """From plans to the slices of a step: which samples a step sees is a function of (seed, position) alone.
 
-Ranks, workers and prefetching only place the work: a slice is made from the addresses of its samples, wherever that
+Ranks, workers and prefetching only place the work: a slice is made from the positions of its samples, wherever that
 happens.
 """
 
@@ -38,7 +38,7 @@ class Step:
     after: Position
     feed: Feed
     anew: bool = False
-    """Its phase begins with it, and has other samples: streams of the phase before have ended."""
+    """It begins a phase with other samples: streams of the phase before have ended."""
 
 
 class Feed:
@@ -47,13 +47,14 @@ class Feed:
     def __init__(self, objective: Objective, split: Split, seed: int, *, slices: int, rows: int) -> None:
         self.objective, self.split, self.seed = objective, split, seed
         self.slices, self.rows = slices, rows
+        self.batch_size = slices * rows
         self._plans: dict[int, np.ndarray] = {}
         self.samples = len(self.plan(0))
         """Samples of the first epoch; of the others there are about as many."""
         if not self.samples and objective.streaming:
             raise EtymonError(
-                f"the training text is too short for {slices * rows} streams side by side: give more text, or make --batch "
-                "or --length smaller"
+                f"the training text is too short for {self.batch_size} streams side by side: give more text, or make "
+                "--batch or --length smaller"
             )
         if not self.samples:
             raise EtymonError("the training text is too short for a single sample: give more text")
@@ -61,46 +62,44 @@ class Feed:
         """How often an epoch reads a word of the text."""
 
     def plan(self, epoch: int) -> np.ndarray:
-        """The epoch's plan; the newest two are kept."""
-        found = self._plans.get(epoch)
-        if found is None:
-            found = _plan(self.objective, self.split, self.seed, epoch, self.slices * self.rows)
+        """The epoch's plan; a batch may cross into the next epoch, so the newest two are kept."""
+        plan = self._plans.get(epoch)
+        if plan is None:
+            plan = _plan(self.objective, self.split, self.seed, epoch, self.batch_size)
             neighbours = {old: table for old, table in list(self._plans.items()) if abs(old - epoch) == 1}
-            self._plans = {**neighbours, epoch: found}  # replaced as a whole: a thread may be reading it
-        return found
+            self._plans = {**neighbours, epoch: plan}  # replaced as a whole: a thread may be reading it
+        return plan
 
     @cached_property
     def epochs_per_step(self) -> float:
-        return self.slices * self.rows / self.samples
+        return self.batch_size / self.samples
 
     @cached_property
     def words_per_step(self) -> float:
-        """Words as the text has them, a whole text's an epoch, as the rules of small-data challenges count."""
+        """Words of the text, all of them once an epoch, as the rules of small-data challenges count."""
         return self.epochs_per_step * float(self.split.words.sum())
 
     @property
     def words_read_per_step(self) -> float:
-        """Words that its samples hold: more than `words_per_step` where an epoch reads a part of the text several times."""
+        """Words of its samples: more than `words_per_step` where an epoch reads a part of the text several times."""
         return self.words_per_step * self.readings
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}  # a worker makes the plans that it needs
 
-    def addresses(self, position: Position) -> tuple[list[list[Position]], Position]:
+    def addresses(self, position: Position) -> tuple[list[tuple[Position, ...]], Position]:
         """The samples of every slice of the step that begins at `position`, and where the next one begins."""
-        slices: list[list[Position]] = []
-        for _ in range(self.slices):
-            samples = []
-            for _ in range(self.rows):
-                while position.offset >= len(self.plan(position.epoch)):
-                    position = Position(position.epoch + 1, 0)  # of a tiny text, an epoch's plan may be empty
-                samples.append(position)
-                position = Position(position.epoch, position.offset + 1)
-            slices.append(samples)
+        samples = []
+        for _ in range(self.batch_size):
+            while position.offset >= len(self.plan(position.epoch)):
+                position = Position(position.epoch + 1, 0)  # of a tiny text, an epoch's plan may be empty
+            samples.append(position)
+            position = Position(position.epoch, position.offset + 1)
+        slices = [tuple(samples[first : first + self.rows]) for first in range(0, self.batch_size, self.rows)]
         return slices, position
 
     def slice(self, samples: Sequence[Position]) -> MicroBatch:
-        """One slice, as a function of its samples' addresses."""
+        """One slice, as a function of its samples' positions."""
         prepare, split = self.objective.prepare, self.split
         examples = [
             prepare(split, self.plan(at.epoch)[at.offset], key(self.seed, "sample", at.epoch, at.offset))
@@ -124,12 +123,12 @@ class Phase:
 
 
 def check_streams(batches: Sequence[tuple[Objective | type[Objective], int]]) -> None:
-    """Refuses phases, each with its objective and samples a step, whose streams could not go on from one to the next."""
+    """Refuses phases, each given as (objective, batch size), whose streams could not go on from one to the next."""
     streams = {batch for objective, batch in batches if objective.streaming}
     if len(streams) > 1:
         raise EtymonError(
-            f"a batch that changes ({', '.join(map(str, sorted(streams)))} samples a step) would change the number of "
-            "streams, and what they remember: give all phases one batch, and leave ramp out"
+            f"a batch that changes ({', '.join(map(str, sorted(streams)))} samples a step) would change the number "
+            "of streams, and what they remember: give all phases one batch, and leave ramp out"
         )
 
 
@@ -139,7 +138,7 @@ class StepStream(Dataset[MicroBatch]):
     def __init__(self, phases: Sequence[Phase], *, rank: int = 0, ranks: int = 1, workers: int = 0) -> None:
         self.phases = list(phases)
         self.rank, self.ranks, self.workers = rank, ranks, workers
-        check_streams([(phase.feed.objective, phase.feed.slices * phase.feed.rows) for phase in self.phases])
+        check_streams([(phase.feed.objective, phase.feed.batch_size) for phase in self.phases])
         for phase in self.phases:
             if phase.feed.slices % ranks:
                 raise EtymonError(
@@ -155,9 +154,27 @@ class StepStream(Dataset[MicroBatch]):
         """The number of the phase that has trained last when `steps` steps are done."""
         return self.phases.index(self.phase(max(0, steps - 1)))
 
-    def __getitem__(self, address: tuple[int, tuple[Position, ...]]) -> MicroBatch:
-        number, samples = address
-        return self.phases[number].feed.slice(samples)
+    def steps_by_phase(self, first: int, last: int) -> list[tuple[Phase, int]]:
+        """How many of the steps from `first` up to `last` belong to each phase."""
+        ends = [*(phase.first for phase in self.phases[1:]), last]
+        return [
+            (phase, max(0, min(end, last) - max(phase.first, first))) for phase, end in zip(self.phases, ends)
+        ]
+
+    def samples(self, steps: int) -> int:
+        """Samples of the first `steps` steps."""
+        return sum(count * phase.feed.batch_size for phase, count in self.steps_by_phase(0, steps))
+
+    def words_read(self, steps: int) -> float:
+        """Words that the samples of the first `steps` steps hold."""
+        return sum(count * phase.feed.words_read_per_step for phase, count in self.steps_by_phase(0, steps))
+
+    def stretch(self, step: int, factor: float) -> None:
+        """Phases that begin after `step` steps begin so much later or earlier; iterators of `steps` are outdated."""
+        self.phases = [
+            phase if phase.first <= step else Phase(step + round((phase.first - step) * factor), phase.feed)
+            for phase in self.phases
+        ]
 
     def steps(self, first: int, position: Position, count: int) -> Generator[Step]:
         """Steps `first` to `first + count`, prepared ahead by a thread, or by `workers` processes."""
@@ -165,71 +182,46 @@ class StepStream(Dataset[MicroBatch]):
             return
         # Filled in ahead of the slices, by whoever makes them.
         planned: deque[tuple[Phase, Position, bool]] = deque()
-        made = self._slices(self._addresses(first, position, count, planned))
+        addresses = self._addresses(first, position, count, planned)
+        slices: Generator[MicroBatch]
+        if self.workers:
+            # Spawned, not forked: a fork of a process with threads may hang.
+            loader = DataLoader(
+                self, None, sampler=addresses, num_workers=self.workers, multiprocessing_context="spawn"
+            )
+            slices = (batch for batch in loader)
+        else:
+            slices = _ahead(self[address] for address in addresses)
         try:
             for _ in range(count):
-                slices = {self.rank: next(made)}
+                step_slices = {self.rank: next(slices)}
                 phase, after, anew = planned.popleft()
                 for number in range(self.rank + self.ranks, phase.feed.slices, self.ranks):
-                    slices[number] = next(made)
-                yield Step(slices, after, phase.feed, anew)
+                    step_slices[number] = next(slices)
+                yield Step(step_slices, after, phase.feed, anew)
         finally:
-            made.close()
+            slices.close()
 
-    def samples(self, steps: int) -> int:
-        """Samples of the first `steps` steps."""
-        ends = [*(phase.first for phase in self.phases[1:]), steps]
-        return sum(
-            max(0, min(end, steps) - phase.first) * phase.feed.slices * phase.feed.rows
-            for phase, end in zip(self.phases, ends, strict=True)
-        )
-
-    def words_read(self, steps: int) -> float:
-        """Words that the samples of the first `steps` steps hold."""
-        ends = [*(phase.first for phase in self.phases[1:]), steps]
-        return sum(
-            max(0, min(end, steps) - phase.first) * phase.feed.words_read_per_step
-            for phase, end in zip(self.phases, ends, strict=True)
-        )
-
-    def stretch(self, step: int, factor: float) -> None:
-        """Phases that begin after `step` steps begin so much later or earlier; steps are to be asked for anew."""
-        self.phases = [
-            phase if phase.first <= step else Phase(step + round((phase.first - step) * factor), phase.feed)
-            for phase in self.phases
-        ]
-
-    def _place(self, step: int, position: Position) -> tuple[Phase, Position, bool]:
-        """A phase with other samples begins a new epoch; one that only takes more of them a step goes on."""
-        phase, anew = self.phase(step), step == 0
-        if phase.first == step > 0:
-            before, now = self.phase(step - 1).feed, phase.feed
-            anew = before.objective is not now.objective or before.split is not now.split
-            if anew:
-                position = Position(position.epoch + 1, 0)
-        return phase, position, anew
+    def __getitem__(self, address: tuple[int, tuple[Position, ...]]) -> MicroBatch:
+        number, samples = address
+        return self.phases[number].feed.slice(samples)
 
     def _addresses(
         self, first: int, position: Position, count: int, planned: deque[tuple[Phase, Position, bool]]
     ) -> Iterator[tuple[int, tuple[Position, ...]]]:
+        """(phase, samples) of every slice that this rank computes, in order; each step is also put into `planned`."""
         for step in range(first, first + count):
-            phase, start, anew = self._place(step, position)
-            addresses, position = phase.feed.addresses(start)
+            phase, anew = self.phase(step), step == 0
+            if phase.first == step > 0:
+                # A phase with other samples begins a new epoch; one that only takes more of them a step goes on.
+                before, now = self.phase(step - 1).feed, phase.feed
+                anew = before.objective is not now.objective or before.split is not now.split
+                if anew:
+                    position = Position(position.epoch + 1, 0)
+            slices, position = phase.feed.addresses(position)
             planned.append((phase, position, anew))
-            for number in range(self.rank, len(addresses), self.ranks):
-                yield self.phases.index(phase), tuple(addresses[number])
-
-    def _slices(self, addresses: Iterator[tuple[int, tuple[Position, ...]]]) -> Generator[MicroBatch]:
-        if not self.workers:
-            return _ahead(self[address] for address in addresses)
-        loader = DataLoader(
-            self,
-            batch_size=None,
-            sampler=addresses,
-            num_workers=self.workers,
-            multiprocessing_context="spawn",
-        )
-        return (prepared for prepared in loader)
+            for samples in slices[self.rank :: self.ranks]:
+                yield self.phases.index(phase), samples
 
 
 def _ahead(items: Iterator[MicroBatch], most: int = 3) -> Generator[MicroBatch]:
@@ -246,7 +238,7 @@ def _ahead(items: Iterator[MicroBatch], most: int = 3) -> Generator[MicroBatch]:
 
 @dataclass(eq=False)
 class ValidationSlices(Sequence[MicroBatch]):
-    """Slices that are made when they are read: all of a large text would not fit into memory."""
+    """The slices of a plan, made when they are read: all of a large text would not fit into memory."""
 
     objective: Objective
     split: Split
@@ -272,11 +264,11 @@ class ValidationSlices(Sequence[MicroBatch]):
 def validation_slices(
     objective: Objective, split: Split, seed: int, *, rows: int, slices: int = 1, most: int | None = None
 ) -> Sequence[MicroBatch]:
-    """The validation text as slices, in order and the same every time; at most `most` samples, evenly spread, which are read
-    again and again and so made once.
+    """The validation text as slices, in order and the same every time.
 
-    Of streams there are as many as in a step of `slices` slices, so that processes which share the slices out keep their
-    streams; `most` are their beginnings.
+    With `most`, at most so many samples, evenly spread, which are read again and again and so made once. There are as
+    many streams as in a step of `slices` slices, so that processes which share the slices keep their streams; `most`
+    are their beginnings.
     """
     streams = slices * rows
     plan = _plan(objective, split, seed, 0, streams, shuffle=False)

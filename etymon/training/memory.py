@@ -1,7 +1,7 @@
-"""What a step of training takes, found out by taking it with tensors that have shapes and no values.
+"""The memory that a step of training takes, measured by taking it with tensors that have shapes and no values.
 
-Model, slice and optimiser are the real ones, so nothing here knows a family, an objective or an optimiser; PyTorch's fake
-tensors allocate nothing, and what is alive at any time is counted as it comes and goes.
+Model, slice and optimiser are the real ones, so nothing here knows a family, an objective or an optimiser; PyTorch's
+fake tensors allocate nothing, and what is alive at any time is counted as it comes and goes.
 """
 
 from __future__ import annotations
@@ -33,81 +33,79 @@ def without_values() -> Iterator[None]:
 
 
 def copy_without_values(unit: TrainingUnit) -> TrainingUnit:
-    """A copy of a unit whose tensors have shapes alone; what is no module, such as its objective, is the unit's own."""
+    """A copy of a unit whose tensors have shapes alone; what is no module, such as the objective, is shared."""
+    teacher = [] if unit.teacher is None else [unit.teacher]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        # What is in the memo, deepcopy takes over as it is.
         memo: dict[int, Any] = {id(unit.objective): unit.objective, id(unit.memories): StreamMemories()}
-        for module in [unit.model, unit.teacher, *unit.companions.values()]:
+        for module in [unit.model, *teacher, *unit.companions.values()]:
             for name in ("tokenizer", "source_tokenizer", "family"):
-                if (own := getattr(module, name, None)) is not None:
-                    memo[id(own)] = own
-        members = [unit, *([] if unit.teacher is None else [unit.teacher])]
-        for parameter in (value for member in members for value in member.parameters()):
-            blank = mode.from_tensor(parameter.detach())
-            memo[id(parameter)] = torch.nn.Parameter(blank, requires_grad=parameter.requires_grad)
-        for buffer in (value for member in members for value in member.buffers()):
-            memo[id(buffer)] = mode.from_tensor(buffer)
+                if (shared := getattr(module, name, None)) is not None:
+                    memo[id(shared)] = shared
+        for module in [unit, *teacher]:
+            for parameter in module.parameters():
+                blank = mode.from_tensor(parameter.detach())
+                memo[id(parameter)] = torch.nn.Parameter(blank, requires_grad=parameter.requires_grad)
+            memo |= {id(buffer): mode.from_tensor(buffer) for buffer in module.buffers()}
         return copy.deepcopy(unit, memo)
 
 
 def step_footprint(
     unit: TrainingUnit,
-    prepared: MicroBatch | None,
+    batch: MicroBatch | None,
     choice: OptimiserChoice,
     slices: int = 1,
-    before: Sequence[MicroBatch] = (),
+    earlier: Sequence[MicroBatch] = (),
 ) -> Footprint:
-    """What steps of such slices take; of `prepared` None, without what depends on the slice. `before` are the slices that its
+    """What steps of such slices take; without a `batch`, what does not depend on it. `earlier` are the slices that its
     streams have read and remember.
 
-    The unit is one that was built inside `without_values`: its parameters lose their gradients here, and those that the
-    choice freezes are frozen.
+    The unit is one that was built inside `without_values`: its parameters lose their gradients here, and those that
+    the choice freezes are frozen.
     """
     parameters = [value for value in unit.parameters() if isinstance(value, FakeTensor)]
     assert parameters, "a unit with values would be trained, not measured"
-    with parameters[0].fake_mode, _Alive() as alive, _Recurrences():
-        held = [*unit.parameters(), *unit.buffers()]
-        held += [] if unit.teacher is None else [*unit.teacher.parameters(), *unit.teacher.buffers()]
-        for tensor in held:
-            alive.add(tensor)
-        weights = alive.bytes
+    with parameters[0].fake_mode, _LiveBytes() as live, _Recurrences():
+        for module in [unit, *([] if unit.teacher is None else [unit.teacher])]:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                live.add(tensor)
+        weights = live.bytes
         optimiser = build_optimiser(unit, choice)
         activations = logits = 0.0
-        if prepared is not None:
+        if batch is not None:
             unit.train()
             unit.memories = StreamMemories()
             with torch.no_grad():
-                for each in before:
-                    unit(each)
-            alive.peak = alive.bytes
-            loss = weighted_loss(unit(prepared), prepared.counts)
-            activations = alive.bytes - weights
+                for other in earlier:
+                    unit(other)
+            live.peak = live.bytes
+            loss = weighted_loss(unit(batch), batch.counts)
+            activations = live.bytes - weights
             loss.backward()
             del loss
-            logits = alive.peak - weights - max(activations, alive.bytes - weights)
+            # The peak beyond both forward and backward is where logits and their gradient are alive.
+            logits = live.peak - weights - max(activations, live.bytes - weights)
+        gradients = 0.0
         for value in unit.parameters():
             if value.requires_grad and value.grad is None:
                 value.grad = torch.empty_like(value)
-        gradients = float(sum(_size(value.grad) for value in unit.parameters() if value.grad is not None))
-        alive.peak = before = alive.bytes
+            if value.grad is not None:
+                gradients += value.grad.numel() * value.grad.element_size()
+        live.peak = before = live.bytes
         optimiser.step()
-        state = alive.bytes - before
-        update = alive.peak - alive.bytes
+        state, update = live.bytes - before, live.peak - live.bytes
         unit.memories = StreamMemories()
         optimiser.zero_grad(set_to_none=True)
     return Footprint(weights, gradients, state, activations, max(0.0, logits), update, slices)
 
 
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-class _Alive(TorchDispatchMode):
+class _LiveBytes(TorchDispatchMode):
     """The bytes of all tensors that are alive, and the most that were."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = self.peak = 0.0
-        self._seen: dict[int, Any] = {}
+        self._storages: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
@@ -121,18 +119,18 @@ class _Alive(TorchDispatchMode):
     def add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         number, size = storage._cdata, storage.nbytes()
-        if number not in self._seen:
+        if number not in self._storages:
             self.bytes += size
             self.peak = max(self.peak, self.bytes)
-            self._seen[number] = weakref.ref(storage, lambda _: self._drop(number, size))
+            self._storages[number] = weakref.ref(storage, lambda _: self._drop(number, size))
 
     def _drop(self, number: int, size: int) -> None:
-        if self._seen.pop(number, None) is not None:
+        if self._storages.pop(number, None) is not None:
             self.bytes -= size
 
 
 class _Recurrences(TorchFunctionMode):
-    """Recurrent layers as a processor's kernel runs them: with fake tensors they would be taken apart, step by step."""
+    """Recurrent layers as a processor's kernel runs them: with fake tensors PyTorch would run them step by step."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         gates = {"lstm": 4, "gru": 3}.get(getattr(func, "__name__", ""))
@@ -159,9 +157,9 @@ class _FakeRecurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        given = [
+        input_gradients = [
             torch.empty_like(part) if need else None
             for part, need in zip(ctx.saved_tensors, ctx.needs_input_grad[2:])
         ]
         ctx.workspace = ctx.kept = None
-        return (None, None, *given)
+        return (None, None, *input_gradients)

@@ -1,4 +1,4 @@
-"""What the machine can do, and what a step asks of it."""
+"""Speed and memory: the machine's peak, and the floating-point operations of a step, counted and not estimated."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ Shape = Sequence[int]
 
 @cache
 def matmul_peak(device: torch.device = CPU, seconds: float = 0.3) -> float:
-    """Floating-point operations a second of a large float32 matrix product here: the yardstick of utilisation."""
+    """Floating-point operations a second of a large float32 matrix product here: 100% utilisation."""
     size = 1024 if device.type == "cpu" else 8192
-    # A generator of its own: asking for the speed must not change what is drawn next.
+    # A generator of its own: measuring the speed must not change what is drawn next.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
 
-    def product() -> float:
+    def time_product() -> float:
         begin = time.perf_counter()
         left @ right
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - begin
 
-    product()
+    time_product()  # the first one warms caches up
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
-        best = min(best, product())
+        best = min(best, time_product())
     return 2 * size**3 / best
 
 
 def flops_per_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float:
-    """Floating-point operations a token, counted in so many slices; only a unit that is not wrapped can be asked."""
+    """Floating-point operations a token, counted in so many slices; the unit must not be wrapped."""
     unit.train()
     unit.objective = feed.objective
     position, device = Position(), next(unit.parameters()).device
-    operations: list[float] = []
+    flops: list[float] = []
     tokens: list[int] = []
     with unit.isolated_memory():
         while True:
             addresses, position = feed.addresses(position)
-            prepared = feed.slice(addresses[0])
-            operations.append(step_operations(unit, prepared.to(device)))
-            tokens.append(prepared.tokens)
+            batch = feed.slice(addresses[0])
+            flops.append(slice_flops(unit, batch.to(device)))
+            tokens.append(batch.tokens)
             if not unit.memories.tensors():
                 if len(tokens) == slices:
-                    return sum(operations) / sum(tokens)
-            elif len(tokens) > 1 and operations[-1] / tokens[-1] <= operations[-2] / tokens[-2]:
-                return operations[-1] / tokens[-1]
+                    return sum(flops) / sum(tokens)
             # What streams remember is read, too: the next slice costs more until the memory is full.
+            elif len(tokens) > 1 and flops[-1] / tokens[-1] <= flops[-2] / tokens[-2]:
+                return flops[-1] / tokens[-1]
 
 
-def step_operations(unit: torch.nn.Module, prepared: Any) -> float:
-    """Floating-point operations of one slice, forward and backward, counted and not estimated."""
-    with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
-        weighted_loss(unit(prepared), prepared.counts).backward()
+def slice_flops(unit: torch.nn.Module, batch: Any) -> float:
+    """Floating-point operations of one slice, forward and backward."""
+    with FlopCounterMode(display=False, custom_mapping=EXTRA_FLOPS) as counter:
+        weighted_loss(unit(batch), batch.counts).backward()
     for parameter in unit.parameters():
         parameter.grad = None
     return float(counter.get_total_flops())
@@ -77,36 +77,36 @@ def _product(into: Shape, left: Shape, right: Shape, *rest: Any, **options: Any)
 
 
 def _attention(query: Shape, key: Shape, value: Shape, *rest: Any, **options: Any) -> int:
-    rows, heads, asking, width = query
-    return 2 * rows * heads * asking * key[2] * (width + value[3])
+    rows, heads, queries, width = query
+    return 2 * rows * heads * queries * key[2] * (width + value[3])
 
 
-def _recurrence(given: Shape, inputs: Shape, states: Shape, *rest: Any, **options: Any) -> int:
-    steps, rows, _ = given
-    return 2 * steps * rows * (inputs[0] * inputs[1] + states[0] * states[1])
-
-
-def _attention_back(grad: Shape, *rest: Any, **options: Any) -> int:
+def _attention_backward(grad: Shape, *rest: Any, **options: Any) -> int:
     # The scores, which this kernel computes anew, are not counted twice: another kernel keeps them.
     return 2 * _attention(*rest, **options)
 
 
-def _recurrence_back(*shapes: Any, **options: Any) -> int:
+def _recurrence(x: Shape, inputs: Shape, states: Shape, *rest: Any, **options: Any) -> int:
+    steps, rows, _ = x
+    return 2 * steps * rows * (inputs[0] * inputs[1] + states[0] * states[1])
+
+
+def _recurrence_backward(*shapes: Any, **options: Any) -> int:
     return 2 * _recurrence(*shapes, **options)
 
 
-UNCOUNTED = {
+# What PyTorch counts nothing for: products that are added in place, and kernels that only processors have.
+EXTRA_FLOPS = {
     torch.ops.aten.addmm_: _product,
     torch.ops.aten.baddbmm_: _product,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     torch.ops.aten.mkldnn_rnn_layer: _recurrence,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrence_back,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrence_backward,
 }
-"""What PyTorch counts nothing for: products that are added in place, and kernels that only processors have."""
 
 
-def memory(device: torch.device = CPU) -> float:
+def memory_in_use(device: torch.device = CPU) -> float:
     """Bytes of memory this process holds; of a GPU's, the most it has held."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))

@@ -1,4 +1,4 @@
-"""A run's folder: settings, metrics, checkpoints. Everything appears whole or not at all."""
+"""The folder of a run: its metrics and checkpoints. Everything appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from etymon.files import atomic_folder, atomic_write, finite, parse_json, read_j
 from etymon.training.feeding import Position
 
 VALIDATION_PREFIX = "validation_"
-"""What the names of validation figures begin with in the metrics."""
+"""What the names of a validation's metrics begin with in metrics.jsonl."""
 
 
 @dataclass
 class TrainingState:
-    """All that a run needs to go on exactly, beside the weights and the optimiser's tensors."""
+    """All that a run needs to resume exactly, beside the weights and the optimiser's tensors."""
 
     step: int = 0
     position: Position = field(default_factory=Position)
@@ -42,8 +42,12 @@ class TrainingState:
 
     def seen(self) -> dict[str, int]:
         """What a model's history and its card say that it has seen."""
-        words = {"words": round(self.words), "words_read": round(self.words_read)}
-        return {"steps": self.step, "tokens": self.tokens, **words}
+        return {
+            "steps": self.step,
+            "tokens": self.tokens,
+            "words": round(self.words),
+            "words_read": round(self.words_read),
+        }
 
 
 class RunFolder:
@@ -52,27 +56,27 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.metrics_file = folder / "metrics.jsonl"
-        self._curves: Any = None
+        self._tensorboard: Any = None
 
     def log(self, record: dict[str, Any]) -> None:
-        """One line of metrics (and, where `write_tensorboard` was asked for, the same numbers as TensorBoard events)."""
-        if self._curves is not None:
+        """Appends a line of metrics (and, after `write_tensorboard`, the same numbers as TensorBoard events)."""
+        if self._tensorboard is not None:
             for name, value in record.items():
                 if isinstance(value, int | float) and name != "step":
-                    self._curves.add_scalar(name, value, record["step"])
-        # JSON has no NaN: a figure that is none is left out.
+                    self._tensorboard.add_scalar(name, value, record["step"])
+        # JSON has no NaN: such a value is left out.
         numbers = {name: value for name, value in record.items() if finite(value) is not None}
-        with _room(self.metrics_file), open(self.metrics_file, "a", encoding="utf-8") as file:
+        with _write_errors(self.metrics_file), open(self.metrics_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(numbers) + "\n")
 
     def write_tensorboard(self, after: int) -> None:
-        """TensorBoard events from now on; those of steps that are going to be taken again are passed over there."""
-        place = str(self.folder / "tensorboard")
-        self._curves = require_tensorboard()(place, purge_step=after + 1, max_queue=1000, flush_secs=10)
+        """Writes TensorBoard events from now on; it drops those of steps after `after`, which will be taken again."""
+        folder = str(self.folder / "tensorboard")
+        self._tensorboard = require_tensorboard()(folder, purge_step=after + 1, max_queue=1000, flush_secs=10)
 
     def close(self) -> None:
-        if self._curves is not None:
-            self._curves.close()  # the last events are still in a queue
+        if self._tensorboard is not None:
+            self._tensorboard.close()  # the last events are still in a queue
 
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.is_file():
@@ -93,15 +97,11 @@ class RunFolder:
         return records
 
     def last_validation(self) -> dict[str, float]:
-        """The figures of the newest validation that is on record."""
+        """The metrics of the newest validation that is on record; empty if there is none."""
         for record in reversed(self.metrics()):
-            found = {
-                name.removeprefix(VALIDATION_PREFIX): value
-                for name, value in record.items()
-                if name.startswith(VALIDATION_PREFIX)
-            }
-            if found:
-                return found
+            names = [name for name in record if name.startswith(VALIDATION_PREFIX)]
+            if names:
+                return {name.removeprefix(VALIDATION_PREFIX): record[name] for name in names}
         return {}
 
     def forget_after(self, step: int) -> None:
@@ -115,8 +115,8 @@ class RunFolder:
 
     def checkpoints(self) -> list[int]:
         """The steps that have a checkpoint, oldest first."""
-        found = (self.folder / "checkpoints").glob("step-*")
-        return sorted(int(path.name.removeprefix("step-")) for path in found if path.name[5:].isdigit())
+        names = [path.name.removeprefix("step-") for path in (self.folder / "checkpoints").glob("step-*")]
+        return sorted(int(name) for name in names if name.isdigit())
 
     def save(
         self,
@@ -129,30 +129,28 @@ class RunFolder:
         target = self.checkpoint(state.step)
         if self.metrics_file.is_file():
             # A checkpoint outlives a power cut, and so must the curve that leads to it.
-            with _room(self.metrics_file), open(self.metrics_file, "r+b") as file:
+            with _write_errors(self.metrics_file), open(self.metrics_file, "r+b") as file:
                 os.fsync(file.fileno())
-        with atomic_folder(target) as aside:
-            save_members(aside)
-            with _room(target):
-                save_file(
-                    {name: tensor.contiguous() for name, tensor in optimiser.items()},
-                    aside / "optimiser.safetensors",
-                )
-            write_json(aside / "state.json", asdict(state))
-            write_json(aside / "checksums.json", checksums(aside))
+        tensors = {name: tensor.contiguous() for name, tensor in optimiser.items()}
+        with atomic_folder(target) as folder:
+            save_members(folder)
+            with _write_errors(target):
+                save_file(tensors, folder / "optimiser.safetensors")
+            write_json(folder / "state.json", asdict(state))
+            write_json(folder / "checksums.json", checksums(folder))
         for step in self.checkpoints()[:-keep]:
             if step != state.best_step:
                 shutil.rmtree(self.checkpoint(step), ignore_errors=True)
         return target
 
-    def latest(self, tell: Callable[[str], None] = lambda text: None) -> Path | None:
-        """The newest checkpoint that is whole; broken ones are passed over, which `tell` is told."""
+    def latest(self, on_note: Callable[[str], None] = lambda text: None) -> Path | None:
+        """The newest checkpoint that is whole; broken ones are passed over with a note."""
         for step in reversed(self.checkpoints()):
             folder = self.checkpoint(step)
             try:
                 verify_checksums(folder, read_json(folder / "checksums.json"))
             except EtymonError as error:
-                tell(f"passing over a checkpoint: {error}")
+                on_note(f"passing over a checkpoint: {error}")
                 continue
             return folder
         return None
@@ -165,8 +163,8 @@ class RunFolder:
 
 
 @contextmanager
-def _room(path: Path) -> Iterator[None]:
-    """Says in one line that a file could not be written: the disk is full, or gone."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Inside, a file that cannot be written (the disk is full, or gone) is an `EtymonError` of one line."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -177,7 +175,7 @@ def _room(path: Path) -> Iterator[None]:
 
 
 def require_tensorboard() -> type[Any]:
-    """What writes TensorBoard's events; refuses where it is not installed."""
+    """The class that writes TensorBoard's events; refuses where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

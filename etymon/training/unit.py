@@ -1,4 +1,4 @@
-"""The training unit: the one module that training calls, and the only one that is ever wrapped."""
+"""The training unit: the module that training calls and wraps, what its streams remember, and its metrics."""
 
 from __future__ import annotations
 
@@ -47,136 +47,131 @@ class TrainingUnit(nn.Module):
     def teacher(self) -> Any:
         return self._teacher[0]
 
-    def recall(self, prepared: StreamBatch) -> Any:
-        """The state of the slice's streams; None if the objective or the model remembers nothing."""
-        asked: Any = self.objective
-        length = asked.memory
-        if not self.training and asked.validation_memory != FROM_MODEL:
-            length = asked.validation_memory
+    def recall(self, batch: StreamBatch) -> Any:
+        """The state of the batch's streams; None if the objective or the model remembers nothing."""
         model: Any = self.model
+        objective: Any = self.objective
+        length = objective.memory
+        if not self.training and objective.validation_memory != FROM_MODEL:
+            length = objective.validation_memory
         if length == 0 or "memory" not in model.capabilities:
             return None
-        device = next(self.parameters()).device
-        return self.memories.recall(
-            prepared, lambda rows: model.remember(rows, None if length == FROM_MODEL else length), device
-        )
 
-    def keep(self, prepared: StreamBatch, state: Any) -> None:
+        def new_state(rows: int) -> Any:
+            return model.remember(rows, None if length == FROM_MODEL else length)
+
+        return self.memories.recall(batch, new_state, next(self.parameters()).device)
+
+    def keep(self, batch: StreamBatch, state: Any) -> None:
+        """Keeps the state that the model gave back, for the streams' next segments."""
         if state is not None:
-            self.memories.keep(prepared, state)
+            self.memories.keep(batch, state)
 
     @contextmanager
     def isolated_memory(self, memories: StreamMemories | None = None) -> Iterator[None]:
-        """Inside, streams are others, which begin anew or with these memories; afterwards the old ones go on as if nothing
-        had been."""
-        kept, self.memories = self.memories, memories or StreamMemories()
+        """Inside, streams begin anew or with these memories; what they remember is back afterwards."""
+        outside, self.memories = self.memories, memories or StreamMemories()
         try:
             yield
         finally:
-            self.memories = kept
+            self.memories = outside
 
-    def forward(self, prepared: Any) -> dict[str, Term]:
-        return self.objective.loss(self, prepared)
-
-
-LENGTHS = "lengths"
+    def forward(self, batch: Any) -> dict[str, Term]:
+        return self.objective.loss(self, batch)
 
 
 class StreamMemories:
-    """One state a slice, which always holds the same streams. Saved ones are loaded when their streams are asked for."""
+    """What streams remember: a state for every slice of a step, which always holds the same streams.
+
+    States are saved under the numbers of their streams, so that any number of processes can go on with them, and
+    loaded when a batch with these streams comes.
+    """
 
     def __init__(self, saved: Mapping[str, Tensor] | None = None) -> None:
         self._states: dict[tuple[int, ...], Any] = {}
-        self._saved: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in (saved or {}).items():
-            streams, _, part = name.partition("/")
-            self._saved.setdefault(streams, {})[part] = tensor
+        self._saved = dict(saved or {})
 
-    def recall(self, prepared: StreamBatch, new: Callable[[int], Any], device: torch.device) -> Any:
-        """The state of the slice's streams, fresh ones forgotten; `new(rows)` makes an empty one."""
-        streams = prepared.streams
-        if self._saved:
-            self._load(prepared, new, device)
-        if all(prepared.fresh) or not self._states:
-            return new(len(streams))
+    def recall(self, batch: StreamBatch, new_state: Callable[[int], Any], device: torch.device) -> Any:
+        """The state of the batch's streams, fresh ones forgotten; `new_state(rows)` makes an empty one."""
+        streams = batch.streams
+        prefix = _prefix(streams)
+        if any(name.startswith(prefix) for name in self._saved):
+            names = [name for name in self._saved if name.startswith(prefix)]
+            parts = {name.removeprefix(prefix): self._saved.pop(name).to(device, copy=True) for name in names}
+            self._states[streams] = new_state(len(streams))
+            self._states[streams].load(parts, parts.pop("lengths").tolist())
+        elif self._saved and streams not in self._states:
+            others = dict.fromkeys(name.partition("/")[0] for name in self._saved)
+            raise EtymonError(
+                f"the checkpoint remembers the streams {', '.join(others)}, and a slice has {prefix[:-1]}: the "
+                "number of streams is fixed by the run; leave --batch and --slices as they were"
+            )
+        if all(batch.fresh) or not self._states:
+            return new_state(len(streams))
         state = self._states.get(streams)
         if state is None:  # the last segments of a text that is read to its end: some of a slice's streams
-            whole = next((known for known in self._states if set(streams) <= set(known)), None)
+            whole = next((others for others in self._states if set(streams) <= set(others)), None)
             if whole is None:
-                return new(len(streams))
+                return new_state(len(streams))
             rows = [whole.index(stream) for stream in streams]
             state = self._states[whole].select(torch.tensor(rows, device=device))
-        if any(prepared.fresh):
-            state.forget([row for row, fresh in enumerate(prepared.fresh) if fresh])
+        if any(batch.fresh):
+            state.forget([row for row, fresh in enumerate(batch.fresh) if fresh])
         return state
 
-    def keep(self, prepared: StreamBatch, state: Any) -> None:
-        self._states[prepared.streams] = state
+    def keep(self, batch: StreamBatch, state: Any) -> None:
+        self._states[batch.streams] = state
 
     def copy(self) -> StreamMemories:
-        """The same, which goes on by itself: states take up new tensors and never write into old ones."""
-        same = StreamMemories()
+        """An independent copy: states take up new tensors and never write into old ones, so none is copied."""
+        same = StreamMemories(self._saved)
         same._states = {streams: copy(state) for streams, state in self._states.items()}
-        same._saved = dict(self._saved)
         return same
 
-    def _load(self, prepared: StreamBatch, new: Callable[[int], Any], device: torch.device) -> None:
-        name = _name(prepared.streams)
-        if name in self._saved:
-            parts = {part: tensor.to(device, copy=True) for part, tensor in self._saved.pop(name).items()}
-            state = new(len(prepared.streams))
-            state.load(parts, parts.pop(LENGTHS).tolist())
-            self._states[prepared.streams] = state
-        elif prepared.streams not in self._states:
-            raise EtymonError(
-                f"the checkpoint remembers the streams {', '.join(self._saved)}, and a slice has {name}: the number of "
-                "streams is fixed by the run; leave --batch and --slices as they were"
-            )
-
     def tensors(self) -> dict[str, Tensor]:
-        """Everything there is to save, by the first and last stream of every slice."""
+        """Everything there is to save, named `<first stream>-<last stream>/<part>`."""
         if not self._states:
-            return {
-                f"{streams}/{part}": tensor
-                for streams, parts in self._saved.items()
-                for part, tensor in parts.items()
-            }
-        named: dict[str, Tensor] = {}  # what was loaded and not asked for belongs to other processes
+            return dict(self._saved)
+        tensors: dict[str, Tensor] = {}  # what was loaded and not recalled belongs to other processes
         for streams, state in self._states.items():
-            parts = {**state.tensors(), LENGTHS: torch.tensor(state.lengths)}
-            named |= {f"{_name(streams)}/{part}": tensor.detach() for part, tensor in parts.items()}
-        return named
+            parts = {**state.tensors(), "lengths": torch.tensor(state.lengths)}
+            tensors |= {_prefix(streams) + part: tensor.detach() for part, tensor in parts.items()}
+        return tensors
 
 
-def _name(streams: tuple[int, ...]) -> str:
-    return f"{streams[0]}-{streams[-1]}"
+def _prefix(streams: tuple[int, ...]) -> str:
+    return f"{streams[0]}-{streams[-1]}/"
 
 
 BYTES, CHARACTERS, TOKENS = "/bytes", "/characters", "/tokens"
 """What is added up over the processes beside the terms' counts."""
 
 
-def add_counts(slices: Iterable[MicroBatch], before: dict[str, float] | None = None) -> dict[str, float]:
-    """The denominators of slices, known before any backward, and what they are made of; added to those from `before`."""
-    counts = {} if before is None else before
-    for prepared in slices:
-        about = {BYTES: prepared.bytes, CHARACTERS: prepared.characters, TOKENS: prepared.tokens}
-        for name, count in {**prepared.counts, **about}.items():
-            counts[name] = counts.get(name, 0.0) + count
+def add_counts(slices: Iterable[MicroBatch]) -> dict[str, float]:
+    """The denominators of the terms over all slices, with their bytes, characters and tokens; no forward is needed."""
+    counts: dict[str, float] = {}
+    for batch in slices:
+        sizes = {BYTES: batch.bytes, CHARACTERS: batch.characters, TOKENS: batch.tokens}
+        _add_up(counts, {**batch.counts, **sizes})
     return counts
 
 
-def add_terms(terms: Mapping[str, Term], totals: dict[str, float], late: dict[str, float]) -> None:
-    """Adds a slice's sums, and the counts that only the slice itself could tell."""
-    for name, term in terms.items():
-        totals[name] = totals.get(name, 0.0) + float(term.sum.detach())
-        if term.count is not None:
-            late[name] = late.get(name, 0.0) + float(term.count)
+def add_terms(terms: Mapping[str, Term], totals: dict[str, float], late_counts: dict[str, float]) -> None:
+    """Adds a slice's sums to `totals`, and the counts that are only known after its forward to `late_counts`."""
+    _add_up(totals, {name: float(term.sum.detach()) for name, term in terms.items()})
+    _add_up(late_counts, {name: float(term.count) for name, term in terms.items() if term.count is not None})
+
+
+def _add_up(totals: dict[str, float], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        totals[name] = totals.get(name, 0.0) + value
 
 
 def averages(totals: dict[str, float], counts: dict[str, float], likelihood: str | None) -> dict[str, float]:
-    """Each term's mean; bits per byte and per character for likelihoods of the text, else bits per target of the first
-    term."""
+    """The metrics of terms: means, and bits per byte and character of a likelihood of the text.
+
+    Without a likelihood, or where nobody knows the bytes, bits per target of the first term.
+    """
     means = {name: total / max(counts[name], 1.0) for name, total in totals.items()}
     if likelihood is not None and counts.get(BYTES):
         bits = totals[likelihood] / math.log(2)
@@ -185,39 +180,29 @@ def averages(totals: dict[str, float], counts: dict[str, float], likelihood: str
     return {**means, "bits_per_target": next(iter(means.values())) / math.log(2)}
 
 
-def shown(record: Mapping[str, float], validation: Mapping[str, float]) -> dict[str, float | str]:
-    """What a step's display says of its record and of the last validation."""
-    judged = "bits_per_byte" if "bits_per_byte" in record else "bits_per_target"
-    values: dict[str, float | str] = {
-        judged: record[judged],
-        **{name: record[name] for name in ("bits_per_character",) if name in record},
-        "tokens_per_second": record["tokens_per_second"],
-        "mfu": record["utilisation"],
-        "memory": record["memory"],
-    }
-    return values | ({"validation": validation[judged]} if judged in validation else {})
-
-
 @torch.no_grad()
 def evaluate(
     unit: TrainingUnit, slices: Sequence[MicroBatch], world: World | None = None
 ) -> dict[str, float]:
-    """The objective's terms over prepared slices, in evaluation mode; several processes share the work. What streams
-    remember in training is left as it is."""
+    """The metrics of the objective over slices, in evaluation mode; several processes share the work.
+
+    What streams remember in training is left as it is.
+    """
     world = world or World()
     was_training, device = unit.training, next(unit.parameters()).device
     unit.eval()
     counts: dict[str, float] = {}
     totals: dict[str, float] = {}
     if world.size > len(slices):
-        world = World()  # too little to share: each one does it all
+        world = World()  # too few to share: every process takes them all
     with unit.isolated_memory():
         for number in range(world.rank, len(slices), world.size):
-            prepared = slices[number]
-            add_counts([prepared], counts)
-            add_terms(unit(prepared.to(device)), totals, counts)
+            batch = slices[number]
+            _add_up(counts, add_counts([batch]))
+            add_terms(unit(batch.to(device)), totals, counts)
     unit.train(was_training)
     counts = world.add(counts)
-    figures = averages(world.add(totals), counts, unit.objective.likelihood)
-    means = {name: figures[name] for name in unit.objective.perplexities}
-    return figures | {f"{name}_perplexity": math.exp(min(mean, 700.0)) for name, mean in means.items()}
+    metrics = averages(world.add(totals), counts, unit.objective.likelihood)
+    # exp overflows beyond 709: a hopeless model still has a perplexity.
+    perplexities = {name: math.exp(min(metrics[name], 700.0)) for name in unit.objective.perplexities}
+    return metrics | {f"{name}_perplexity": value for name, value in perplexities.items()}

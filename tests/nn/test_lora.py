@@ -17,7 +17,7 @@ from etymon.families.model import Model
 from etymon.families.surgery import average_checkpoints, grow
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.lora import LoraSettings, adapt, adapters, merge
-from etymon.training.optimisers import depths, parameter_groups
+from etymon.training.optimisers import OptimiserChoice, depths, parameter_groups
 from tests import tiny
 
 ALL = LoraSettings(rank=3, alpha=6.0, targets=("*",))
@@ -201,7 +201,7 @@ def test_optimisers_know_how_deep_adapters_lie() -> None:
     below = depths(dict(model.named_parameters()))
     assert below["body.stack.layers.1.attention.query.lora_a"] == 1
     assert below["body.stack.layers.0.attention.value.lora_b"] == 2
-    groups = parameter_groups(model, weight_decay=0.1, undecayed=("*bias",), layer_decay=0.5)
+    groups = parameter_groups(model, OptimiserChoice(weight_decay=0.1, undecayed=("*bias",), layer_decay=0.5))
     names = {name for group in groups for name in group["names"]}
     assert names == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert sum(".lora_" in name for name in names) == 8

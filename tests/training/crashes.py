@@ -146,7 +146,7 @@ def main() -> None:
 def look(folder: Path, told: dict[str, Any]) -> None:
     """What a death has left: something half written beside, but never a newest checkpoint that is not whole."""
     told["leftovers"].append(len(list(folder.rglob("*.partial"))))
-    runs.Run(folder).latest(told["broken"].append)
+    runs.RunFolder(folder).latest(told["broken"].append)
 
 
 def lines(file: Path) -> int:

@@ -58,7 +58,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
 
 
 def first_step(trainer: Trainer) -> Step:
-    (step,) = trainer.course.steps(0, Position(), 1)
+    (step,) = trainer.stream.steps(0, Position(), 1)
     return step
 
 
@@ -72,20 +72,20 @@ def taken(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, float]]:
             seen[name] = parameter.grad.clone()
 
     trainer.optimiser.register_step_pre_hook(look)
-    return seen, trainer._step(first_step(trainer), learning_rate=0.0)
+    return seen, trainer.train_step(first_step(trainer), learning_rate=0.0)
 
 
 @pytest.fixture
 def climbs(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
     """The noise that every pass of a step had, in order."""
     seen: list[list[Tensor]] = []
-    plain = LookupNoise.back
+    plain = LookupNoise.backward
 
     def back(noise: LookupNoise, share: float, loss: Tensor) -> None:
-        seen.append([part.detach().clone() for part in noise.added])
+        seen.append([part.detach().clone() for part in noise.tensors])
         plain(noise, share, loss)
 
-    monkeypatch.setattr(LookupNoise, "back", back)
+    monkeypatch.setattr(LookupNoise, "backward", back)
     return seen
 
 
@@ -285,7 +285,9 @@ def test_streams_go_on_once_a_step(family: str, name: str, trainer: Maker) -> No
     memories, records = [], []
     for settings in (None, {"name": name, "epsilon": 0.0}, {"name": name, "epsilon": 3.0, "step_size": 3.0}):
         made = trainer(family, objective, settings, slices=2)
-        records.append([made._step(step, learning_rate=0.0) for step in made.course.steps(0, Position(), 3)])
+        records.append(
+            [made.train_step(step, learning_rate=0.0) for step in made.stream.steps(0, Position(), 3)]
+        )
         memories.append(made.unit.memories.tensors())
     for one, two in zip(records[0], records[1], strict=True):
         assert two == pytest.approx(one, rel=1e-5)
@@ -332,7 +334,7 @@ def test_a_loss_without_word_vectors_is_refused(trainer: Maker, monkeypatch: pyt
     weight = next(made.unit.parameters())
     monkeypatch.setattr(TrainingUnit, "forward", lambda unit, prepared: {"loss": Term(weight.sum())})
     with pytest.raises(EtymonError, match="the loss depends on none: leave it out"):
-        made._step(first_step(made))
+        made.train_step(first_step(made))
 
 
 # ------------------------------------------------------------ settings

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from etymon.errors import EtymonError
+from etymon.training.distributed import stop_on_signal
 from etymon.training.feeding import Feed, Phase, Position, Step, StepStream, validation_slices
 from etymon.training.loop import Trainer, TrainingSettings, seed_device
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.progress import make_progress
 from etymon.training.schedules import ScheduleChoice
 from etymon.training.state import RunFolder, TrainingState
-from etymon.training.stopping import stop_requested
 from etymon.training.unit import TrainingUnit, add_counts, averages, evaluate
 from tests import tiny
 
@@ -55,7 +55,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
 
 
 def step_at(trainer: Trainer, position: Position) -> Step:
-    (step,) = trainer.course.steps(0, position, 1)
+    (step,) = trainer.stream.steps(0, position, 1)
     return step
 
 
@@ -72,13 +72,13 @@ def gradients_of(
             seen[name] = parameter.grad.clone()
 
     trainer.optimiser.register_step_pre_hook(look)
-    return seen, trainer._step(step), step
+    return seen, trainer.train_step(step), step
 
 
 @pytest.mark.parametrize("family, name", tiny.CASES)
 def test_slices_give_the_gradients_of_one_batch(trainer: Maker, family: str, name: str) -> None:
     # From near the end of an epoch on, where causal windows and chunks are short.
-    plan = trainer(family, name).course.phases[0].feed.plan(0)
+    plan = trainer(family, name).stream.phases[0].feed.plan(0)
     samples, lengths = len(plan), [row[1] - row[0] for row in plan]
     position = Position(0, min(max(0, int(np.argmin(lengths)) - 5), samples - 1))
     whole, record, _ = gradients_of(trainer(family, name, rows=12), position)
@@ -99,7 +99,7 @@ def test_the_curve_does_not_depend_on_slices(trainer: Maker, family: str, name: 
         position, curve = Position(), []
         for _ in range(5):
             step = step_at(made, position)
-            curve.append(made._step(step))
+            curve.append(made.train_step(step))
             position, made.state.step = step.after, made.state.step + 1
         curves.append(curve)
     for other in curves[1:]:
@@ -122,7 +122,7 @@ def test_each_term_is_averaged_by_its_own_count(trainer: Maker) -> None:
             for name, term in made.unit(part).items():
                 if name in sums:
                     sums[name] += float(term.sum)
-    record = made._step(step)
+    record = made.train_step(step)
     assert record["masked"] == pytest.approx(sums["masked"] / counts["masked"])
     assert record["next_sentence"] == pytest.approx(sums["next_sentence"] / 6)
     assert record["bits_per_target"] == pytest.approx(record["masked"] / math.log(2))
@@ -148,17 +148,17 @@ def test_the_gradient_is_clipped_once_and_the_rate_follows_the_schedule(trainer:
 def test_dropout_is_keyed_by_seed_step_and_slice(trainer: Maker, family: str, name: str) -> None:
     made = trainer(family, name, dropout=0.2, slices=2)
     step = step_at(made, Position())
-    first = made._step(step, learning_rate=0.0)
+    first = made.train_step(step, learning_rate=0.0)
     torch.rand(17)
     torch.manual_seed(123)
-    made._step(step_at(made, step.after), learning_rate=0.0)
-    assert made._step(step, learning_rate=0.0) == first, "the same step twice"
-    assert trainer(family, name, dropout=0.2, slices=2)._step(step, learning_rate=0.0) == first, (
+    made.train_step(step_at(made, step.after), learning_rate=0.0)
+    assert made.train_step(step, learning_rate=0.0) == first, "the same step twice"
+    assert trainer(family, name, dropout=0.2, slices=2).train_step(step, learning_rate=0.0) == first, (
         "in another trainer"
     )
     made.state.step = 1
-    assert made._step(step, learning_rate=0.0) != first
-    assert trainer(family, name, dropout=0.2, slices=2, seed=1)._step(step, learning_rate=0.0) != first
+    assert made.train_step(step, learning_rate=0.0) != first
+    assert trainer(family, name, dropout=0.2, slices=2, seed=1).train_step(step, learning_rate=0.0) != first
 
     def draw(*key: int) -> list[float]:
         seed_device(*key)
@@ -180,7 +180,7 @@ def test_measuring_leaves_no_trace(trainer: Maker, family: str, name: str) -> No
         assert parameter.grad is None
     for number in range(3):
         step = step_at(plain, Position(0, 4 * number))
-        assert plain._step(step) == measured._step(step)
+        assert plain.train_step(step) == measured.train_step(step)
 
 
 def test_whole_validation_text_in_bits_per_byte(stores: dict[str, Any]) -> None:
@@ -244,7 +244,7 @@ def test_the_display_is_closed_when_training_fails(trainer: Maker, monkeypatch: 
     made = trainer("gpt2", "causal")
     closed = []
     monkeypatch.setattr(made.progress, "close", lambda: closed.append(True), raising=False)
-    monkeypatch.setattr(made, "_step", lambda step: 1 / 0)
+    monkeypatch.setattr(made, "train_step", lambda step: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         made.train("test")
     assert closed
@@ -265,12 +265,12 @@ def test_the_best_validation_is_remembered(trainer: Maker) -> None:
 )
 def test_signals_ask_for_a_stop_and_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with stop_requested() as asked:
+    with stop_on_signal() as asked:
         assert not asked.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.wait(5)
         os.kill(os.getpid(), signal.SIGTERM)  # a second SIGTERM changes nothing
-    with pytest.raises(KeyboardInterrupt), stop_requested() as asked:
+    with pytest.raises(KeyboardInterrupt), stop_on_signal() as asked:
         os.kill(os.getpid(), signal.SIGINT)
         assert asked.wait(5)
         os.kill(os.getpid(), signal.SIGINT)

@@ -8,7 +8,7 @@ import torch
 from etymon.families.surgery import generator_for
 from etymon.objectives.objective import weighted_loss
 from etymon.training.feeding import Feed, Position
-from etymon.training.memory import _Alive, copy_without_values, step_footprint
+from etymon.training.memory import _LiveBytes, copy_without_values, step_footprint
 from etymon.training.optimisers import OPTIMISERS, OptimiserChoice, build_optimiser
 from etymon.training.unit import TrainingUnit
 from tests import tiny
@@ -34,7 +34,7 @@ def test_activations_are_counted_as_a_step_with_values_holds_them(family, name, 
     unit, prepared = unit_and_slice(family, name, tmp_path / "store")
     found = step_footprint(copy_without_values(unit), prepared, OptimiserChoice())
     unit.train()
-    with _Alive() as alive:
+    with _LiveBytes() as alive:
         for tensor in [*unit.parameters(), *unit.buffers()]:
             alive.add(tensor)
         weights = alive.bytes
@@ -51,7 +51,7 @@ def test_recurrent_layers_are_counted_about_as_their_kernels_hold_them(family, n
     unit, prepared = unit_and_slice(family, name, tmp_path / "store", length=8)
     found = step_footprint(copy_without_values(unit), prepared, OptimiserChoice())
     unit.train()
-    with _Alive() as alive:
+    with _LiveBytes() as alive:
         for tensor in [*unit.parameters(), *unit.buffers()]:
             alive.add(tensor)
         weights = alive.bytes

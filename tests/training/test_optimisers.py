@@ -277,7 +277,7 @@ def test_muon_takes_the_matrices_inside_layers_only() -> None:
 def test_fine_tuning_decays_neither_recurrent_biases_nor_mixes(family: str) -> None:
     known = get_family(family).with_features(FeatureSettings(words=8, gate=True))
     model = Model(known, shape_of(known, None, **tiny.shape(family)), {"tagging"}, ["a", "b"])
-    groups = parameter_groups(model, weight_decay=0.1, undecayed=known.tuning.undecayed, layer_decay=None)
+    groups = parameter_groups(model, OptimiserChoice(weight_decay=0.1, undecayed=known.tuning.undecayed))
     decayed = {name for group in groups if group["weight_decay"] for name in group["names"]}
     wide = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
     assert decayed == {name for name in wide if not name.endswith("bias")}

@@ -14,7 +14,7 @@ from etymon.objectives.objective import Term
 from etymon.tables.table import read_table
 from etymon.tasks import get_task
 from etymon.training.feeding import Feed, Phase, Position, StepStream
-from etymon.training.speed import flops_per_token, step_operations
+from etymon.training.speed import flops_per_token, slice_flops
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 
@@ -31,7 +31,7 @@ def test_what_is_remembered_is_counted_among_the_operations(tmp_path: Path) -> N
     costs = []
     for step in StepStream([Phase(0, feed)]).steps(0, Position(), 6):
         prepared = step.slices[0]
-        costs.append(step_operations(unit, prepared) / prepared.tokens)
+        costs.append(slice_flops(unit, prepared) / prepared.tokens)
     assert costs[0] < costs[1] and costs[-2] == costs[-1]
     assert flops_per_token(unit, feed) == costs[-1]
     forgetful = unit_of(memory=0)
@@ -52,7 +52,7 @@ def test_operations_are_those_of_several_slices(tmp_path: Path) -> None:
     for _ in range(4):
         addresses, position = feed.addresses(position)
         prepared = feed.slice(addresses[0])
-        counted.append((step_operations(unit, prepared), prepared.tokens))
+        counted.append((slice_flops(unit, prepared), prepared.tokens))
     assert len({tokens for _, tokens in counted}) > 1
     operations, tokens = (sum(each) for each in zip(*counted, strict=True))
     assert flops_per_token(unit, feed, 4) == operations / tokens != counted[0][0] / counted[0][1]
@@ -84,4 +84,4 @@ def test_kernels_that_only_processors_have_are_counted(tmp_path: Path) -> None:
             return {"loss": Term(self.lstm(torch.ones(7, 2, 3, requires_grad=True))[0].sum())}
 
     gates = 4 * 5
-    assert step_operations(Reader(), SimpleNamespace(counts={"loss": 1})) == 3 * 2 * 7 * 2 * gates * (3 + 5)
+    assert slice_flops(Reader(), SimpleNamespace(counts={"loss": 1})) == 3 * 2 * 7 * 2 * gates * (3 + 5)

@@ -62,8 +62,8 @@ def step_through(trainer: Trainer, count: int) -> list[set[str]]:
         seen.append({section(name) for name, parameter in parameters if parameter.grad is not None})
 
     hook = trainer.optimiser.register_step_pre_hook(look)
-    for step in trainer.course.steps(trainer.state.step, trainer.state.position, count):
-        trainer._step(step)
+    for step in trainer.stream.steps(trainer.state.step, trainer.state.position, count):
+        trainer.train_step(step)
         trainer.state.step, trainer.state.position = trainer.state.step + 1, step.after
     hook.remove()
     return seen
@@ -135,8 +135,8 @@ def test_the_gradient_is_clipped_over_what_trains(trainer: Maker) -> None:
         norms.append(float(torch.stack([gradient.norm() for gradient in found]).norm()))
 
     made.optimiser.register_step_pre_hook(look)
-    (step,) = made.course.steps(0, Position(), 1)
-    assert made._step(step)["gradient_norm"] < whole._step(step)["gradient_norm"]
+    (step,) = made.stream.steps(0, Position(), 1)
+    assert made.train_step(step)["gradient_norm"] < whole.train_step(step)["gradient_norm"]
     assert norms == [pytest.approx(1e-3, rel=1e-2)]
 
 

@@ -61,17 +61,17 @@ def test_twice_and_the_second_time_at_once(
 def test_a_stopped_demonstration_goes_on_as_it_says(
     tmp_path: Path, little_library: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Trainer._step
+    plain = Trainer.train_step
 
     def failing(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
         if trainer.state.step == 2:
             raise ConnectionAbortedError
         return plain(trainer, *arguments, **options)
 
-    monkeypatch.setattr(Trainer, "_step", failing)
+    monkeypatch.setattr(Trainer, "train_step", failing)
     with pytest.raises(ConnectionAbortedError):
         etymon.demo(out=tmp_path / "demo", steps=3, size="test", progress="silent")
-    monkeypatch.setattr(Trainer, "_step", plain)
+    monkeypatch.setattr(Trainer, "train_step", plain)
     result = resume("gpt2", tmp_path / "demo")  # the command that a stopped run prints
     assert result.steps == 3 and result.model.history[0]["data"] == sources.StandardLibrary.description
 

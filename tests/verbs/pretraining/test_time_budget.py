@@ -35,7 +35,7 @@ class Machine:
     ) -> None:
         self.now, self.begin = 0.0, 0.0
         self.rates: list[float] = []
-        step, train = Trainer._step, Trainer.train
+        step, train = Trainer.train_step, Trainer.train
 
         def timed_step(trainer: Trainer, *arguments: Any, **options: Any) -> dict[str, float]:
             probing = "learning_rate" in options
@@ -49,7 +49,7 @@ class Machine:
             self.begin = self.now - trainer.state.seconds
             return train(trainer, title)
 
-        monkeypatch.setattr(Trainer, "_step", timed_step)
+        monkeypatch.setattr(Trainer, "train_step", timed_step)
         monkeypatch.setattr(Trainer, "train", timed_train)
         monkeypatch.setattr(TrainingRun, "clock", staticmethod(lambda: self.now))
 
@@ -97,14 +97,14 @@ def test_a_resumed_run_repeats_what_the_clock_decided(
     """Killed after its last checkpoint, it takes the same steps at the same rates again, although it is faster now."""
     with monkeypatch.context() as patch:
         machine = Machine(patch, 1.0, lambda seconds: 1.0 if seconds < 13 else 3.0)
-        step = Trainer._step
+        step = Trainer.train_step
 
         def dies(trainer: Trainer, *arguments: Any, **options: Any) -> dict[str, float]:
             if trainer.state.step == 32:
                 crash()
             return step(trainer, *arguments, **options)
 
-        patch.setattr(Trainer, "_step", dies)
+        patch.setattr(Trainer, "train_step", dies)
         with pytest.raises(ConnectionAbortedError):
             run(tmp_path / "run", save_every=20)
         decided, rates = training(tmp_path / "run")["revisions"], machine.rates
