@@ -7,11 +7,11 @@ import time
 def run(tokenizer: str, file: str, size: int) -> float:
     import tokenizers
 
-    from etymon.text.cutting import pieces
+    from etymon.text.sentences import cut_spans
 
     with open(file, "rb") as stream:
         text = stream.read(size).decode("utf-8", "ignore")
-    cut = [text[start:stop] for start, stop in pieces(text)]
+    cut = [text[start:stop] for start, stop in cut_spans(text)]
     backend = tokenizers.Tokenizer.from_file(tokenizer)
     begin = time.perf_counter()
     for place in range(0, len(cut), 64):

@@ -27,9 +27,9 @@ from etymon.generation.text import tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.report.page import Cell, Curve, Paragraph, ReportTable, Section, write_report
-from etymon.text import cutting
 from etymon.text.encoding import SPACES
 from etymon.text.reading import Document
+from etymon.text.sentences import cut_spans
 from etymon.text.tokenizer import Tokenizer
 
 MOST = 1 << 22
@@ -228,7 +228,7 @@ def tokenized(tokenizer: Tokenizer, text: str, same: bool) -> TokenizedText:
     """The tokens of a text. Where tokenizers differ, white space behind a token counts as its own: some leave it out, and some
     put it before the next one."""
     found = []
-    for first, last in cutting.pieces(text):
+    for first, last in cut_spans(text):
         ids, starts, stops = tokenizer.offsets(text[first:last])
         found.append((ids, starts + first, stops + first))
     ids, starts, stops = (np.concatenate(column) for column in zip(*found, strict=True))

@@ -14,12 +14,11 @@ from etymon.families.family import Family
 from etymon.files import read_json, write_json
 from etymon.runs.run_file import RunFile
 from etymon.runs.tokenizer import training_choice
-from etymon.text.sources import PreparedText, TextSource, text_source
+from etymon.text.sources import PreparedText, TextSource, sample_texts, text_source
 from etymon.text.store import TokenStore, link_store
 from etymon.text.store_building import ensure_store
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, grow_tokenizer
-from etymon.text.tokenizer_sample import sampled
 from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.distributed import World
 from etymon.training.progress import Progress, format_bytes
@@ -123,7 +122,7 @@ class RunTokenizer:
             return tokenizer
         what = f"{size:,} tokens" if size else "all characters"
         self.progress.note(f"{'training' if old is None else 'growing'} a tokenizer of {what} on the text")
-        with sampled(self._text.documents(), hold_out=False) as (texts, _):
+        with sample_texts(self._text.documents(), hold_out=False) as (texts, _):
             tokenizer = (
                 train_tokenizer(texts=texts, **choice)
                 if old is None

@@ -25,9 +25,8 @@ import pyarrow
 import tokenizers
 
 from etymon.errors import EtymonError
-from etymon.text import cutting
 from etymon.text.reading import Document
-from etymon.text.sentences import is_wrapped, sentence_starts
+from etymon.text.sentences import cut_front, cut_spans, is_wrapped, sentence_starts
 from etymon.text.tokenizer import Tokenizer
 
 BATCH = 1 << 20  # characters that are encoded together
@@ -66,7 +65,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Part]]:
     size = 0
     before, wrapped, is_inside = "", None, False
     for document in documents:
-        front, rest = cutting.parts(document.text)
+        front, rest = cut_front(document.text)
         for text, more in [*((part, True) for part in front), (rest, document.more)]:
             if not is_inside and not text.strip() and not (text and more):
                 continue  # an empty document
@@ -90,10 +89,10 @@ class Encoder:
         self.tokenizer, self.dtype = tokenizer, dtype
         added = tokenizer.backend.get_added_tokens_decoder().values()
         self.added = ["▁", *(token.content for token in added)]  # where spaces become "▁", it is no letter
-        self.by_word = keeps_words_apart(tokenizer._description) and len(self.added) <= MOST_ADDED
+        self.by_word = keeps_words_apart(tokenizer.description) and len(self.added) <= MOST_ADDED
         # A line break parts words as a space does, unless spaces become "▁" and it stays what it is.
         cleaned = tokenizer.backend.normalizer and tokenizer.backend.normalizer.normalize_str("a\nb")
-        spaces = (tokenizer._description["pre_tokenizer"] or {}).get("type") == "Metaspace"
+        spaces = (tokenizer.description["pre_tokenizer"] or {}).get("type") == "Metaspace"
         self.line_break = 0x20 if spaces and cleaned != "a b" else 0x0A
         self.space = tokenizer.backend.token_to_id("▁") if tokenizer.kind in ("unigram", "bpe") else None
         self._forget()
@@ -149,7 +148,7 @@ class Encoder:
         pieces = [
             (start + first, start + last)
             for start, part in zip(starts, batch, strict=True)
-            for first, last in cutting.pieces(part.text)
+            for first, last in cut_spans(part.text)
             if first < last
         ]
         begins = np.zeros(len(text) + 1, bool)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import platform
 import re
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from etymon.text.reading import Document
@@ -32,6 +34,24 @@ CITATION = re.compile(r"\s*\[\d+\]_?|\s*\|[\w ]+\||\\ ")
 CODE_MARKS = re.compile(r"[{}\\|<>@$^~=_]|::|->|\(\)|\w\(|\)\.|\w\.\w|\+\+|[\[\]]")
 WORD = re.compile(r"[A-Za-z][a-z]*(?:['’-][a-z]+)?")
 SENTENCE_END = re.compile(r"[.!?][\"')]*$")
+
+
+class StandardLibrary:
+    """The English prose that ships inside CPython."""
+
+    description = "the prose of the Python standard library (topics and docstrings)"
+
+    @cached_property
+    def _documents(self) -> list[Document]:
+        # About a megabyte, and parsing the library takes seconds: once is enough.
+        return stdlib_documents()
+
+    def documents(self) -> Iterator[Document]:
+        yield from self._documents  # only when somebody reads
+
+    def fingerprint(self) -> str:
+        # The text is a function of the interpreter: no need to read it to know it.
+        return f"standard library 1, {platform.python_implementation()} {platform.python_version()}"
 
 
 def stdlib_documents() -> list[Document]:

@@ -1,26 +1,33 @@
-"""What a text is to this library, and how bytes become lines and documents, in bounded memory."""
+"""How files become documents, records and lines, in bounded memory."""
 
 from __future__ import annotations
 
 import codecs
+import csv
 import io
 import pickle
 import re
+import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any, Literal
 
 from etymon.errors import EtymonError
-from etymon.text import cutting
+from etymon.files import parse_json
+from etymon.text import sentences
+from etymon.text.sentences import cut_front
 
 Boundary = Literal["file", "blank", "line"]
 Errors = Literal["strict", "replace", "skip"]
 Record = tuple[str, dict[str, Any]]
 """Where it stands, and its values by the names of their columns."""
 
-BUFFER = 1 << 20
+BUFFER = 1 << 20  # bytes that are read at once
 HELD = 1 << 24  # bytes of a document that may yet be skipped; more of it waits on the disk
+BATCH = 1 << 23  # bytes of a parquet file that are unpacked at once, where its rows allow it
 SURROGATE = re.compile("[\ud800-\udfff]")
 # To be skipped, bad bytes are first marked: they become lone surrogates, which no good text holds.
 MODES: dict[Errors, str] = {"strict": "strict", "replace": "replace", "skip": "surrogateescape"}
@@ -65,23 +72,21 @@ class Reading:
         if self.max_document < 1:
             raise EtymonError(f"the longest record must be at least one byte, not {self.max_document}")
 
-    def refuse(self, reason: EtymonError) -> None:
-        """Raises it, or counts one document more that is left out."""
+    def refuse(self, message: str) -> None:
+        """Raises an error, or counts one document more that is left out."""
         if self.errors != "skip":
-            raise reason
+            raise EtymonError(message)
         self.skipped += 1
 
-    def too_long(self, place: str) -> EtymonError:
-        return EtymonError(
+    def too_long(self, place: str) -> str:
+        return (
             f"{place}: the record is longer than {self.max_document:,} bytes; divide it or leave it out "
             "(etymon prepare and tokenizer have --max-document and --errors skip)"
         )
 
-    def no_column(self, place: str, present: Iterable[str]) -> EtymonError:
+    def no_column(self, place: str, present: Iterable[str]) -> str:
         there = ", ".join(map(repr, present)) or "none"
-        return EtymonError(
-            f"{place}: no column {self.column!r}; columns there: {there}; name the right one with --column"
-        )
+        return f"{place}: no column {self.column!r}; columns there: {there}; name the right one with --column"
 
 
 # ---------------------------------------------------------------- bytes to lines
@@ -99,10 +104,11 @@ def _chunks(stream: IO[bytes], name: str, reading: Reading) -> Iterator[str]:
             text, used = codecs.utf_8_decode(data, MODES[reading.errors], final)
         except UnicodeDecodeError as error:
             utf16 = offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff")
+            line += data.count(10, 0, error.start)
             raise EtymonError(
-                f"{name} is not UTF-8 at byte {offset + error.start} (line {line + data.count(10, 0, error.start)}); "
-                f"convert it, e.g. iconv -f {'UTF-16' if utf16 else 'LATIN1'} -t UTF-8, or go on with --errors "
-                "replace or skip where there is that option"
+                f"{name} is not UTF-8 at byte {offset + error.start} (line {line}); convert it, e.g. iconv -f "
+                f"{'UTF-16' if utf16 else 'LATIN1'} -t UTF-8, or go on with --errors replace or skip where there "
+                "is that option"
             ) from error
         if offset == 0:
             text = text.removeprefix("\ufeff")
@@ -117,7 +123,7 @@ def _lines(chunks: Iterator[str]) -> Iterator[tuple[str, bool]]:
         *whole, rest = (rest + chunk).split("\n")
         for line in whole:
             yield line, True
-        front, rest = cutting.parts(rest)
+        front, rest = cut_front(rest)
         for part in front:
             yield part, False
     yield rest, True
@@ -128,11 +134,11 @@ def record_lines(stream: IO[bytes], name: str, reading: Reading) -> Iterator[tup
     line: list[str] = []
     size, number = 0, 1
     for text, ends in _lines(_chunks(stream, name, reading)):
-        fitted = size <= reading.max_document
+        was_short = size <= reading.max_document
         size += len(text.encode("utf-8", "surrogatepass"))
         if size <= reading.max_document:
             line.append(text)
-        elif fitted:
+        elif was_short:
             line = []
             reading.refuse(reading.too_long(f"{name}, line {number}"))
         if ends:
@@ -144,67 +150,232 @@ def record_lines(stream: IO[bytes], name: str, reading: Reading) -> Iterator[tup
 # ---------------------------------------------------------------- plain text
 
 
-def plain_text(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
+def _plain_text(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
     """The documents of a text file, long ones in parts. Empty ones may be among them."""
     chunks = _chunks(stream, name, reading)
     if reading.boundary == "file":
-        found = _whole(chunks)
+        documents = _whole(chunks)
     elif reading.boundary == "line":
-        found = (Document(text, more=not ends) for text, ends in _lines(chunks))
+        documents = (Document(text, more=not ends) for text, ends in _lines(chunks))
     else:
-        found = _blocks(chunks)
-    return _without_bad(found, reading) if reading.errors == "skip" else found
+        documents = _blocks(chunks)
+    return _without_bad(documents, reading) if reading.errors == "skip" else documents
 
 
 def _whole(chunks: Iterator[str]) -> Iterator[Document]:
     rest = ""
     for chunk in chunks:
-        front, rest = cutting.parts(rest + chunk)
+        front, rest = cut_front(rest + chunk)
         for part in front:
             yield Document(part, more=True)
     yield Document(rest)
 
 
 def _blocks(chunks: Iterator[str]) -> Iterator[Document]:
+    """Documents between blank lines."""
     block: list[str] = []
     size = 0
-    begun = inside = False  # whether some of the document, or of the line, was there before
-    blank: list[str] = []  # a long line's beginning, as long as nobody knows whether it is an empty line
+    in_document = in_line = False  # whether some of the document, or of the line, was there before
+    blank: list[str] = []  # a long line's beginning, as long as it may be an empty line
     for text, ends in _lines(chunks):
         parts, blank = [*blank, text], []
-        if text.strip() or inside:
+        if text.strip() or in_line:
             for part in parts:
-                if size > cutting.PART:
+                if size > sentences.PART:
                     yield Document("".join(block), more=True)
                     block, size = [], 0
-                block.append("\n" + part if begun and not inside else part)
+                block.append("\n" + part if in_document and not in_line else part)
                 size += len(block[-1])
-                begun = inside = True
-            inside = not ends
+                in_document = in_line = True
+            in_line = not ends
         elif not ends:
             blank = parts
-        elif begun:
+        elif in_document:
             yield Document("".join(block))
-            block, size, begun = [], 0, False
+            block, size, in_document = [], 0, False
     yield Document("".join(block))
 
 
 def _without_bad(documents: Iterator[Document], reading: Reading) -> Iterator[Document]:
     """Only documents without marked bytes. A document is held back until its end is known to be good."""
-    bad = False
+    is_bad = False
     with tempfile.SpooledTemporaryFile(max_size=HELD) as held:
         for document in documents:
-            bad = bad or SURROGATE.search(document.text) is not None
+            is_bad = is_bad or SURROGATE.search(document.text) is not None
             pickle.dump(document, held)
             if document.more:
                 continue
             held.seek(0)
-            if bad:
+            if is_bad:
                 reading.skipped += 1
             else:
-                while (found := pickle.load(held)).more:
-                    yield found
-                yield found
+                while (part := pickle.load(held)).more:
+                    yield part
+                yield part
             held.seek(0)
             held.truncate()
-            bad = False
+            is_bad = False
+
+
+# ---------------------------------------------------------------- records
+
+
+def _json_records(
+    stream: IO[bytes], name: str, reading: Reading, column: str | None = None
+) -> Iterator[Record]:
+    """The objects of a .jsonl file."""
+    for place, line in record_lines(stream, name, reading):
+        if SURROGATE.search(line):
+            reading.skipped += 1
+        elif line.strip():
+            try:
+                record = parse_json(line, place, "a .jsonl file holds one JSON object a line")
+            except EtymonError as error:
+                reading.refuse(str(error))
+                continue
+            if isinstance(record, dict):
+                yield place, record
+            else:
+                reading.refuse(f'{place}: expected an object such as {{"{reading.column}": "..."}}')
+
+
+def _table_records(
+    stream: IO[bytes], name: str, reading: Reading, column: str | None = None, **dialect: Any
+) -> Iterator[Record]:
+    """The rows of a .csv or .tsv file, of as many cells as the header; with `column`, that one alone."""
+    csv.field_size_limit(reading.max_document)
+    latest, began, has_ended = (name, ""), "", False
+
+    def lines() -> Iterator[str]:
+        nonlocal latest, began, has_ended
+        for latest in record_lines(stream, name, reading):
+            began = began or latest[0]
+            yield latest[1] + "\n"
+        has_ended = True
+
+    left = lines()
+    rows = csv.reader(left, **dialect)
+    unclosed = ': a quote is opened in this row and never closed; close it, or write "" for a quote'
+    try:
+        header = list(reading.header) or next(rows, [])
+    except csv.Error as error:
+        raise EtymonError(reading.too_long(latest[0])) from error
+    wanted = f", and {len(header)} were named: {', '.join(header)}"
+    if not reading.header:
+        wanted = f" where the header has {len(header)}; mend it or leave it out"
+        if has_ended and header:  # a row ends with a line: this one asked for more
+            raise EtymonError(began + unclosed)
+        if twice := [cell for cell in header if cell and header.count(cell) > 1]:
+            raise EtymonError(f"{name}: two columns are called {twice[0]!r}; rename one")
+    if column is not None and header and column not in header:
+        raise EtymonError(reading.no_column(name, header))
+    while True:
+        began = ""
+        try:
+            row = next(rows, None)
+        except csv.Error:  # a quoted value of many lines, which goes on up to its closing quote
+            reading.refuse(reading.too_long(latest[0]))
+            while latest[1].count('"') % 2 == 0 and next(left, None) is not None:
+                pass
+            continue
+        if row is None:
+            return
+        if not row:
+            continue  # an empty line
+        if has_ended:
+            reading.refuse(began + unclosed)
+        elif len(row) != len(header):
+            first = "" if began == latest[0] else f" from {began.rpartition(', ')[2]} on"
+            reading.refuse(f"{latest[0]}: a row of {len(row)} columns{first}{wanted}")
+        else:
+            record = dict(zip(header, row)) if column is None else {column: row[header.index(column)]}
+            if any(map(SURROGATE.search, record.values())):
+                reading.skipped += 1
+            else:
+                yield latest[0], record
+
+
+def _record_documents(
+    records: Callable[..., Iterator[Record]], stream: IO[bytes], name: str, reading: Reading
+) -> Iterator[Document]:
+    """The texts in the column of records; None is an empty one, as in .parquet."""
+    for place, record in records(stream, name, reading, column=reading.column):
+        text = record.get(reading.column)
+        if reading.column not in record:
+            reading.refuse(reading.no_column(place, record))
+        elif not isinstance(text, str | None):
+            kind = type(text).__name__
+            reading.refuse(f"{place}: column {reading.column!r} holds a {kind}, not a text")
+        else:
+            # JSON can spell half of a surrogate pair, which is no character and cannot be written as UTF-8.
+            yield _document(SURROGATE.sub("\ufffd", text or ""))
+
+
+def _document(text: str) -> Document:
+    return Document(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _parquet(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Document]:
+    """Row group after row group, page after page, of one column alone."""
+    import pyarrow
+    import pyarrow.parquet
+
+    # A parquet file is read from its end: what can only be read forwards is copied first.
+    path = getattr(getattr(stream, "raw", None), "path", None)
+    source: Any = nullcontext(str(path)) if path else tempfile.TemporaryFile(prefix="etymon-")  # noqa: SIM115
+    with source as file:
+        if path is None:
+            shutil.copyfileobj(stream, file, BUFFER)
+            file.seek(0)
+        try:
+            table = pyarrow.parquet.ParquetFile(file, pre_buffer=False)
+        except pyarrow.ArrowInvalid as error:
+            raise EtymonError(f"{name} is not a parquet file, or damaged ({error})") from error
+        if reading.column not in table.schema_arrow.names:
+            raise EtymonError(reading.no_column(name, table.schema_arrow.names))
+        kind = table.schema_arrow.field(reading.column).type
+        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
+            raise EtymonError(f"{name}: column {reading.column!r} holds {kind}, not text")
+        mode, row = "replace" if reading.errors == "replace" else "strict", 0
+        for group in range(table.num_row_groups):
+            metadata = table.metadata.row_group(group)
+            row_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
+            options = {"row_groups": [group], "columns": [reading.column], "use_threads": False}
+            try:
+                for batch in table.iter_batches(max(1, BATCH // row_bytes), **options):
+                    column = batch.column(0)
+                    if pyarrow.types.is_dictionary(column.type):
+                        column = column.dictionary_decode()
+                    for value in column.cast(pyarrow.large_binary()).to_pylist():
+                        row += 1
+                        place = f"{name}, row {row}"
+                        if value and len(value) > reading.max_document:
+                            reading.refuse(reading.too_long(place))
+                        elif value:
+                            try:
+                                document = _document(value.decode("utf-8", mode))
+                            except UnicodeDecodeError as error:
+                                reading.refuse(
+                                    f"{place} is not UTF-8 at byte {error.start} of its text; convert it, or go on "
+                                    "with --errors replace or skip where there is that option"
+                                )
+                            else:
+                                yield document
+            except (pyarrow.ArrowInvalid, OSError) as error:
+                raise EtymonError(f"{name} is damaged near row {row + 1} ({error})") from error
+
+
+RECORDS: dict[str, Callable[..., Iterator[Record]]] = {
+    ".jsonl": _json_records,
+    ".csv": partial(_table_records, delimiter=","),
+    ".tsv": partial(_table_records, delimiter="\t", quoting=csv.QUOTE_NONE),  # it knows no quotes
+}
+"""Readers of records, with all their columns or one."""
+READERS: dict[str, Callable[[IO[bytes], str, Reading], Iterator[Document]]] = {
+    ".txt": _plain_text,
+    ".md": _plain_text,
+    **{suffix: partial(_record_documents, records) for suffix, records in RECORDS.items()},
+    ".parquet": _parquet,
+}
+"""Readers of documents."""

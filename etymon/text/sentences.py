@@ -1,15 +1,24 @@
-"""Where sentences start: a rule-based splitter for many scripts, fast enough for whole corpora.
+"""Where sentences start, and where a long text can be cut without changing its tokens.
 
-It is meant for plans that cut text at natural places (sentence pairs, permutation, held-out tails),
-where an occasional wrong cut costs nothing.
+The splitter of sentences is made of rules for many scripts, and fast enough for whole corpora. It is meant for plans
+that cut text at natural places (sentence pairs, permutation, held-out tails), where an occasional wrong cut costs
+nothing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
+
+PIECE = 1 << 14  # characters that are encoded at once
+PART = 1 << 20  # characters of a document that are held at once
+NEAR = 1 << 12  # a good cut is usually not far from the limit
+# Cut before the last white space in front of a word: no pre-tokenizer of ours joins anything across it.
+CUTS = [re.compile(cut) for cut in (r"\n(?=\S)", r"\s(?=\S)", r"(?<=[。！？｡؟۔।॥።។။])(?=\w)")]
+"""Before a line, a word or a sentence, from the best place to the worst."""
 
 CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"
 OPENERS = "\"'“‘«‹([{「『（【《〈〔¿¡-–—*_"
@@ -50,8 +59,8 @@ NEXT_WORD = re.compile(r"[^\W\d_]+")
 def sentence_starts(text: str, wrapped: bool | None = None) -> np.ndarray:
     """The character offsets at which sentences start, ascending (int64; empty for blank text).
 
-    A line break ends a sentence too, unless the text is hard-wrapped: then only a blank line does. That is
-    judged by the text itself, or else said by `wrapped` (for a part of a longer text).
+    A line break ends a sentence too, unless the text is hard-wrapped: then only a blank line does. `wrapped` says which
+    (for a part of a longer text); None: the text itself tells.
     """
     first = len(text) - len(text.lstrip())
     if first == len(text):
@@ -72,8 +81,8 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     start = match.start()
     if match.group().rstrip() != ".":
         return True
-    found = LAST_WORD.search(text, max(0, start - 24), start)
-    word = found.group() if found else ""
+    last = LAST_WORD.search(text, max(0, start - 24), start)
+    word = last.group() if last else ""
     if word in TITLES:
         return False
     if word in BEFORE_NUMBERS and following[:1].isdigit():
@@ -90,7 +99,41 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether lines are broken in the middle of sentences, judged by how many go on in lower case."""
+    """Whether lines are broken in the middle of sentences: more than 30% of them go on in lower case."""
     lines = text[:65536].split("\n")
     following = [line[0] for before, line in pairwise(lines) if before and line and not line[0].isspace()]
     return len(following) > 3 and sum(map(str.islower, following)) > 0.3 * len(following)
+
+
+# ---------------------------------------------------------------- where a long text can be cut
+
+
+def cut_spans(text: str, limit: int = PIECE) -> Iterator[tuple[int, int]]:
+    """Spans of at most `limit` characters that cover the text and are encoded like the whole."""
+    start = 0
+    while len(text) - start > limit:
+        stop = _cut_place(text, start + limit // 2, start + limit)
+        yield start, stop
+        start = stop
+    yield start, len(text)
+
+
+def _cut_place(text: str, start: int, stop: int) -> int:
+    """The last good place to cut in [start, stop); else `stop`."""
+    for begin in (max(start, stop - NEAR), start):
+        for pattern in CUTS:
+            place = max((match.start() for match in pattern.finditer(text, begin, stop)), default=start)
+            if place > start:
+                return place
+    return stop
+
+
+def cut_texts(texts: Iterable[str], limit: int = PIECE) -> Iterator[str]:
+    """The texts in pieces of at most `limit` characters."""
+    return (text[start:stop] for text in texts for start, stop in cut_spans(text, limit))
+
+
+def cut_front(text: str, limit: int | None = None) -> tuple[list[str], str]:
+    """The front of a growing text in parts, as far as it is longer than `limit`, and the rest."""
+    *front, rest = cut_texts([text], limit or PART)
+    return front, rest

@@ -9,23 +9,38 @@ import json
 import logging
 import lzma
 import os
-import platform
+import pickle
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from etymon.errors import EtymonError
-from etymon.text.prose import stdlib_documents
-from etymon.text.reading import BUFFER, SURROGATE, Boundary, Document, Errors, Reading, Record, record_lines
-from etymon.text.records import READERS, RECORDS
+from etymon.text.reading import (
+    BUFFER,
+    READERS,
+    RECORDS,
+    SURROGATE,
+    Boundary,
+    Document,
+    Errors,
+    Reading,
+    Record,
+    record_lines,
+)
+from etymon.text.sentences import cut_texts
 
 logger = logging.getLogger("etymon.text")
 
 STANDARD_INPUT = Path("-")
+ENOUGH_BYTES = 200_000_000  # of text are enough to train a tokenizer on
+MEASURED_BYTES = 4_000_000  # of text are enough to measure it with
+BLOCK = 1 << 12  # characters that are sampled or left together
+HELD_OUT = 20  # of so many blocks one is not trained on, but measured with
 PACKINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -61,22 +76,22 @@ class TextFiles(Reading):
     def documents(self) -> Iterator[Document]:
         """The documents that are not empty, file by file; long ones in parts (`Document.more`)."""
         self.bytes_read = self.skipped = 0
-        found = False
-        for path in self.listed():
-            name, empty, begun = _shown(path), True, False
+        has_text = False
+        for path in self.list_files():
+            is_empty, in_document = True, False
             blank: list[Document] = []  # the parts of a document that has shown nothing but white space yet
             with self._open(path) as stream:
-                for document in READERS[self._kind(path)](stream, name, self):
+                for document in READERS[self._kind(path)](stream, _shown(path), self):
                     blank.append(document)
-                    if begun or document.text.strip():
-                        empty, found = False, True
+                    if in_document or document.text.strip():
+                        is_empty, in_document = False, document.more
                         yield from blank
-                        begun = document.more
-                    if begun or not document.more:
+                    if in_document or not document.more:
                         blank = []
-            if empty:
-                logger.warning("%s holds no text; it is skipped", name)
-        if not found:
+            has_text |= not is_empty
+            if is_empty:
+                logger.warning("%s holds no text; it is skipped", _shown(path))
+        if not has_text:
             skipped = f" (but for {self.skipped:,} documents left out)" if self.skipped else ""
             raise EtymonError(
                 f"no text in {self.description}: every file is empty{skipped}; give files that hold text"
@@ -85,24 +100,21 @@ class TextFiles(Reading):
     def records(self) -> Iterator[Record]:
         """Every record of .jsonl, .csv and .tsv files, with all its columns."""
         self.bytes_read = self.skipped = 0
-        for path in self.listed():
-            kind, name = self._kind(path), _shown(path)
-            if kind not in RECORDS:
-                raise EtymonError(f"{name} has no named columns: give a {', '.join(RECORDS)} file")
+        for path in self.list_files():
+            if (kind := self._kind(path)) not in RECORDS:
+                raise EtymonError(f"{_shown(path)} has no named columns: give a {', '.join(RECORDS)} file")
             with self._open(path) as stream:
-                yield from RECORDS[kind](stream, name, self)
+                yield from RECORDS[kind](stream, _shown(path), self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Place and text of every line, whatever the files are; what follows the last line end is one if it is not empty."""
-        for path in self.listed():
+        """Place and text of every line, whatever the files are; what follows the last line end is one if it is not
+        empty."""
+        for path in self.list_files():
             with self._open(path) as stream:
-                place, text = "", None
-                for after in record_lines(stream, _shown(path), self):
-                    if text is not None:
-                        yield place, text
-                    place, text = after
-                if text:
-                    yield place, text
+                lines = chain(record_lines(stream, _shown(path), self), [None])
+                for line, following in pairwise(lines):
+                    if line and (following or line[1]):
+                        yield line
 
     def fingerprint(self) -> str:
         """Changes when any file's name or content, or the way to read it, changes.
@@ -110,41 +122,48 @@ class TextFiles(Reading):
         A file that is known is not read again as long as its size and time of change are the same.
         """
         options = [self.boundary, self.column, self.errors, self.max_document, self.format]
-        rows = [(path.name, self._checksum(path)) for path in self.listed()]
+        rows = [(path.name, self._checksum(path)) for path in self.list_files()]
         return hashlib.sha256(json.dumps([options, rows]).encode()).hexdigest()
 
     def size(self) -> int | None:
         """Bytes on the disk; None if standard input is among them."""
-        paths = self.listed()
+        paths = self.list_files()
         return None if STANDARD_INPUT in paths else sum(path.stat().st_size for path in paths)
 
-    def listed(self) -> list[Path]:
+    def list_files(self) -> list[Path]:
         """The readable files that `paths` stand for: those of a folder or glob sorted, each once."""
-        found: dict[Path, None] = {}
+        files: dict[Path, None] = {}
         for path in (Path(entry).expanduser() for entry in self.paths):
-            if path.is_dir():
-                inside = _known(path.rglob("*"), self.format)
-                missing = f"no text files in the folder {path}: it needs {', '.join(READERS)} files"
-            elif path == STANDARD_INPUT or path.is_file():
+            if path == STANDARD_INPUT or path.is_file():
                 self._kind(path)  # refuses what cannot be read
-                inside, missing = [path], ""
+                files[path] = None
+                continue
+            candidates: Iterable[Path] = ()
+            missing = f"no such file or folder: {path}"
+            if path.is_dir():
+                candidates = path.rglob("*")
+                missing = f"no text files in the folder {path}: it needs {', '.join(READERS)} files"
             elif any(mark in str(path) for mark in "*?["):
-                inside = _known(map(Path, glob.glob(str(path), recursive=True)), self.format)
+                candidates = map(Path, glob.glob(str(path), recursive=True))
                 missing = f"no text files match {path}"
-            else:
-                inside, missing = [], f"no such file or folder: {path}"
+            # With a format, all that are not hidden.
+            inside = sorted(
+                file
+                for file in candidates
+                if file.is_file()
+                and (not file.name.startswith(".") if self.format else suffix_of(file) in READERS)
+            )
             if not inside:
                 raise EtymonError(missing)
-            found.update(dict.fromkeys(inside))
-        if not found:
+            files.update(dict.fromkeys(inside))
+        if not files:
             raise EtymonError("no text files were given")
-        return list(found)
+        return list(files)
 
     def _kind(self, path: Path) -> str:
-        """What chooses the reader."""
-        standard = path == STANDARD_INPUT
+        """The suffix that chooses the reader."""
         if self.format is None:
-            if standard:
+            if path == STANDARD_INPUT:
                 raise EtymonError(
                     "standard input has no name: say that it is txt, jsonl, csv or tsv (--format)"
                 )
@@ -155,22 +174,31 @@ class TextFiles(Reading):
                 )
             return suffix_of(path)
         kind = "." + self.format.removeprefix(".")
-        if kind not in READERS or (standard and kind == ".parquet"):
-            known = ", ".join(name[1:] for name in READERS)
-            raise EtymonError(f"cannot read {_shown(path)} as {self.format!r}; formats are {known}")
+        if kind not in READERS or (path == STANDARD_INPUT and kind == ".parquet"):
+            formats = ", ".join(name[1:] for name in READERS)
+            raise EtymonError(f"cannot read {_shown(path)} as {self.format!r}; formats are {formats}")
         return kind
 
     @contextmanager
     def _open(self, path: Path) -> Iterator[IO[bytes]]:
-        """The unpacked bytes of a file or of standard input; when all of it was read, the file is known."""
+        """The unpacked bytes of a file or of standard input; when all of it was read, `files` has its checksum."""
         packing = PACKINGS.get(path.suffix.lower())
-        standard = path == STANDARD_INPUT
+        is_file = path != STANDARD_INPUT
         try:
-            with nullcontext(sys.stdin.buffer) if standard else open(path, "rb", buffering=0) as source:
-                stamp = {} if standard else _stamp(source.fileno())
+            with open(path, "rb", buffering=0) if is_file else nullcontext(sys.stdin.buffer) as source:
+                stamp = _stamp(source.fileno()) if is_file else {}
                 watched = _Watched(source, path, self)
                 raw: Any = io.BufferedReader(watched, BUFFER)
-                yield io.BufferedReader(_unpacked(raw, packing), BUFFER) if packing else raw
+                if packing == "xz":  # which Arrow does not know, as Python does not know .zst
+                    with lzma.open(raw) as stream:
+                        yield io.BufferedReader(stream, BUFFER)
+                elif packing:
+                    import pyarrow
+
+                    unpacked: Any = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), packing)
+                    yield io.BufferedReader(unpacked, BUFFER)
+                else:
+                    yield raw
                 while raw.read(BUFFER):  # what follows the last record belongs to the file too
                     pass
                 self.files[str(path.resolve())] = {**stamp, "sha256": watched.digest.hexdigest()}
@@ -207,23 +235,6 @@ class _Watched(io.RawIOBase):
         return count
 
 
-def _unpacked(raw: Any, packing: str) -> Any:
-    if packing == "xz":
-        return lzma.LZMAFile(raw)
-    import pyarrow
-
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), packing)
-
-
-def _known(paths: Iterable[Path], format: str | None = None) -> list[Path]:
-    """With a format, all that are not hidden."""
-    return sorted(
-        path
-        for path in paths
-        if path.is_file() and (not path.name.startswith(".") if format else suffix_of(path) in READERS)
-    )
-
-
 def suffix_of(path: Path) -> str:
     """notes.txt.gz is read like notes.txt."""
     return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
@@ -244,7 +255,7 @@ class PreparedText:
 
     folder: Path
     text: str = ""
-    """What it was made of, if one run makes it for another: that one's settings are then those it was made with."""
+    """What it was made of, where a run makes it for another run: the settings are then those it was made with."""
 
     @property
     def description(self) -> str:
@@ -292,19 +303,67 @@ class Texts:
         return hashlib.sha256(json.dumps(list(self.texts)).encode()).hexdigest()
 
 
-class StandardLibrary:
-    """The English prose that ships inside CPython."""
+# ---------------------------------------------------------------- a sample of a text of any size
 
-    description = "the prose of the Python standard library (topics and docstrings)"
 
-    @cached_property
-    def _documents(self) -> list[Document]:
-        # About a megabyte, and parsing the library takes seconds: once is enough.
-        return list(stdlib_documents())
+class TextSample:
+    """Texts, as often as they are read: every n-th block of those offered, where n doubles whenever they outgrow
+    the limit. So any number of blocks can be offered without knowing it before, and those kept are evenly spread."""
 
-    def documents(self) -> Iterable[Document]:
-        yield from self._documents  # only when somebody reads
+    def __init__(self, file: IO[bytes], limit: int) -> None:
+        self._file, self._limit = file, limit
+        self._kept: list[tuple[int, int]] = []  # where a block is, and bytes of text in it
+        self._every, self._offered = 1, 0
+        self.size = 0
+        """Bytes of text."""
 
-    def fingerprint(self) -> str:
-        # The text is a function of the interpreter: no need to read it to know it.
-        return f"standard library 1, {platform.python_implementation()} {platform.python_version()}"
+    def offer(self, block: list[str]) -> None:
+        """Keeps a block of texts, or not."""
+        if self._offered % self._every == 0:
+            self._kept.append((self._file.seek(0, 2), sum(len(text.encode()) for text in block)))
+            pickle.dump(block, self._file)
+            self.size += self._kept[-1][1]
+            while self.size > self._limit and len(self._kept) > 1:
+                del self._kept[1::2]
+                self._every *= 2
+                self.size = sum(size for _, size in self._kept)
+        self._offered += 1
+
+    def __iter__(self) -> Iterator[str]:
+        for place, _ in self._kept:
+            self._file.seek(place)
+            yield from pickle.load(self._file)
+
+
+@contextmanager
+def sample_texts(
+    documents: Iterable[Document],
+    limit: int = ENOUGH_BYTES,
+    *,
+    hold_out: bool = True,
+    progress: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[TextSample, TextSample]]:
+    """Texts to train a tokenizer on, kept on the disk, and others to measure it with (none if there are few). Of a
+    long text parts are taken, not just its beginning."""
+    with tempfile.TemporaryFile(prefix="etymon-") as file:
+        training, measuring = TextSample(file, limit), TextSample(file, MEASURED_BYTES)
+        number = size = 0
+        block: list[str] = []
+        try:
+            for piece in chain(cut_texts((document.text for document in documents), BLOCK), [None]):
+                if piece:
+                    block.append(piece)
+                    size += len(piece)
+                if block and (size >= BLOCK or piece is None):
+                    is_held_out = hold_out and number % HELD_OUT == HELD_OUT // 2
+                    (measuring if is_held_out else training).offer(block)
+                    if number % 64 == 0:
+                        progress()
+                    number, block, size = number + 1, [], 0
+            file.flush()
+        except OSError as error:
+            raise EtymonError(
+                f"cannot write to the temporary folder {tempfile.gettempdir()} ({error.strerror}): set TMPDIR to one "
+                "with more room, or learn from less text (etymon tokenizer --limit)"
+            ) from error
+        yield training, measuring

@@ -1,35 +1,38 @@
-"""The tokenizer: text to ids and back, over the `tokenizers` library, in Hugging Face files."""
+"""The tokenizer: text to ids and back, over the `tokenizers` library. `tokenizer_folders` has its files."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import logging
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
 
 from etymon.errors import EtymonError
-from etymon.files import atomic_write
 from etymon.text.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing, ReadingSettings
-from etymon.text.token_bytes import BYTE_KINDS, BYTE_PIECE, incremental_decoder, token_bytes
-from etymon.text.tokenizer_kinds import whole_characters
 
 if TYPE_CHECKING:
     from etymon.text.words import Lexicon
 
 logger = logging.getLogger("etymon.text")
 
-COUNTS = "token_counts.json"
+BYTE_KINDS = ("byte-bpe", "byte")
+"""Kinds of tokenizers whose tokens are bytes, and may begin or end inside a character."""
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+# Byte-level BPE writes bytes as printable characters: this is the byte behind each of the 256.
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = sorted(set(range(256)) - set(PRINTABLE))
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
 MANY_UNKNOWN = 0.1
-"""The share of a text's tokens above which it is said that they are unknown."""
+"""The share of a text's tokens above which there is a warning that they are unknown."""
 UNKNOWN_ADVICE = (
     "it was made for other words, another script or other case; take one, or a model, that fits the text"
 )
@@ -44,7 +47,7 @@ ROLE_KEYS = {
     "mask": "mask_token",
 }
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
-# Thai, Lao, Tibetan; Myanmar; Khmer; Chinese and Japanese with their punctuation: words have no spaces between them.
+# Thai, Lao, Tibetan; Myanmar; Khmer; Chinese and Japanese with their punctuation: no spaces between words.
 SPACELESS = re.compile(
     "[\u0e00-\u0fda\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U000323af]"
 )
@@ -71,9 +74,11 @@ class Tokenizer:
             raise EtymonError(f"the tokenizer's vocabulary lacks its special tokens {', '.join(missing)}")
         self.backend = backend
         self.roles = {role: roles[role] for role in ROLE_KEYS if role in roles}
-        self._config = dict(config or {})  # keys of a foreign tokenizer_config.json, carried verbatim
-        self._description = json.loads(backend.to_str())
-        self.framing = framing or self._usual_framing()
+        self.config = dict(config or {})
+        """The keys of a foreign tokenizer_config.json, which are saved as they were."""
+        self.description: dict[str, Any] = json.loads(backend.to_str())
+        """What tokenizer.json says."""
+        self.framing = framing or self._guess_framing()
         self._unknown_noted = False
         self.counts: np.ndarray | None = None
         """How often every id occurred in the text that a word tokenizer was trained on."""
@@ -83,25 +88,29 @@ class Tokenizer:
     @cached_property
     def kind(self) -> str:
         """ "byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character" or "byte"."""
-        model, splitter = self._description["model"], self._description["pre_tokenizer"]
-        kind = model.get("type", "")
-        if kind == "BPE":
-            if model.get("end_of_word_suffix"):
-                return "word-bpe"
-            if '"ByteLevel"' in json.dumps([splitter, self._description["decoder"]]):
-                whole = (splitter or {}).get("use_regex") is False
-                return "byte" if whole and not model["merges"] else "byte-bpe"
-            return "character" if splitter is None and not model["merges"] else "bpe"
-        return {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}.get(kind, kind.lower())
+        model, splitter = self.description["model"], self.description["pre_tokenizer"]
+        if (kind := model.get("type", "")) != "BPE":
+            return "word" if kind == "WordLevel" else kind.lower()
+        if model.get("end_of_word_suffix"):
+            return "word-bpe"
+        if '"ByteLevel"' in json.dumps([splitter, self.description["decoder"]]):
+            is_unsplit = (splitter or {}).get("use_regex") is False
+            return "byte" if is_unsplit and not model["merges"] else "byte-bpe"
+        return "character" if splitter is None and not model["merges"] else "bpe"
+
+    @property
+    def prefix(self) -> str:
+        """What WordPiece puts before pieces inside of a word; "" for other kinds."""
+        return str(self.description["model"].get("continuing_subword_prefix") or "")
 
     @cached_property
     def tokens(self) -> list[str]:
         """The token string of every id ("" for an id that no token has)."""
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        listed = [""] * (max(vocabulary.values()) + 1)
+        tokens = [""] * (max(vocabulary.values()) + 1)
         for token, number in vocabulary.items():
-            listed[number] = token
-        return listed
+            tokens[number] = token
+        return tokens
 
     @property
     def size(self) -> int:
@@ -117,10 +126,8 @@ class Tokenizer:
     @cached_property
     def sentinels(self) -> list[int]:
         """The ids of <extra_id_0>, <extra_id_1>, ... in that order."""
-        numbered = ((SENTINEL.fullmatch(token), number) for number, token in enumerate(self.tokens))
-        return [
-            number for _, number in sorted((int(match[1]), number) for match, number in numbered if match)
-        ]
+        matches = ((SENTINEL.fullmatch(token), id_) for id_, token in enumerate(self.tokens))
+        return [id_ for _, id_ in sorted((int(match[1]), id_) for match, id_ in matches if match)]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -138,15 +145,14 @@ class Tokenizer:
 
     @cached_property
     def spaced(self) -> np.ndarray:
-        """For every id, whether white space is before it or it is some: other tokens go on with what is there. Special
-        tokens stand by themselves."""
+        """For every id, whether white space is before it or it is some: other tokens go on with what is there.
+        Special tokens stand by themselves."""
         if self.kind in BYTE_KINDS:
             begins = [token[:1] in ("Ġ", "Ċ", "ĉ", "č") for token in self.tokens]
         elif self.kind == "character":
             begins = [token.isspace() for token in self.tokens]
         elif self.kind == "wordpiece":
-            prefix = self._description["model"].get("continuing_subword_prefix") or "##"
-            begins = [not token.startswith(prefix) for token in self.tokens]
+            begins = [not token.startswith(self.prefix or "##") for token in self.tokens]
         elif self.kind in ("unigram", "bpe"):
             begins = [token.startswith("▁") for token in self.tokens]
         else:  # of `word-bpe` a token only tells whether it ends a word
@@ -157,8 +163,8 @@ class Tokenizer:
 
     @cached_property
     def word_starts(self) -> np.ndarray:
-        """For every id, whether it begins a word: what is `spaced`, and every token with which a character of a script without
-        spaces begins. In unigrams a punctuation mark is a word as well, as for ALBERT and XLNet."""
+        """For every id, whether it begins a word: what is `spaced`, and every token with which a character of a script
+        without spaces begins. In unigrams a punctuation mark is a word as well, as for ALBERT and XLNet."""
         if self.kind not in (*BYTE_KINDS, "character", "unigram", "bpe"):
             return self.spaced
         spelled = map(_first_character, self.tokens) if self.kind in BYTE_KINDS else self.tokens
@@ -168,15 +174,15 @@ class Tokenizer:
         return self.spaced | begins
 
     def is_inside_character(self, number: int) -> bool:
-        """Whether a token begins inside a character."""
+        """Whether a token begins inside a character: UTF-8 goes on with bytes from 0x80 to 0xBF."""
         return self.kind in BYTE_KINDS and b"\x80" <= token_bytes(self.tokens[number])[:1] < b"\xc0"
 
     @cached_property
     def byte_lengths(self) -> np.ndarray | None:
         """For every id, how many bytes of text it stands for (special tokens: 0). None if tokens do not
         spell the text exactly; those of characters do, but for characters that are unknown."""
-        splitter = json.dumps(self._description["pre_tokenizer"])
-        altered = self._description["normalizer"] or '"add_prefix_space": true' in splitter
+        splitter = json.dumps(self.description["pre_tokenizer"])
+        altered = self.description["normalizer"] or '"add_prefix_space": true' in splitter
         if self.kind not in ("byte-bpe", "byte", "character") or altered:
             return None
         spelled = str.encode if self.kind == "character" else token_bytes
@@ -186,17 +192,16 @@ class Tokenizer:
 
     @cached_property
     def character_lengths(self) -> np.ndarray | None:
-        """For every id, how many characters of text begin in it: over any text these add up exactly. Special tokens have
-        none, but one that stands for an unknown character has one. None where there are no `byte_lengths`."""
+        """For every id, how many characters of text begin in it: over any text these add up exactly. Special tokens
+        have none, but one that stands for an unknown character has one. None where there are no `byte_lengths`."""
         if self.byte_lengths is None:
             return None
         if self.kind == "character":
             lengths = np.ones(self.size, np.int32)
         else:  # every character has one byte that is none of those that go on
-            lengths = np.array(
-                [sum(b & 0xC0 != 0x80 for b in token_bytes(token)) for token in self.tokens], np.int32
-            )
-        lengths[[number for number in self.special_ids if number != self.id("unknown")]] = 0
+            spelled = map(token_bytes, self.tokens)
+            lengths = np.array([sum(byte & 0xC0 != 0x80 for byte in token) for token in spelled], np.int32)
+        lengths[list(self.special_ids - {self.id("unknown")})] = 0
         return lengths
 
     @cached_property
@@ -222,7 +227,7 @@ class Tokenizer:
             return self._framing
         return self._framing.with_separator("end").resolve(self.id)
 
-    def _usual_framing(self) -> Framing:
+    def _guess_framing(self) -> Framing:
         if "class" in self.roles and "separator" in self.roles:
             return {"<s>": ROBERTA, "_classify_": GPT1}.get(self.roles["class"], BERT)
         return T5 if self.kind == "unigram" and "end" in self.roles else PLAIN
@@ -234,14 +239,13 @@ class Tokenizer:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Its own, and those that it had while padding with another role's token counted as a role of its own."""
-        padded = (
-            [] if "pad" in self.roles else [{**self.roles, "pad": token} for token in self.roles.values()]
-        )
-        return [self.fingerprint, *map(self._digest, padded)]
+        """The fingerprint, and those of earlier releases, where a token that pads and has another role as well
+        counted as padding, too."""
+        padding = () if "pad" in self.roles else self.roles.values()
+        return [self.fingerprint, *(self._digest({**self.roles, "pad": token}) for token in padding)]
 
     def _digest(self, roles: Mapping[str, str]) -> str:
-        encoding = {key: value for key, value in self._description.items() if key != "post_processor"}
+        encoding = {key: value for key, value in self.description.items() if key != "post_processor"}
         text = json.dumps([encoding, roles], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -252,53 +256,60 @@ class Tokenizer:
         return self.encode_batch([text], quiet=quiet)[0]
 
     def encode_batch(self, texts: Sequence[str], *, quiet: bool = False) -> list[np.ndarray]:
-        """The ids of many texts, on all cores. Unless it is `quiet`, many unknown tokens among them are noted."""
-        with whole_characters():
-            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        found = [np.array(encoding.ids, np.int32) for encoding in encodings]
+        """The ids of many texts, on all cores. Unless it is `quiet`, many unknown tokens are warned about."""
+        encodings = self._encode(self.backend.encode_batch_fast, texts)
+        rows = [np.array(encoding.ids, np.int32) for encoding in encodings]
         if not quiet:
-            self.note_unknown(found)
-        return found
+            self.note_unknown(rows)
+        return rows
 
     def offsets(self, text: str, *, quiet: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The ids of a text and the characters [start, stop) that each token stands for."""
-        with whole_characters():
-            encoding = self.backend.encode(text, add_special_tokens=False)
+        encoding = self._encode(self.backend.encode, text)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         ids = np.array(encoding.ids, np.int32)
         if not quiet:
             self.note_unknown([ids])
         return ids, spans[:, 0], spans[:, 1]
 
+    def _encode(self, encode: Callable[..., Any], text: Any) -> Any:
+        try:
+            return encode(text, add_special_tokens=False)
+        except TypeError as error:  # what the library gets are texts for sure
+            raise EtymonError(
+                "a text holds half of a character (a lone surrogate): convert it to UTF-8"
+            ) from error
+
     def note_unknown(self, rows: Sequence[np.ndarray]) -> None:
-        """Says in the log, once for a tokenizer, if more than a tenth of the tokens of some texts, and more than one, are unknown."""
+        """Warns, once for a tokenizer, if more than a tenth of the tokens of some texts, and more than one, are
+        unknown."""
         number = self.id("unknown")
         if number is None or self._unknown_noted or self.kind in BYTE_KINDS:
             return
         tokens, unknown = sum(map(len, rows)), sum(int((row == number).sum()) for row in rows)
         if unknown > max(1, MANY_UNKNOWN * tokens):
             self._unknown_noted = True
-            told = f"{unknown:,} of {tokens:,} tokens of the text are unknown to the tokenizer ({self.roles['unknown']})"
-            logger.warning("%s: %s", told, UNKNOWN_ADVICE)
+            logger.warning(
+                f"{unknown:,} of {tokens:,} tokens of the text are unknown to the tokenizer "
+                f"({self.roles['unknown']}): {UNKNOWN_ADVICE}"
+            )
 
     # ------------------------------------------------------------ ids to text
 
     def decode(
         self, ids: Iterable[int] | np.ndarray, skip_special: bool = True, *, whole: bool = False
     ) -> str:
-        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD. If only `whole` characters are wanted, bytes
-        at the end that merely begin one are left out."""
-        listed = ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]
-        if listed and not 0 <= min(listed) <= max(listed) < self.size:
-            wrong = max(listed) if max(listed) >= self.size else min(listed)
-            raise EtymonError(f"token id {wrong} is outside the vocabulary of {self.size} tokens")
+        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD. If only `whole` characters are wanted,
+        bytes at the end that merely begin one are left out."""
+        numbers = ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]
+        ends = (min(numbers, default=0), max(numbers, default=0))
+        if wrong := [number for number in ends if not 0 <= number < self.size]:
+            raise EtymonError(f"token id {wrong[-1]} is outside the vocabulary of {self.size} tokens")
         if skip_special:
-            listed = [number for number in listed if number not in self.hidden_ids]
+            numbers = [number for number in numbers if number not in self.hidden_ids]
         if whole and self.kind in BYTE_KINDS:
-            return incremental_decoder().decode(
-                b"".join(token_bytes(self.tokens[number]) for number in listed)
-            )
-        return self.backend.decode(listed, skip_special_tokens=False)
+            return byte_decoder().decode(b"".join(token_bytes(self.tokens[number]) for number in numbers))
+        return self.backend.decode(numbers, skip_special_tokens=False)
 
     def stream(self, skip_special: bool = True) -> TokenStream:
         """Decode token by token; see TokenStream."""
@@ -316,37 +327,27 @@ class Tokenizer:
         return cls(backend, specials, framing=framing)
 
     def forget_reading(self, reading: ReadingSettings | None = None) -> None:
-        """Drops what its files said of how a model reads texts: all of it, or only what follows from these settings, so that
-        it follows from those of the model that it is saved with."""
-        from etymon.text.tokenizer_files import reading_config
+        """Drops what its files said of how a model reads texts: all of it, or only what follows from these settings,
+        so that it follows from those of the model that it is saved with."""
+        from etymon.text.tokenizer_folders import reading_config
 
-        known = reading_config(self, reading or ReadingSettings())
-        for key, value in known.items():
-            if reading is None or self._config.get(key) == value:
-                self._config.pop(key, None)
+        for key, value in reading_config(self, reading or ReadingSettings()).items():
+            if reading is None or self.config.get(key) == value:
+                self.config.pop(key, None)
 
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Tokenizer:
+    @staticmethod
+    def load(folder: str | os.PathLike[str]) -> Tokenizer:
         """Read the tokenizer of a checkpoint folder, ours or a foreign one."""
-        from etymon.text.tokenizer_files import load_tokenizer
+        from etymon.text.tokenizer_folders import load_tokenizer
 
         return load_tokenizer(folder)
 
     def save(self, folder: str | os.PathLike[str], reading: ReadingSettings | None = None) -> None:
         """Write tokenizer.json and tokenizer_config.json, with which Transformers reads texts as the model of these
         settings does, or any of its framing."""
-        from etymon.text.tokenizer_files import framed_json, hub_config
+        from etymon.text.tokenizer_folders import save_tokenizer
 
-        folder = Path(folder)
-        with atomic_write(folder / "tokenizer.json") as file:
-            file.write(framed_json(self, reading))
-        with atomic_write(folder / "tokenizer_config.json") as file:
-            json.dump(hub_config(self, self._config, reading), file, indent=2, ensure_ascii=False)
-        if self.counts is None:
-            (folder / COUNTS).unlink(missing_ok=True)  # of another tokenizer that was there
-        else:
-            with atomic_write(folder / COUNTS) as file:
-                json.dump(self.counts.tolist(), file)
+        save_tokenizer(self, folder, reading)
 
 
 class TokenStream:
@@ -358,7 +359,7 @@ class TokenStream:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = tokenizer.hidden_ids if skip_special else frozenset()
-        self._bytes = incremental_decoder()
+        self._bytes = byte_decoder()
         # Spaces depend on the neighbour: decode each token after the one before it and cut that one's text.
         self._before: list[int] = []
         self._held: list[int] = []
@@ -385,10 +386,23 @@ class TokenStream:
         if not self._held:
             return ""
         decode = self._tokenizer.backend.decode
-        known = decode(self._before, skip_special_tokens=False)
-        text = decode(self._before + self._held, skip_special_tokens=False)[len(known) :]
+        before = decode(self._before, skip_special_tokens=False)
+        text = decode(self._before + self._held, skip_special_tokens=False)[len(before) :]
         self._before, self._held = self._held[-1:], []
         return text
+
+
+def byte_decoder() -> codecs.IncrementalDecoder:
+    """Bytes to text, as far as they are whole characters."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
+def token_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; one outside the byte alphabet (an added token) stands for itself."""
+    try:
+        return bytes([BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()
 
 
 def _first_character(token: str) -> str:
@@ -400,5 +414,5 @@ def _first_character(token: str) -> str:
 
 
 def _is_mark(token: str) -> bool:
-    """Punctuation or a symbol, but for apostrophes, which are inside words."""
-    return token not in ("", "'", "’") and all(unicodedata.category(each)[0] in "PS" for each in token)
+    """Whether a token is punctuation or a symbol, but for apostrophes, which are inside words."""
+    return token not in ("", "'", "’") and all(unicodedata.category(mark)[0] in "PS" for mark in token)

@@ -1,9 +1,9 @@
-"""Growing a tokenizer: more tokens, learnt from other text, behind those that it has. No id changes its meaning.
+"""Growing a tokenizer: more tokens, learnt from other text, behind those that it has; and how well it fits a text.
 
-The text is encoded as it is and every old token stands for a letter; whatever often stand side by side in a word are
-merged, as byte-pair encoding merges letters. What is merged becomes a token. So a grown tokenizer gives the tokens of the
-old one, joined where that is shorter: for BPE because new merges come last, for unigrams because a piece is worth a
-little more than its parts; WordPiece takes the longest piece that fits.
+No id changes its meaning. The text is encoded as it is and every old token stands for a letter; whatever often stand
+side by side in a word are merged, as byte-pair encoding merges letters. What is merged becomes a token. So a grown
+tokenizer gives the tokens of the old one, joined where that is shorter: for BPE because new merges come last, for
+unigrams because a piece is worth a little more than its parts; WordPiece takes the longest piece that fits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -18,10 +19,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from etymon.errors import EtymonError
-from etymon.text.cutting import pieces
-from etymon.text.token_bytes import BYTE_PIECE
-from etymon.text.tokenizer import Tokenizer
-from etymon.text.tokenizer_training import LONGEST_RUN, _continues, _Counts, merge_pairs
+from etymon.text.sentences import cut_texts
+from etymon.text.tokenizer import BYTE_PIECE, Tokenizer
+from etymon.text.tokenizer_training import LONGEST_RUN, CharacterCounts, can_continue, merge_pairs
 
 FIRST_LETTER = 0x10000  # from here on no code point is white space or half a character
 BATCH = 32  # texts that are encoded together: the library says much about each token
@@ -29,13 +29,12 @@ FREQUENT = 2  # times that a new token occurs at least
 WORTH = 1e-3  # by which a unigram's score is above that of its parts
 LETTERS = {"bpe": 2, "unigram": 2, "wordpiece": 4, "character": 1}
 """Kinds that may lack characters: at most one in so many new tokens is one, as in training."""
-Texts = Callable[[], Iterable[str]]
 
 
-def grow_tokenizer(tokenizer: Tokenizer, texts: Texts, size: int) -> Tokenizer:
+def grow_tokenizer(tokenizer: Tokenizer, texts: Callable[[], Iterable[str]], size: int) -> Tokenizer:
     """The tokenizer with up to `size` tokens: as many more as `texts` are best shortened by.
 
-    `texts()` gives the text; it may be asked twice. Little text may not hold so many new pieces: `.size` says.
+    `texts()` gives the text; it is called twice. Little text may not hold so many new pieces: `.size` says.
     """
     require_room(tokenizer, size)
     if tokenizer.kind == "word":
@@ -70,9 +69,9 @@ def extends(tokenizer: Tokenizer, old: Tokenizer) -> bool:
 
 
 def with_roles(tokenizer: Tokenizer, specials: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer with a special token for each of these roles as well; those that it does not know yet come last."""
-    known = set(tokenizer.tokens)
-    larger = _with(tokenizer, [token for token in dict.fromkeys(specials.values()) if token not in known])
+    """The tokenizer with a special token for each of these roles as well; those that it does not have come last."""
+    tokens = set(tokenizer.tokens)
+    larger = _with(tokenizer, [token for token in dict.fromkeys(specials.values()) if token not in tokens])
     backend = tokenizers.Tokenizer.from_str(larger.backend.to_str())
     backend.add_special_tokens(list(specials.values()))
     return Tokenizer(backend, {**tokenizer.roles, **specials})
@@ -81,27 +80,26 @@ def with_roles(tokenizer: Tokenizer, specials: Mapping[str, str]) -> Tokenizer:
 def spellings(tokenizer: Tokenizer, old: Tokenizer) -> list[list[int] | None]:
     """For every id beyond the old tokenizer's, the old ids that spell its token; None for special tokens."""
     return [
-        None if number in tokenizer.special_ids else _spelled(old, token)
+        None if number in tokenizer.special_ids else _spell(old, token)
         for number, token in enumerate(tokenizer.tokens[old.size :], old.size)
     ]
 
 
-def _spelled(old: Tokenizer, token: str) -> list[int]:
-    prefix = _prefix(old)
+def _spell(old: Tokenizer, token: str) -> list[int]:
+    prefix = old.prefix
     if old.kind != "wordpiece" or not token.startswith(prefix):
         return [piece.id for piece in old.backend.model.tokenize(token)]
     # The library takes everything for the beginning of a word: inside of one, the longest pieces are found here.
-    vocabulary: dict[str, int] = old._description["model"]["vocab"]
-    found, rest = [], token.removeprefix(prefix)
+    vocabulary: dict[str, int] = old.description["model"]["vocab"]
+    ids, rest = [], token.removeprefix(prefix)
     while rest:
-        piece = next(
-            (rest[:stop] for stop in range(len(rest), 0, -1) if prefix + rest[:stop] in vocabulary), ""
-        )
+        fronts = (rest[:stop] for stop in range(len(rest), 0, -1))
+        piece = next((front for front in fronts if prefix + front in vocabulary), "")
         if not piece:
             return [vocabulary[old.roles["unknown"]]]
-        found.append(vocabulary[prefix + piece])
+        ids.append(vocabulary[prefix + piece])
         rest = rest.removeprefix(piece)
-    return found
+    return ids
 
 
 # ---------------------------------------------------------------- what is new
@@ -109,14 +107,10 @@ def _spelled(old: Tokenizer, token: str) -> list[int]:
 
 def _with_words(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Tokenizer:
     """With the most frequent words that were unknown."""
-    backend, counts = tokenizer.backend, Counter[str]()
-    known = backend.get_vocab()
-    for text in _normalised(backend, texts):
-        counts.update(
-            word
-            for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)
-            if len(word) <= LONGEST_RUN and word not in known
-        )
+    vocabulary, counts = tokenizer.backend.get_vocab(), Counter[str]()
+    for text in _normalise(tokenizer, texts):
+        words = (word for word, _ in tokenizer.backend.pre_tokenizer.pre_tokenize_str(text))
+        counts.update(word for word in words if len(word) <= LONGEST_RUN and word not in vocabulary)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     new = [word for word in ranked if counts[word] >= FREQUENT]
     return _with(tokenizer, new[: size - tokenizer.size])
@@ -124,20 +118,19 @@ def _with_words(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Tokeni
 
 def _with_letters(tokenizer: Tokenizer, texts: Iterable[str], most: int) -> Tokenizer:
     """With the most frequent characters that were unknown."""
-    counts, known = _Counts(_normalised(tokenizer.backend, texts)), tokenizer.backend.get_vocab()
-    prefix = _prefix(tokenizer)
-    wanted = (letter for letter in counts if tokenizer.kind == "character" or not letter.isspace())
+    vocabulary, prefix = tokenizer.backend.get_vocab(), tokenizer.prefix
+    counts = CharacterCounts(_normalise(tokenizer, texts))
     new: list[str] = []
-    for letter in sorted(wanted, key=lambda letter: (-counts[letter], letter)):
-        if counts[letter] >= FREQUENT:
-            inside = [prefix + letter] if prefix and _continues(letter) else []
-            new += [token for token in (letter, *inside) if token not in known]
+    for letter in counts.ranked():
+        if counts[letter] >= FREQUENT and (tokenizer.kind == "character" or not letter.isspace()):
+            inside = [prefix + letter] if prefix and can_continue(letter) else []
+            new += [token for token in (letter, *inside) if token not in vocabulary]
     return _with(tokenizer, new[:most])
 
 
 def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Tokenizer:
     """With the tokens that come of merging old ones."""
-    room, prefix = size - tokenizer.size, _prefix(tokenizer)
+    room, prefix = size - tokenizer.size, tokenizer.prefix
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
@@ -148,16 +141,21 @@ def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Token
         show_progress=False,
     )
     learner.train_from_iterator(_as_letters(tokenizer, texts), trainer)
-    known, old = set(tokenizer.tokens), set(merge_pairs(tokenizer._description["model"]))
+
+    def spell(letters: str) -> str:
+        first, *others = (tokenizer.tokens[ord(letter) - FIRST_LETTER] for letter in letters)
+        return first + "".join(token.removeprefix(prefix) for token in others)
+
+    tokens, old = set(tokenizer.tokens), set(merge_pairs(tokenizer.description["model"]))
     merges: dict[tuple[str, str], str] = {}
     new: list[str] = []
-    for one, two in merge_pairs(json.loads(learner.to_str())["model"]):
-        left, right = (_joined(tokenizer, letters, prefix) for letters in (one, two))
+    for pair in merge_pairs(json.loads(learner.to_str())["model"]):
+        left, right = map(spell, pair)
         token = left + right.removeprefix(prefix)
-        if token not in known:
+        if token not in tokens:
             if len(new) == room:
                 break
-            known.add(token)
+            tokens.add(token)
             new.append(token)
         if (left, right) not in old:  # one that is there already keeps its rank
             merges.setdefault((left, right), token)
@@ -170,7 +168,7 @@ def _as_letters(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
     alone = np.array([bool(BYTE_PIECE.fullmatch(token)) for token in tokenizer.tokens])
     alone[list(added)] = True
     widths = np.array([len(token) for token in tokenizer.tokens])
-    parts = (text[start:stop] for text in texts for start, stop in pieces(text))
+    parts = cut_texts(texts)
     while batch := list(islice(parts, BATCH)):
         for encoding in tokenizer.backend.encode_batch(batch, add_special_tokens=False):
             ids = np.array(encoding.ids, np.int64)
@@ -189,56 +187,79 @@ def _as_letters(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
             yield mixed[mixed > 0].astype("<u4").tobytes().decode("utf-32-le")
 
 
-def _joined(tokenizer: Tokenizer, letters: str, prefix: str) -> str:
-    first, *others = (tokenizer.tokens[ord(letter) - FIRST_LETTER] for letter in letters)
-    return first + "".join(token.removeprefix(prefix) for token in others)
-
-
-# ---------------------------------------------------------------- the tokenizer's own file
+def _normalise(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
+    normalizer, parts = tokenizer.backend.normalizer, cut_texts(texts)
+    return map(normalizer.normalize_str, parts) if normalizer else parts
 
 
 def _with(
-    tokenizer: Tokenizer, new: list[str], merges: dict[tuple[str, str], str] | None = None
+    tokenizer: Tokenizer, new: list[str], merges: Mapping[tuple[str, str], str] | None = None
 ) -> Tokenizer:
     """The tokenizer with new tokens at the end."""
     merges = merges or {}
     if not new and not merges:
         return tokenizer
-    description = {**tokenizer._description, "model": dict(tokenizer._description["model"])}
-    model = description["model"]
+    model = dict(tokenizer.description["model"])
     # Special tokens that were added behind the vocabulary would move with its end: they become a part of it.
-    listed = [token or f"<unused-{number}>" for number, token in enumerate([*tokenizer.tokens, *new])]
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {token: number for number, token in enumerate(listed)}
-    else:
-        model["vocab"] = _scored(model["vocab"], listed, tokenizer.size, merges)
+    tokens = [token or f"<unused-{number}>" for number, token in enumerate([*tokenizer.tokens, *new])]
+    if isinstance(old := model["vocab"], dict):
+        model["vocab"] = {token: number for number, token in enumerate(tokens)}
+    else:  # unigrams: a new one's score is just above that of its best parts, a letter's is the lowest
+        scores: dict[str, float] = dict(old)
+        lowest, are_new = min(scores.values()), set(new)
+        for (left, right), token in merges.items():
+            if token in are_new:
+                worth = scores[left] + scores[right] + WORTH
+                scores[token] = max(worth, scores.get(token, worth))
+        ends = [(token, 0.0) for token in tokens[len(old) : tokenizer.size]]
+        model["vocab"] = [*old, *ends, *((token, scores.get(token, lowest)) for token in new)]
     if "merges" in model:
         model["merges"] = [list(pair) for pair in (*merge_pairs(model), *merges)]
-    backend = tokenizers.Tokenizer.from_str(json.dumps(description))
+    backend = tokenizers.Tokenizer.from_str(json.dumps({**tokenizer.description, "model": model}))
     return Tokenizer(backend, tokenizer.roles, framing=tokenizer.framing)
 
 
-def _scored(
-    old: list[tuple[str, float]], listed: list[str], size: int, merges: dict[tuple[str, str], str]
-) -> list[tuple[str, float]]:
-    """Unigrams with their scores: a new one's is just above that of its best parts, a letter's is the lowest."""
-    scores, new = dict(old), set(listed[size:])
-    lowest = min(scores.values())
-    for (left, right), token in merges.items():
-        if token in new:
-            worth = scores[left] + scores[right] + WORTH
-            scores[token] = max(worth, scores.get(token, worth))
-    ends = [(token, 0.0) for token in listed[len(old) : size]]
-    return [*old, *ends, *((token, scores.get(token, lowest)) for token in listed[size:])]
+# ---------------------------------------------------------------- how well a tokenizer fits a text
 
 
-def _prefix(tokenizer: Tokenizer) -> str:
-    """What is put before pieces inside of a word."""
-    return str(tokenizer._description["model"].get("continuing_subword_prefix") or "")
+@dataclass(frozen=True)
+class TokenizerReport:
+    """How well a tokenizer fits a text: counts, and what follows from them."""
+
+    bytes: int
+    words: int
+    tokens: int
+    unknown: int
+    longest: str
+    """The text of the longest token of the vocabulary, special ones aside."""
+
+    @property
+    def fertility(self) -> float:
+        """Tokens a white-space word; says little about scripts without spaces."""
+        return self.tokens / max(1, self.words)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / max(1, self.tokens)
+
+    @property
+    def unknown_rate(self) -> float:
+        """The share of tokens that stand for something that the vocabulary has not."""
+        return self.unknown / max(1, self.tokens)
 
 
-def _normalised(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        for start, stop in pieces(text):
-            part = text[start:stop]
-            yield backend.normalizer.normalize_str(part) if backend.normalizer else part
+def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerReport:
+    """Encode the texts and count."""
+    unknown_id = tokenizer.id("unknown")
+    size = words = tokens = unknown = 0
+    pieces = cut_texts(texts)
+    while batch := list(islice(pieces, 2 * BATCH)):
+        size += sum(len(text.encode()) for text in batch)
+        words += sum(len(text.split()) for text in batch)
+        for ids in tokenizer.encode_batch(batch):
+            tokens += len(ids)
+            unknown += 0 if unknown_id is None else int((ids == unknown_id).sum())
+    plain = (number for number in range(tokenizer.size) if number not in tokenizer.special_ids)
+    widest = max(plain, key=lambda number: len(tokenizer.tokens[number]), default=None)
+    longest = "" if widest is None else tokenizer.decode([widest])
+    return TokenizerReport(size, words, tokens, unknown, longest)

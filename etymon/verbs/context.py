@@ -54,7 +54,7 @@ def context(
         raise EtymonError(f"segments of {segment} tokens cannot be")
     writable(None if out is None else Path(out) / "report.html")
     lengths, files = context_lengths(longest, step), text_files(data, max_document=None)
-    files.listed()  # refuses what is not there before any model is read
+    files.list_files()  # refuses what is not there before any model is read
     found = measure(
         [opened(model, device) for model in given],
         [str(model) if isinstance(model, str | Path) else model.family.name for model in given],

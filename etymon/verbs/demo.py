@@ -28,7 +28,7 @@ def demo(
 
     from etymon.config import load_yaml
     from etymon.runs.run_file import RunFile
-    from etymon.text.sources import StandardLibrary
+    from etymon.text.prose import StandardLibrary
     from etymon.verbs.pretrain import pretrain
 
     folder = Path(out)

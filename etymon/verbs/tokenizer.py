@@ -16,10 +16,9 @@ from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDoc
 from etymon.verbs.terminal import print_json
 
 if TYPE_CHECKING:
-    from etymon.text.sources import TextFiles
+    from etymon.text.sources import TextFiles, TextSample
     from etymon.text.tokenizer import Tokenizer
-    from etymon.text.tokenizer_report import TokenizerReport
-    from etymon.text.tokenizer_sample import Sample
+    from etymon.text.tokenizer_growing import TokenizerReport
 
 MANY_UNKNOWN = 0.01
 
@@ -76,8 +75,7 @@ def tokenizer(
     recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
     """
     from etymon.runs.tokenizer import training_choice
-    from etymon.text.tokenizer_growing import grow_tokenizer, require_room
-    from etymon.text.tokenizer_report import measure_tokenizer
+    from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer, require_room
     from etymon.text.tokenizer_training import train_tokenizer
     from etymon.verbs.reading import text_files
 
@@ -154,14 +152,16 @@ def _check_free(folder: Path) -> None:
 
 
 @contextmanager
-def _sampled(text: TextFiles, limit: str, progress: Any) -> Iterator[tuple[Sample, Sample]]:
+def _sampled(text: TextFiles, limit: str, progress: Any) -> Iterator[tuple[TextSample, TextSample]]:
     """Texts to learn from and texts to judge by, after all files were read."""
-    from etymon.text.tokenizer_sample import sampled
+    from etymon.text.sources import sample_texts
     from etymon.verbs.reading import byte_progress, parse_size
 
     with ExitStack() as stack:
         with byte_progress("reading", text.size(), progress) as done:
-            reading = sampled(text.documents(), parse_size(limit), progress=lambda: done(text.bytes_read))
+            reading = sample_texts(
+                text.documents(), parse_size(limit), progress=lambda: done(text.bytes_read)
+            )
             samples = stack.enter_context(reading)
             done(text.bytes_read)
         yield samples

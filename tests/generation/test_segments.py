@@ -16,7 +16,7 @@ from etymon.errors import EtymonError
 from etymon.families.saving import save
 from etymon.generation.likelihood import score_texts
 from etymon.nn.batch import Batch
-from etymon.text import cutting
+from etymon.text import sentences
 from tests.carrying import carrying
 from tests.generation.conftest import remembering
 
@@ -75,7 +75,7 @@ def test_a_file_is_read_in_parts(model: Any, tmp_path: Path, monkeypatch: pytest
     file.write_text(TEXT, encoding="utf-8")
     whole = score_texts(model, [TEXT], memory=32, segment=16)[0]
     seen: list[int] = []
-    monkeypatch.setattr(cutting, "PART", 100)
+    monkeypatch.setattr(sentences, "PART", 100)
     from etymon.text import encoding
 
     monkeypatch.setattr(encoding, "BATCH", 100)

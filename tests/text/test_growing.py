@@ -61,8 +61,8 @@ def test_every_id_keeps_its_meaning(kind: str, grown: dict[str, tuple[Tokenizer,
         ids = old.encode(text)
         assert new.decode(ids) == old.decode(ids)
         assert new.decode(new.encode(text)) == old.decode(ids)
-    pairs = [tuple(pair) for pair in old._description["model"].get("merges", [])]
-    longer = [tuple(pair) for pair in new._description["model"].get("merges", [])]
+    pairs = [tuple(pair) for pair in old.description["model"].get("merges", [])]
+    longer = [tuple(pair) for pair in new.description["model"].get("merges", [])]
     assert longer[: len(pairs)] == pairs and len(set(longer)) == len(longer), "new merges come last"
 
 

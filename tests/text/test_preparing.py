@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
-from etymon.text import cutting, encoding, store_building
+from etymon.text import encoding, sentences, store_building
 from etymon.text.encoding import batches
 from etymon.text.reading import Document
 from etymon.text.sentences import sentence_starts
@@ -29,7 +29,7 @@ from .conftest import story
 
 
 def in_parts(text: str, size: int) -> list[Document]:
-    front, rest = cutting.parts(text, size)
+    front, rest = sentences.cut_front(text, size)
     return [*(Document(part, more=True) for part in front), Document(rest)]
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
 from etymon.files import sha256
-from etymon.text import cutting
+from etymon.text import sentences
 from etymon.text.sources import PACKINGS, TextFiles, Texts, text_source
 
 TEXTS = ['Über "den" Fluss,\nso sagt man.', "我们去公园。", "third"]
@@ -181,7 +181,7 @@ def test_bad_bytes_in_parquet_and_only_bad_bytes(tmp_path: Path) -> None:
 
 
 def test_a_long_document_is_skipped_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PART", 50)
+    monkeypatch.setattr(sentences, "PART", 50)
     path = tmp_path / "a.txt"
     path.write_bytes(b"long words\n" * 30 + b"\xff\n\n" + b"good words\n" * 30 + b"\n" + b"short")
     good = ("good words\n" * 30).strip()
@@ -259,7 +259,7 @@ def test_parts_add_up_however_the_bytes_come(data: str, part: int, buffer: int) 
         "blank": [block for block in re.split(r"\n{2,}", blocks.strip("\n")) if block],
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "PART", part)
+        patch.setattr(sentences, "PART", part)
         patch.setattr("etymon.text.reading.BUFFER", buffer)
         for boundary, texts in wanted.items():
             patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
@@ -348,7 +348,7 @@ def test_folders_globs_and_gzip_in_sorted_order(tmp_path: Path) -> None:
         file.write('{"text": "d \\ud800"}\n\n')
     assert read(tmp_path) == ["ä", "c", "d \ufffd", "b"]
     assert read(str(tmp_path / "**" / "*.md"), tmp_path / "c.txt") == ["b", "c"]
-    assert TextFiles([tmp_path / "c.txt", tmp_path]).listed() == [
+    assert TextFiles([tmp_path / "c.txt", tmp_path]).list_files() == [
         tmp_path / name for name in ("c.txt", "a.txt.gz", "d.jsonl.gz", "deep/b.md")
     ]
 

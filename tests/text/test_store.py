@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
-from etymon.text import cutting, encoding
-from etymon.text.cutting import pieces
+from etymon.text import encoding, sentences
 from etymon.text.reading import Document
-from etymon.text.sentences import sentence_starts
+from etymon.text.sentences import cut_spans, sentence_starts
 from etymon.text.sources import Texts
 from etymon.text.store import Split, TokenStore, _open_array
 from etymon.text.store_building import build_store, ensure_store
@@ -172,7 +171,7 @@ def test_no_text_and_bad_shares(trained: dict[str, Tokenizer], tmp_path: Path) -
 
 @given(st.text(alphabet="ab \n。é", max_size=200), st.integers(2, 50))
 def test_pieces_cover_the_text(text: str, limit: int) -> None:
-    spans = list(pieces(text, limit))
+    spans = list(cut_spans(text, limit))
     assert "".join(text[start:stop] for start, stop in spans) == text
     assert all(0 < stop - start <= limit for start, stop in spans) or not text
 
@@ -180,7 +179,7 @@ def test_pieces_cover_the_text(text: str, limit: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.text(alphabet="The river\n  Café saw it. ", min_size=1, max_size=300))
 def test_pieces_are_encoded_like_the_whole(trained: dict[str, Tokenizer], text: str) -> None:
-    spans = list(pieces(text, 40))
+    spans = list(cut_spans(text, 40))
     cut_at_space = all(text[start].isspace() for start, _ in spans[1:])
     for tokenizer in trained.values():
         parts = tokenizer.encode_batch([text[start:stop] for start, stop in spans])
@@ -194,7 +193,7 @@ def test_small_pieces_and_batches_give_the_same_store(
     texts = documents[:-1]  # the last one is in many scripts
     build_store(texts, tokenizer, tmp_path / "a")
     monkeypatch.setattr(encoding, "BATCH", 300)
-    monkeypatch.setattr(cutting.pieces, "__defaults__", (64,))
+    monkeypatch.setattr(sentences.cut_spans, "__defaults__", (64,))
     seen: list[int] = []
     build_store(texts, tokenizer, tmp_path / "b", progress=seen.append)
     assert (

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
 from etymon.text.reading import Document
+from etymon.text.sources import TextSample, sample_texts
 from etymon.text.tokenizer import Tokenizer
-from etymon.text.tokenizer_growing import grow_tokenizer
-from etymon.text.tokenizer_report import measure_tokenizer
-from etymon.text.tokenizer_sample import Sample, sampled
+from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer
 from etymon.text.tokenizer_training import KINDS, LONGEST_RUN, train_tokenizer
 
 SPECIALS = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>"}
@@ -182,7 +181,7 @@ def test_reports_count(kinds: dict[str, Tokenizer]) -> None:
 
 def test_a_sample_is_spread_evenly_and_bounded() -> None:
     with TemporaryFile() as file:
-        kept = Sample(file, 1000)
+        kept = TextSample(file, 1000)
         for number in range(5000):
             kept.offer([f"{number:05} "])
         for _ in range(2):
@@ -196,15 +195,18 @@ def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pickle.dump", full)
-    with pytest.raises(EtymonError, match=r"No space left .* set TMPDIR .*--limit"), sampled([Document("a")]):
+    with (
+        pytest.raises(EtymonError, match=r"No space left .* set TMPDIR .*--limit"),
+        sample_texts([Document("a")]),
+    ):
         pass
 
 
 def test_a_sample_holds_out_some() -> None:
     documents = [Document("river " * 200, more=number % 2 == 0) for number in range(400)]
-    with sampled(documents) as (learning, judging):
+    with sample_texts(documents) as (learning, judging):
         learnt, held = "".join(learning), "".join(judging)
         assert learning.size == len(learnt) and len(learnt) + len(held) == 400 * 1200
         assert 0.03 < len(held) / len(learnt) < 0.07
-    with sampled(documents[:9], hold_out=False) as (learning, judging):
+    with sample_texts(documents[:9], hold_out=False) as (learning, judging):
         assert "".join(learning) == "river " * 1800 and judging.size == 0
