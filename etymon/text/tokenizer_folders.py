@@ -206,8 +206,7 @@ def _framed_json(tokenizer: Tokenizer, reading: ReadingSettings | None) -> str:
     if framing.for_tasks_only and not (reading and reading.for_task):
         stays = not has_framing  # a language model's: a foreign processor stays, that of a task goes
     elif not (stays := has_framing or not framing.roles):
-        names: dict[str | int, str] = {0: "$A", 1: "$B"}
-        names |= tokenizer.roles
+        names: dict[Any, str] = {0: "$A", 1: "$B", **tokenizer.roles}
         single, pair = (
             [f"{names[item]}:{segment}" for item, segment in zip(template, segments, strict=True)]
             for template, segments in (
