@@ -6,6 +6,7 @@ Legend: N tokens, D width, F inner width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -270,7 +271,7 @@ class Body(nn.Module):
 class EncoderDecoder(nn.Module):
     """Two bodies that share their word vectors. `decoder` is None when only the encoder is wanted."""
 
-    def __init__(self, words: Embedding, encoder: Body, decoder: Body | None) -> None:
+    def __init__(self, words: Embedding, encoder: Any, decoder: Any) -> None:
         super().__init__()
         self.words = words
         self.encoder = encoder

@@ -110,7 +110,7 @@ class FeatureHead(nn.Module):
         packing = Packing(batch.layout)
         x_NH = packing.pack(self._entering(layers_ND, batch))
         for lstm in self.lstms:
-            x_NH, _ = packing.run(lstm, x_NH)  # type: ignore[arg-type]
+            x_NH, _ = packing.run(lstm, x_NH)
         x_NH = packing.flat(x_NH)
         if self.settings.place != "input":
             x_NH = torch.cat([x_NH, self._features(layers_ND, -1)], -1)

@@ -46,7 +46,6 @@ class Packing:
         step = np.repeat(steps, sizes)
         row = rows[np.arange(len(step)) - np.repeat(starts, sizes)]
         index = layout.host_starts[row] + (lengths[row] - 1 - step if backwards else step)
-        self.sizes = sizes.tolist()
         self.steps = tuple(zip(starts.tolist(), (starts + sizes).tolist()))
         """The slices of the packed tokens that are one step each."""
         self.batch_sizes = torch.from_numpy(sizes)
@@ -61,7 +60,7 @@ class Packing:
     def flat(self, packed: Tensor) -> Tensor:
         return permute(packed, self.inverse, self.index)
 
-    def run(self, layer: GRU | LSTM, packed: Tensor, begin: Any = None) -> tuple[Tensor, Any]:
+    def run(self, layer: nn.Module, packed: Tensor, begin: Any = None) -> tuple[Tensor, Any]:
         """A layer over all rows at once."""
         out, last = layer(PackedSequence(packed, self.batch_sizes), begin)
         return out.data, last

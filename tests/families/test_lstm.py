@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from etymon.families.elmo.lstm import Lstm, Packing, TwoWayStack, run
+from etymon.families.elmo import Shape
+from etymon.families.elmo.lstm import Lstm, TwoWayStack, run
 from etymon.nn.batch import Batch, Layout
+from etymon.nn.recurrent import Packing
 
 LENGTHS = (3, 5, 0, 2)
 
@@ -137,8 +139,8 @@ def test_rows_of_one_length_without_clips_are_pytorch_s(projected: int | None) -
 
 
 def stack(**options: float | None) -> TwoWayStack:
-    chosen = {"cell_clip": 3.0, "projection_clip": 3.0, **options}
-    made = TwoWayStack(3, 5, 2, **chosen)  # type: ignore[arg-type]
+    chosen = {"cell_clip": 3.0, "projection_clip": 3.0, "dropout": 0.0, **options}
+    made = TwoWayStack(Shape(dim=3, cells=5, layers=2, **chosen))  # type: ignore[arg-type]
     return filled(made, 0.7).eval()  # type: ignore[return-value]
 
 
@@ -211,7 +213,7 @@ def test_the_input_of_a_layer_is_added_but_for_the_first(skip: bool) -> None:
     two.seen = []
     two(x_ND, batch)
     states, (one, other) = two.seen, two.layers
-    alone = TwoWayStack(3, 5, 1, cell_clip=3.0, projection_clip=3.0).double()
+    alone = TwoWayStack(Shape(dim=3, cells=5, layers=1, dropout=0.0)).double()
     for layer, added, expected in ((one, 0.0, states[1]), (other, float(skip), states[2])):
         alone.layers[0] = layer
         given = states[0] if layer is one else states[1]

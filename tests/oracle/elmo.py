@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from etymon.families.elmo.lstm import RecurrentState
+from etymon.families.elmo.lstm import LstmState
 from etymon.families.model import Model
 from etymon.nn.batch import Batch, Letters
 from etymon.nn.features import ScalarMix
@@ -35,7 +35,7 @@ def check_elmo(case: Case, model: Model, verdict: Verdict) -> None:
     normed = bool(told.get("do_layer_norm"))
     mixes = [_mix(stored, number, normed) for number in range(told["num_output_representations"])]
     lexicon = model.tokenizer.lexicon
-    state: RecurrentState | None = None
+    state: LstmState | None = None
     for number, call in enumerate(case.calls):
         arguments = Arguments(case.tensors(call))
         ids_BTC = arguments.take("inputs")
@@ -71,7 +71,7 @@ def _mix(stored: dict[str, Tensor], number: int, normed: bool) -> ScalarMix:
 
 
 def _run(
-    model: Model, lexicon: Lexicon, mixes: list[ScalarMix], ids_BTC: Tensor, state: RecurrentState
+    model: Model, lexicon: Lexicon, mixes: list[ScalarMix], ids_BTC: Tensor, state: LstmState
 ) -> tuple[Reading, list[Tensor]]:
     """Rows without padding, between their marks; `state` goes on in place, and rows that are not here stay as they were."""
     real_BT = (ids_BTC > 0).any(-1)
@@ -101,7 +101,7 @@ def _run(
 
 
 @torch.no_grad()
-def _one_by_one(model: Model, rows: list[Tensor], state: RecurrentState) -> Tensor:
+def _one_by_one(model: Model, rows: list[Tensor], state: LstmState) -> Tensor:
     """Every row in a batch of its own, from its own state."""
     found = []
     for number, row in enumerate(rows):

@@ -26,7 +26,7 @@ from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary, SampledVoc
 from etymon.nn.blocks import Body
 from etymon.nn.features import FeatureSettings, ScalarMix
 from etymon.nn.initialise import Filler, constant, normal, remembering, uniform, with_zero_row
-from etymon.nn.layers import ACTIVATIONS, Rate
+from etymon.nn.layers import Rate
 from etymon.text import framing
 
 FILTERS = "1x32 2x32 3x64 4x128 5x256 6x512 7x1024"
@@ -70,7 +70,7 @@ class Shape:
 
     @property
     def convolutions(self) -> list[tuple[int, int]]:
-        pairs = (one.split("x") for one in self.filters.split())
+        pairs = (pair.split("x") for pair in self.filters.split())
         return [(int(width), int(number)) for width, number in pairs]
 
     @property
@@ -102,24 +102,8 @@ class TwoWayBody(Body):
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    embeddings: Any = Characters(
-        shape.letter_dim,
-        shape.convolutions,
-        shape.highways,
-        shape.dim,
-        shape.word_length,
-        ACTIVATIONS[shape.activation],
-    )
-    stack: Any = TwoWayStack(
-        shape.dim,
-        shape.cells,
-        shape.layers,
-        cell_clip=shape.cell_clip,
-        projection_clip=shape.projection_clip,
-        skip_connections=shape.skip_connections,
-        dropout=shape.dropout,
-    )
-    return TwoWayBody(embeddings, stack)
+    parts: Any = Characters(shape), TwoWayStack(shape)
+    return TwoWayBody(*parts)
 
 
 def _vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Long short-term memory (Hochreiter & Schmidhuber 1997), with a projection of what it says and with clipped values.
+"""Long short-term memory (Hochreiter & Schmidhuber 1997), with a projection of its output and with clipped values.
 
 PyTorch's own LSTM hides the cells, so that they cannot be clipped. Here is one loop over time for all directions at once. It
 forms its gradients by itself: only what has to be sequential is inside, and the gradients of all weights are a few large
@@ -12,7 +12,7 @@ forget, candidate, output), P width of the output.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,13 @@ from etymon.nn.batch import Batch
 from etymon.nn.layers import Dropout
 from etymon.nn.recurrent import Packing
 
+if TYPE_CHECKING:
+    from etymon.families.elmo import Shape
+
 
 class LoopWeights(nn.Linear):
-    """Blank, and not called: the loop over time multiplies by itself."""
+    """A blank matrix that is never called: `LstmLoop` multiplies by itself. Not a `Linear`, since neither adapters nor
+    eight-bit weights could take its place."""
 
     def reset_parameters(self) -> None:
         pass
@@ -40,14 +44,6 @@ class Lstm(nn.Module):
         self.state = LoopWeights(projected or cells, 4 * cells)
         self.projection = None if projected is None else LoopWeights(cells, projected, bias=False)
 
-    @property
-    def cells(self) -> int:
-        return self.state.out_features // 4
-
-    @property
-    def width(self) -> int:
-        return self.state.in_features
-
 
 def run(
     parts: Sequence[Lstm],
@@ -60,41 +56,48 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs directions side by side over tokens in order of time; rows of the states are the longest first.
 
-    Gives the outputs `[G, N, P]` and the last hidden and cell states of every row.
+    Returns the outputs `[G, N, P]` and the last hidden and cell states of every row.
     """
     if cell_clip is None and projection_clip is None and len({stop - begin for begin, stop in steps}) == 1:
-        ways = [
-            _fused(part, x_ND.view(len(steps), -1, x_ND.shape[-1]), hidden_GRP[g, None], cell_GRC[g, None])
-            for g, (part, x_ND) in enumerate(zip(parts, x_GND, strict=True))
-        ]
-        y_GNP, hidden, cell = (torch.stack(part) for part in zip(*ways, strict=True))
-        return y_GNP.flatten(1, 2), hidden[:, 0], cell[:, 0]
+        return _run_fused(parts, x_GND, len(steps), hidden_GRP, cell_GRC)
     given_GNF = torch.stack(
         [F.linear(x_ND, part.input.weight, part.state.bias) for part, x_ND in zip(parts, x_GND)]
     )
     weights = [part.state.weight for part in parts]
     weights += [part.projection.weight for part in parts if part.projection is not None]
-    return _LstmLoop.apply(
-        given_GNF, hidden_GRP, cell_GRC, tuple(steps), cell_clip, projection_clip, *weights
-    )
+    return LstmLoop.apply(given_GNF, hidden_GRP, cell_GRC, steps, cell_clip, projection_clip, *weights)
 
 
-def _fused(part: Lstm, x_TRD: Tensor, hidden_1RP: Tensor, cell_1RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's own LSTM. It can clip nothing, and for small models it is up to twice as fast as the loop (docs/lab-notes.md)."""
-    weights = [part.input.weight, part.state.weight, part.state.bias, torch.zeros_like(part.state.bias)]
-    if part.projection is not None:
-        weights.append(part.projection.weight)
-    return torch.lstm(x_TRD, (hidden_1RP, cell_1RC), weights, True, 1, 0.0, part.training, False, False)
+def _run_fused(
+    parts: Sequence[Lstm], x_GND: Sequence[Tensor], steps: int, hidden_GRP: Tensor, cell_GRC: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own LSTM. It can clip nothing, and for small models it is up to twice as fast (docs/lab-notes.md)."""
+    directions = []
+    for g, (part, x_ND) in enumerate(zip(parts, x_GND, strict=True)):
+        weights = [part.input.weight, part.state.weight, part.state.bias, torch.zeros_like(part.state.bias)]
+        if part.projection is not None:
+            weights.append(part.projection.weight)
+        x_TRD, before = x_ND.view(steps, -1, x_ND.shape[-1]), (hidden_GRP[g, None], cell_GRC[g, None])
+        directions.append(torch.lstm(x_TRD, before, weights, True, 1, 0.0, part.training, False, False))
+    y_GTRP, hidden_G1RP, cell_G1RC = (torch.stack(part) for part in zip(*directions, strict=True))
+    return y_GTRP.flatten(1, 2), hidden_G1RP[:, 0], cell_G1RC[:, 0]
 
 
-class _LstmLoop(torch.autograd.Function):
+class LstmLoop(torch.autograd.Function):
+    """The part of the directions that is sequential. `given_GNF` is what the inputs and the bias give the gates;
+    `weights` are the recurrent matrices of the directions, then their projections, if any.
+
+    The backward pass keeps the gates, the cells before clipping and the states before every token, so that the
+    gradients of all weights are one product each after the loop.
+    """
+
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
+    def forward(
+        ctx: Any,
         given_GNF: Tensor,
         hidden_GRP: Tensor,
         cell_GRC: Tensor,
-        steps: tuple[tuple[int, int], ...],
+        steps: Sequence[tuple[int, int]],
         cell_clip: float | None,
         projection_clip: float | None,
         *weights: Tensor,
@@ -121,12 +124,12 @@ class _LstmLoop(torch.autograd.Function):
             cell = torch.addcmul(f * before_GNC[:, now], i, m)
             cells_GNC[:, now] = cell
             cell = _clipped(cell, cell_clip)
-            said = o * cell.tanh()
+            y_GRC = o * cell.tanh()
             if projections:
                 for g in range(directions):
-                    torch.mm(said[g], projections[g].T, out=raw_GNP[g, now])
+                    torch.mm(y_GRC[g], projections[g].T, out=raw_GNP[g, now])
             else:
-                raw_GNP[:, now] = said
+                raw_GNP[:, now] = y_GRC
             hidden_GRP[:, :active] = _clipped(raw_GNP[:, now], projection_clip)
             cell_GRC[:, :active] = cell
         ctx.save_for_backward(gates_GNF, cells_GNC, raw_GNP, before_GNP, before_GNC, *weights)
@@ -135,42 +138,42 @@ class _LstmLoop(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, output_GNP: Tensor, last_GRP: Tensor, last_GRC: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, output_GNP: Tensor, last_GRP: Tensor, last_GRC: Tensor) -> tuple[Any, ...]:
         gates_GNF, cells_GNC, raw_GNP, before_GNP, before_GNC, *weights = ctx.saved_tensors
         cell_clip, projection_clip = ctx.clips
         directions = len(cells_GNC)
         projections = weights[directions:]
         errors_GNF, errors_GNP = torch.empty_like(gates_GNF), torch.empty_like(raw_GNP)
-        said_GNC = torch.empty_like(cells_GNC) if projections else None
+        y_GNC = torch.empty_like(cells_GNC) if projections else None
         hidden_GRP, cell_GRC = last_GRP.clone(), last_GRC.clone()
         for begin, stop in reversed(ctx.steps):
             now, active = slice(begin, stop), stop - begin
             i, f, m, o = gates_GNF[:, now].chunk(4, -1)
             raw_cell = cells_GNC[:, now]
-            bent = _clipped(raw_cell, cell_clip).tanh()
+            tanh_cell = _clipped(raw_cell, cell_clip).tanh()
             error_P = _unclipped(
                 output_GNP[:, now] + hidden_GRP[:, :active], raw_GNP[:, now], projection_clip
             )
             errors_GNP[:, now] = error_P
-            if said_GNC is not None:
-                said_GNC[:, now] = o * bent
-                error = torch.empty_like(bent)
+            if y_GNC is not None:
+                y_GNC[:, now] = o * tanh_cell
+                error = torch.empty_like(tanh_cell)
                 for g in range(directions):
                     torch.mm(error_P[g], projections[g], out=error[g])
             else:
                 error = error_P
-            cell = torch.addcmul(cell_GRC[:, :active], error * o, 1 - bent * bent)
+            cell = torch.addcmul(cell_GRC[:, :active], error * o, 1 - tanh_cell * tanh_cell)
             cell = _unclipped(cell, raw_cell, cell_clip)
             by_i, by_f, by_m, by_o = errors_GNF[:, now].chunk(4, -1)
             torch.mul(cell * m, i * (1 - i), out=by_i)
             torch.mul(cell * before_GNC[:, now], f * (1 - f), out=by_f)
             torch.mul(cell * i, 1 - m * m, out=by_m)
-            torch.mul(error * bent, o * (1 - o), out=by_o)
+            torch.mul(error * tanh_cell, o * (1 - o), out=by_o)
             cell_GRC[:, :active] = cell * f
             for g in range(directions):
                 hidden_GRP[g, :active] = torch.mm(errors_GNF[g, now], weights[g])
         by_state = [errors_GNF[g].T @ before_GNP[g] for g in range(directions)]
-        by_projection = [] if said_GNC is None else [errors_GNP[g].T @ said_GNC[g] for g in range(directions)]
+        by_projection = [] if y_GNC is None else [errors_GNP[g].T @ y_GNC[g] for g in range(directions)]
         return errors_GNF, hidden_GRP, cell_GRC, None, None, None, *by_state, *by_projection
 
 
@@ -179,16 +182,16 @@ def _clipped(x: Tensor, limit: float | None) -> Tensor:
 
 
 def _unclipped(gradient: Tensor, x: Tensor, limit: float | None) -> Tensor:
-    """The gradient by what was clipped."""
+    """The gradient of `_clipped` by x: none where it was cut off."""
     return gradient if limit is None else gradient * (x.abs() <= limit)
 
 
 class LstmState:
-    """Hidden and cell states of every layer's directions, `[L, G, R, ...]`: what a recurrent model carries on. Detached."""
+    """Hidden and cell states of every layer's directions, `[L, G, R, ...]`, which streams of text carry. Detached."""
 
-    def __init__(self, hidden_LGRP: Tensor, cell_LGRC: Tensor, lengths: Sequence[int] | None = None) -> None:
+    def __init__(self, hidden_LGRP: Tensor, cell_LGRC: Tensor, lengths: Sequence[int]) -> None:
         self.hidden_LGRP, self.cell_LGRC = hidden_LGRP, cell_LGRC
-        self.lengths: tuple[int, ...] = (0,) * hidden_LGRP.shape[2] if lengths is None else tuple(lengths)
+        self.lengths: tuple[int, ...] = tuple(lengths)
         """Tokens that every row has read."""
 
     def select(self, rows: Tensor) -> LstmState:
@@ -196,10 +199,9 @@ class LstmState:
         return LstmState(self.hidden_LGRP[:, :, rows], self.cell_LGRC[:, :, rows], lengths)
 
     def forget(self, rows: Sequence[int]) -> None:
-        forgotten = set(rows)
-        keep = [row not in forgotten for row in range(len(self.lengths))]
+        keep = [row not in rows for row in range(len(self.lengths))]
         keep_R1 = torch.tensor(keep, device=self.hidden_LGRP.device)[:, None]
-        # Not a product: what diverged has to go as well.
+        # Not a product with 0: states that diverged to infinity or NaN have to go as well.
         self.hidden_LGRP = torch.where(keep_R1, self.hidden_LGRP, 0.0)
         self.cell_LGRC = torch.where(keep_R1, self.cell_LGRC, 0.0)
         self.lengths = tuple(length if kept else 0 for length, kept in zip(self.lengths, keep, strict=True))
@@ -215,36 +217,27 @@ class LstmState:
 class TwoWayStack(nn.Module):
     """Two stacks of LSTMs, one from the beginning of every row and one from its end, which never look at each other.
 
-    Inputs and outputs are `[N, 2P]`: the first half is the way ahead, the second the way back. With `skip_connections`, what goes
-    into a layer is added to what comes out of it, but not around the first. Dropout is on every layer's input and on what comes out in the end.
+    Inputs and outputs are `[N, 2P]`: the first half is the way ahead, the second the way back. With `skip_connections`,
+    a layer's input is added to its output, but not around the first. Dropout is on every layer's input and on the
+    last output.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        cells: int,
-        layers: int,
-        *,
-        cell_clip: float | None,
-        projection_clip: float | None,
-        skip_connections: bool = True,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.skip_connections = skip_connections
+        self.shape = shape
         self.layers = nn.ModuleList(
-            nn.ModuleDict({way: Lstm(dim, cells, dim) for way in ("ahead", "back")}) for _ in range(layers)
+            nn.ModuleDict({way: Lstm(shape.dim, shape.cells, shape.dim) for way in ("ahead", "back")})
+            for _ in range(shape.layers)
         )
-        self.cell_clip, self.projection_clip = cell_clip, projection_clip
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(shape.dropout)
         self.seen: list[Tensor] | None = None
         """Set by `etymon.trace`: the input and every layer's output are then kept."""
 
     def start(self, rows: int) -> LstmState:
-        layer: Any = self.layers[0]
-        one = layer["ahead"]
-        hidden_LGRP = one.state.weight.new_zeros(len(self.layers), 2, rows, one.width)
-        return LstmState(hidden_LGRP, hidden_LGRP.new_zeros(*hidden_LGRP.shape[:3], one.cells))
+        like = next(self.parameters()).detach()
+        widths = self.shape.dim, self.shape.cells
+        hidden_LGRP, cell_LGRC = (like.new_zeros(len(self.layers), 2, rows, width) for width in widths)
+        return LstmState(hidden_LGRP, cell_LGRC, [0] * rows)
 
     def forward(
         self, x_ND: Tensor, batch: Batch, memory: Any = None, state: LstmState | None = None
@@ -266,11 +259,11 @@ class TwoWayStack(nn.Module):
                 ahead.steps,
                 old.hidden_LGRP[number][:, ahead.rows],
                 old.cell_LGRC[number][:, ahead.rows],
-                self.cell_clip,
-                self.projection_clip,
+                self.shape.cell_clip,
+                self.shape.projection_clip,
             )
-            added = number > 0 and self.skip_connections
-            ways = [y_NP + x_NP if added else y_NP for x_NP, y_NP in zip(ways, y_GNP)]
+            skips = number > 0 and self.shape.skip_connections
+            ways = [y_NP + x_NP if skips else y_NP for x_NP, y_NP in zip(ways, y_GNP)]
             hidden.append(hidden_GRP[:, ahead.back].detach())
             cell.append(cell_GRC[:, ahead.back].detach())
             if self.seen is not None or number == len(self.layers) - 1:

@@ -14,8 +14,7 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
-from etymon.families.rnn.alignment import Alignment
-from etymon.families.rnn.attention import RecurrentDecoder, RecurrentEncoder, RecurrentEncoderDecoder
+from etymon.families.rnn.encoder_decoder import RecurrentDecoder, RecurrentEncoder, RecurrentEncoderDecoder
 from etymon.families.seq2seq import SPECIALS, heads
 from etymon.nn.blocks import EncoderDecoder
 from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, xavier
@@ -67,16 +66,16 @@ class Shape:
     """The output matrix is the table of the target's words."""
 
     def __post_init__(self) -> None:
-        width = (2 if self.bidirectional else 1) * (self.encoder_dim or self.dim)
         if self.attention != "luong" and (self.feed or self.window):
             raise ValueError("feed and window belong to Luong's attention: say attention luong")
         if self.attention == "bahdanau" and self.score != "concat":
             raise ValueError(f"score is {self.score!r}, and Bahdanau's attention has concat alone")
-        if self.attention == "luong" and self.score == "dot" and width != self.dim:
+        if self.attention == "luong" and self.score == "dot" and self.annotation_dim != self.dim:
             raise ValueError(
-                f"the score dot needs annotations as wide as states, and they are {width} and {self.dim}"
+                "the score dot needs annotations as wide as states, "
+                f"and they are {self.annotation_dim} and {self.dim}"
             )
-        if self.copied and (self.bidirectional or (self.encoder_dim or self.dim) != self.dim):
+        if self.copied and (self.bidirectional or self.encoder_width != self.dim):
             raise ValueError("copied states need an encoder of one direction that is as wide as the decoder")
         if self.copied and (self.decoder_layers or self.layers) != self.layers:
             raise ValueError("copied states need as many layers in the decoder as in the encoder")
@@ -88,6 +87,23 @@ class Shape:
             raise ValueError(
                 f"tied words need a readout_dim of {self.word_dim}, and it is {self.readout_dim}"
             )
+
+    @property
+    def encoder_width(self) -> int:
+        """Of one direction of the encoder."""
+        return self.encoder_dim or self.dim
+
+    @property
+    def annotation_dim(self) -> int:
+        """Of what the encoder gives for a token: both directions side by side."""
+        return (2 if self.bidirectional else 1) * self.encoder_width
+
+    @property
+    def first_state(self) -> str:
+        """Where the decoder's first state comes from."""
+        if self.copied:
+            return "copied"
+        return self.bridge or ("backward" if self.attention == "bahdanau" else "both")
 
 
 POCKET = {
@@ -112,39 +128,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
     words = Embedding(shape.vocabulary, shape.word_dim)
     source = words if shape.source_vocabulary is None else Embedding(shape.source_vocabulary, shape.word_dim)
-    final = shape.encoder_dim or shape.dim
-    width = (2 if shape.bidirectional else 1) * final
-    encoder = RecurrentEncoder(
-        source,
-        shape.cell,
-        final,
-        shape.layers,
-        bidirectional=shape.bidirectional,
-        backwards=shape.backwards,
-        dropout=shape.dropout,
-    )
-    alignment = None
-    if shape.attention != "none":
-        hidden = shape.alignment_dim or shape.dim
-        alignment = Alignment(shape.score, shape.dim, width, hidden, shape.window, bias=shape.alignment_bias)
-    bridge = "copied" if shape.copied else shape.bridge
-    bridge = bridge or ("backward" if shape.attention == "bahdanau" else "both")
-    decoder = RecurrentDecoder(
-        words,
-        shape.cell,
-        shape.dim,
-        shape.decoder_layers or shape.layers,
-        order=shape.attention,
-        memory_dim=width,
-        final_dim=final if bridge == "backward" else width,
-        alignment=alignment,
-        readout=shape.readout,
-        readout_dim=shape.readout_dim,
-        bridge=bridge,
-        feed=shape.feed,
-        dropout=shape.dropout,
-    )
-    return RecurrentEncoderDecoder(words, encoder, decoder)  # type: ignore[arg-type]
+    return RecurrentEncoderDecoder(words, RecurrentEncoder(source, shape), RecurrentDecoder(words, shape))
 
 
 HEADS = heads("readout_dim", bias=lambda shape: shape.output_bias)
@@ -185,9 +169,8 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
 
 
 def _layers(shape: Shape) -> tuple[int, int]:
-    """The encoder's; words are among them if they are as wide."""
-    width = (2 if shape.bidirectional else 1) * (shape.encoder_dim or shape.dim)
-    return shape.layers + (shape.word_dim == width), width
+    """The encoder's number of layers and their width; words count as a layer if they are as wide."""
+    return shape.layers + (shape.word_dim == shape.annotation_dim), shape.annotation_dim
 
 
 # Adadelta and a plain gradient descent that halves its rate, as published, need days: Adam and a falling rate do not.

@@ -1,13 +1,14 @@
 """What a recurrent decoder carries from one call to the next.
 
-Legend: R rows, L layers, D width of states, F of what is fed, T longest source, A width of alignments, H of annotations.
+Legend: R rows, N tokens, L layers, D width of states, F width of what is fed to the next step, T longest source, A width of
+alignments, H width of annotations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,123 +16,85 @@ from torch import Tensor
 from etymon.nn.batch import Layout
 from etymon.nn.cache import SPARE
 
+States = list[Tensor]
+"""Hidden states `[L, R, D]`, an LSTM's cells `[L, R, D]`, and with input feeding what is fed next, `[1, R, F]`.
 
-@dataclass
-class Carried:
-    """States of every layer, an LSTM's cells, and what is fed to the next step; of rows, or of tokens."""
+Rows are always the second axis; behind every token of a call they are N and not R.
+"""
 
-    h_LRD: Tensor
-    c_LRD: Tensor | None = None
-    fed_RF: Tensor | None = None
 
-    def changed(self, change: Callable[[Tensor, int], Tensor]) -> Carried:
-        """Every part by a function that is told on which axis the rows lie."""
-        c_LRD = None if self.c_LRD is None else change(self.c_LRD, 1)
-        return Carried(change(self.h_LRD, 1), c_LRD, None if self.fed_RF is None else change(self.fed_RF, 0))
+def pick_states(states: States, rows: Tensor) -> States:
+    return [part.index_select(1, rows) for part in states]
 
-    def at(self, rows: Tensor) -> Carried:
-        return self.changed(lambda part, axis: part.index_select(axis, rows))
 
-    def cell(self, row: int) -> Carried:
-        return self.changed(lambda part, axis: part.narrow(axis, row, 1))
-
-    @staticmethod
-    def joined(parts: Sequence[Carried]) -> Carried:
-        first = parts[0]
-        return Carried(
-            torch.cat([part.h_LRD for part in parts], 1),
-            None if first.c_LRD is None else torch.cat([part.c_LRD for part in parts], 1),  # type: ignore[misc]
-            None if first.fed_RF is None else torch.cat([part.fed_RF for part in parts]),  # type: ignore[misc]
-        )
+def concatenate_states(parts: Sequence[States]) -> States:
+    return [torch.cat(same, 1) for same in zip(*parts, strict=True)]
 
 
 @dataclass
 class Source:
-    """What a decoder looks at: annotations, and the part of the scores that depends on them alone. `numbers` tell rows of
-    the same source, which need not be copied when they change places."""
+    """The encoded source rows that a decoder attends to, and the part of the scores that depends on them alone."""
 
     values_RTH: Tensor
-    keys_RTA: Tensor | None
-    missing_RT: Tensor | None
     lengths_R: Tensor
     numbers: tuple[int, ...]
-
-    @staticmethod
-    def of(
-        layout: Layout, values_RTH: Tensor, keys_RTA: Tensor | None, missing_RT: Tensor | None = None
-    ) -> Source:
-        lengths_R = torch.tensor(layout.lengths, device=layout.device, dtype=values_RTH.dtype)
-        return Source(values_RTH, keys_RTA, missing_RT, lengths_R, tuple(range(layout.rows)))
+    """Rows of the same number are copies of one source: such rows need no copying when beams change places."""
+    keys_RTA: Tensor | None = None
+    missing_RT: Tensor | None = None
 
     def at(self, rows: Tensor) -> Source:
         numbers = tuple(self.numbers[row] for row in rows.tolist())
         if numbers == self.numbers[: len(numbers)]:
             return self.first(len(numbers))
-        return self._changed(lambda part: part.index_select(0, rows), numbers)
+        return self._picked(lambda part: part.index_select(0, rows), numbers)
 
     def first(self, rows: int) -> Source:
         if rows == len(self.numbers):
             return self
-        return self._changed(lambda part: part[:rows], self.numbers[:rows])
+        return self._picked(lambda part: part[:rows], self.numbers[:rows])
 
-    def _changed(self, change: Callable[[Tensor], Tensor], numbers: tuple[int, ...]) -> Source:
-        keys = None if self.keys_RTA is None else change(self.keys_RTA)
-        missing = None if self.missing_RT is None else change(self.missing_RT)
-        return Source(change(self.values_RTH), keys, missing, change(self.lengths_R), numbers)
-
-
-@dataclass
-class Call:
-    """The states behind every token of one call, and where they are: by row, the length before, the new tokens, the first."""
-
-    states: Carried
-    before: tuple[int, ...]
-    new: tuple[int, ...]
-    first: tuple[int, ...]
-
-    def select(self, rows: Sequence[int]) -> Call:
-        return Call(
-            self.states, *(tuple(part[row] for row in rows) for part in (self.before, self.new, self.first))
-        )
-
-
-Mark = tuple[tuple[int, ...], Carried | None, list[Call]]
+    def _picked(self, pick: Callable[[Tensor], Tensor], numbers: tuple[int, ...]) -> Source:
+        optional = (None if part is None else pick(part) for part in (self.keys_RTA, self.missing_RT))
+        return Source(pick(self.values_RTH), pick(self.lengths_R), numbers, *optional)
 
 
 class RecurrentState:
-    """The states of a decoder's rows now, and those of the last calls, so that it can be cropped by `SPARE` of them."""
+    """The states of a decoder's rows, and those behind the tokens of the last `SPARE` calls, to which it can be cropped."""
 
     def __init__(self, rows: int) -> None:
         self.lengths: tuple[int, ...] = (0,) * rows
-        self.now: Carried | None = None
+        self.now: States | None = None
         self.source: Source | None = None
-        self.past: list[Call] = []
+        self.past: list[tuple[States, list[tuple[int, int, int]]]] = []
+        """A call's states, and by row its lengths before and after and an offset: the state behind the token that
+        makes a row `n` tokens long is number `offset + n`."""
 
-    def begin(self, source: Source, first: Carried) -> None:
-        rows = len(self.lengths)
+    def begin(self, source: Source, first: States) -> None:
         self.source, self.now = source, first
-        self.past = [Call(first, (-1,) * rows, (1,) * rows, tuple(range(rows)))]
+        self.past = [(first, [(-1, 0, row) for row in range(len(self.lengths))])]
 
-    def advance(self, layout: Layout, states: Carried) -> None:
-        """Takes up the states behind the tokens of a call."""
-        self.now = states.at(layout.last)
-        self.past.append(Call(states, self.lengths, layout.lengths, tuple(layout.host_starts.tolist())))
-        del self.past[: -SPARE - 1]
-        self.lengths = tuple(old + new for old, new in zip(self.lengths, layout.lengths, strict=True))
+    def advance(self, layout: Layout, states: States) -> None:
+        """Takes the states behind the tokens of a call."""
+        self.now = pick_states(states, layout.last)
+        before = self.lengths
+        self.lengths = tuple(old + new for old, new in zip(before, layout.lengths, strict=True))
+        offsets = [start - old - 1 for start, old in zip(layout.host_starts.tolist(), before, strict=True)]
+        spans = list(zip(before, self.lengths, offsets, strict=True))
+        self.past = [*self.past, (states, spans)][-SPARE - 1 :]
 
     def select(self, rows: Tensor) -> Self:
-        chosen, order = type(self)(0), rows.tolist()
-        chosen.lengths = tuple(self.lengths[row] for row in order)
+        selected, order = type(self)(0), rows.tolist()
+        selected.lengths = tuple(self.lengths[row] for row in order)
         if self.now is not None and self.source is not None:
-            chosen.now, chosen.source = self.now.at(rows), self.source.at(rows)
-            chosen.past = [call.select(order) for call in self.past]
-        return chosen
+            selected.now, selected.source = pick_states(self.now, rows), self.source.at(rows)
+            selected.past = [(states, [spans[row] for row in order]) for states, spans in self.past]
+        return selected
 
     def keep(self, rows: Tensor) -> None:
         self.__dict__ = self.select(rows).__dict__
 
     def fork(self, copies: int) -> Self:
-        device = None if self.now is None else self.now.h_LRD.device
+        device = None if self.now is None else self.now[0].device
         return self.select(torch.arange(len(self.lengths), device=device).repeat_interleave(copies))
 
     def crop(self, lengths: Sequence[int]) -> None:
@@ -139,19 +102,19 @@ class RecurrentState:
             raise ValueError(f"rows of {self.lengths} tokens cannot be cropped to {tuple(lengths)}")
         if tuple(lengths) == self.lengths or self.now is None:
             return
-        self.now = Carried.joined([self._behind(row, length) for row, length in enumerate(lengths)])
+        self.now = concatenate_states([self._state_at(row, length) for row, length in enumerate(lengths)])
         self.lengths = tuple(lengths)
 
-    def _behind(self, row: int, length: int) -> Carried:
-        for call in reversed(self.past):
-            place = length - 1 - call.before[row]
-            if 0 <= place < call.new[row]:
-                return call.states.cell(call.first[row] + place)
+    def _state_at(self, row: int, length: int) -> States:
+        for states, spans in reversed(self.past):
+            before, after, offset = spans[row]
+            if before < length <= after:
+                return [part.narrow(1, offset + length, 1) for part in states]
         raise ValueError(f"a recurrent state can be cropped by {SPARE} calls")
 
-    def mark(self) -> Mark:
-        """Where the rows are, to come back to."""
-        return self.lengths, self.now, list(self.past)
+    def mark(self) -> Any:
+        """Where the rows are, for `rewind`. Nothing is copied: no list or tensor of it is changed in place."""
+        return self.lengths, self.now, self.past
 
-    def rewind(self, mark: Mark) -> None:
-        self.lengths, self.now, self.past = mark[0], mark[1], list(mark[2])
+    def rewind(self, mark: Any) -> None:
+        self.lengths, self.now, self.past = mark
