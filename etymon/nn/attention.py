@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from etymon.nn.batch import Batch
 from etymon.nn.cache import Cache, Places
 from etymon.nn.layers import Embedding, Linear
-from etymon.nn.visibility import CachedView, FlatView, PairBias
+from etymon.nn.visibility import CachedView, FlatView, PairBias, Scoring
 
 
 @dataclass
@@ -137,10 +137,8 @@ class Attention(nn.Module):
         if isinstance(view, CachedView):
             assert cache is not None
             k_MHK, v_MHK = cache.parts
-        dropout = self.dropout if self.training else 0.0
-        out_NHK = view.attend(
-            q_NHK, k_MHK, v_MHK, scale=self.scale, dropout=dropout, seen=self.seen, pairs=pairs
-        )
+        scoring = Scoring(self.scale, self.dropout if self.training else 0.0, self.seen, pairs)
+        out_NHK = view.attend(q_NHK, k_MHK, v_MHK, scoring)
         return self.output(out_NHK.reshape(-1, self.heads * self.head_dim))
 
 

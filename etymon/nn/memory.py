@@ -1,11 +1,11 @@
-"""Stacks that remember: segments of a text see the hidden states of those before (Transformer-XL, section 3.2).
+"""What streams of text and long decodes remember (Transformer-XL, section 3.2).
 
-Training and scoring carry a `SegmentMemory`, every layer's inputs of the last tokens: keys and values are made of them anew, with
-gradients for the maps that make them and none for what was read before. Decoding carries a `SlidingState`, the keys and values
-themselves. A segment, and a decode's prompt, see `length` tokens behind their first one; what a decode goes on with sees as many
-behind itself, token by token, however many come in a call.
+Training and scoring carry a `SegmentMemory`, every layer's inputs of the last tokens: keys and values are made of them anew,
+with gradients for the maps that make them and none for what was read before. Decoding carries a `SlidingState`, the keys and
+values themselves. A segment, and a decode's prompt, see `length` tokens behind their first one; what a decode goes on with
+sees as many behind itself, token by token, however many come in a call.
 
-Legend: N tokens, D width, R rows, Q and T longest row of queries and of keys, M remembered tokens, H heads, L distances, K head width.
+Legend: D width, R rows, Q longest row of a segment, M remembered tokens, H heads, L distances, K head width.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SPARE = 64
 
 
 class SegmentMemory:
-    """What every layer of a stack read of the last `length` tokens of each row, `[R, M, D]` a layer, the newest last.
+    """Every layer's inputs of the last `length` tokens of each row, `[R, M, D]` a layer, the newest last.
 
-    `lengths` tells how many of them are there, by row. Rows begin with none, or `filled` with zeros that are seen (the two
-    published codes differ).
+    `lengths` says how many of them there are, by row. Rows begin with none, or `filled` with zeros that are seen: the
+    published PyTorch and TensorFlow codes differ in that.
     """
 
     def __init__(self, layers: int, rows: int, length: int, *, filled: Tensor | None = None) -> None:
@@ -39,18 +39,18 @@ class SegmentMemory:
 
     @property
     def width(self) -> int:
-        """M: the most that a row remembers."""
+        """M, the largest number of tokens that a row remembers."""
         return 0 if self.layers[0] is None else self.layers[0].shape[1]
 
     def missing(self, device: torch.device) -> Tensor | None:
-        """Which of the cells hold nothing, `[R, M]`; None if there are no such."""
+        """Which of the cells hold no token, `[R, M]`; None if all do."""
         if min(self.lengths, default=0) == self.width:
             return None
-        known = torch.tensor(self.lengths, device=device)[:, None]
-        return torch.arange(self.width, device=device) < self.width - known
+        lengths_R1 = torch.tensor(self.lengths, device=device)[:, None]
+        return torch.arange(self.width, device=device) < self.width - lengths_R1
 
     def extend(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        """Takes up a segment: every layer's inputs `[R, Q, D]`, of which `lengths` are real. No history comes with it."""
+        """Adds a segment: every layer's inputs `[R, Q, D]`, of which `lengths` are real. They are detached."""
         totals = [old + new for old, new in zip(self.lengths, lengths, strict=True)]
         kept = min(self.length, max(totals, default=0))
         self.lengths = tuple(min(self.length, total) for total in totals)
@@ -61,7 +61,7 @@ class SegmentMemory:
             ]
 
     def forget(self, rows: Sequence[int]) -> None:
-        """These rows begin anew."""
+        """Starts these rows anew."""
         begin = 0 if self.filled is None else self.length
         self.lengths = tuple(begin if row in rows else old for row, old in enumerate(self.lengths))
         if self.filled is not None and self.layers[0] is not None:
@@ -91,23 +91,24 @@ class SegmentMemory:
 
 
 def _latest(past_RMD: Tensor | None, x_RQD: Tensor, lengths: Sequence[int], kept: int) -> Tensor:
-    """The last `kept` tokens of every row, of those remembered and those read."""
-    if len(set(lengths)) <= 1 and x_RQD.shape[1] >= kept:
+    """The last `kept` tokens of every row, of those remembered and those of a segment."""
+    equal = len(set(lengths)) <= 1
+    if equal and x_RQD.shape[1] >= kept:
         return x_RQD[:, -kept:]
     whole = x_RQD if past_RMD is None else torch.cat([past_RMD, x_RQD], 1)
-    if len(set(lengths)) <= 1:
+    if equal:
         return whole[:, -kept:]
     ends = torch.tensor(lengths, device=x_RQD.device)[:, None] + (whole.shape[1] - x_RQD.shape[1])
-    # Cells before a row's first token hold anything at all: its length says that they are not there.
+    # Cells before a row's first token may hold anything: `missing` hides them.
     index = (ends - kept + torch.arange(kept, device=x_RQD.device)).clamp_(min=0)
     return whole.gather(1, index[..., None].expand(-1, -1, whole.shape[-1]))
 
 
 class SlidingState(KeyValueState):
-    """The keys and values of a decode, which sees `reach` tokens back (0: all) and drops older ones now and then.
+    """The keys and values of a decode that sees `reach` tokens back (0: all) and drops older ones now and then.
 
-    Cell 0 of the caches holds token `dropped` of every row; with a start `filled` with zeros, what would stand before token 0.
-    What stands for distances is computed once and kept as well.
+    Cell 0 of the caches holds token `dropped` of every row; with a start `filled` with zeros that number is negative at
+    first. The distances through their maps are computed once and kept as well.
     """
 
     def __init__(self, layers: int, rows: int, capacity: int, reach: int, *, filled: bool) -> None:
@@ -115,7 +116,7 @@ class SlidingState(KeyValueState):
         self.reach, self.filled = reach, filled
         self.dropped = -reach if filled else 0
         self.reading = False
-        """The call is the first one, which reads the prompts in segments."""
+        """This call is the first one, which reads the prompts in segments."""
         self.tables: list[Tensor | None] = [None] * layers
 
     @property
@@ -128,13 +129,13 @@ class SlidingState(KeyValueState):
 
     def advance(self, layout: Layout) -> None:
         super().advance(layout)
-        least, wanted = min(self.cached, default=0), self.reach + SPARE
-        if not self.reach or least <= 2 * wanted:
+        least, needed = min(self.cached, default=0), self.reach + SPARE
+        if not self.reach or least <= 2 * needed:  # dropping costs a copy: only every `needed` tokens
             return
-        # Into new arrays: a mark may still hold on to the old ones.
-        self.dropped += least - wanted
-        room = max(2 * wanted, self.filled_cells) + 1
-        self.self_caches = [cache.without(least - wanted, room) for cache in self.self_caches]
+        # Into new arrays: a mark may still refer to the old ones.
+        self.dropped += least - needed
+        room = max(2 * needed, self.filled_cells) + 1
+        self.self_caches = [cache.without(least - needed, room) for cache in self.self_caches]
 
     def crop(self, lengths: Sequence[int]) -> None:
         if not any(lengths):
@@ -154,11 +155,12 @@ class SlidingState(KeyValueState):
     def table(
         self, layer: int, attention: Any, sinusoids: DistanceSinusoids, needed: int, like: Tensor
     ) -> Tensor:
-        """What stands for the distances `needed - 2`, ..., 0, -1, `[H, L, K]`."""
-        known = self.tables[layer]
-        if known is None or known.shape[1] < needed:
-            size = needed if known is None else max(needed, 2 * known.shape[1])
+        """The distances `needed - 2`, ..., 0, -1 through a layer's map, `[H, L, K]`."""
+        table_HLK = self.tables[layer]
+        if table_HLK is None or table_HLK.shape[1] < needed:
+            size = needed if table_HLK is None else max(needed, 2 * table_HLK.shape[1])
             distances = torch.arange(size - 2, -2, -1, device=like.device)
-            known = attention.distances(sinusoids(distances).to(like.dtype))
-            self.tables = [known if at == layer else old for at, old in enumerate(self.tables)]
-        return known[:, -needed:]
+            table_HLK = attention.distances(sinusoids(distances).to(like.dtype))
+            # A new list: states that were selected from this one share the old.
+            self.tables = [table_HLK if at == layer else old for at, old in enumerate(self.tables)]
+        return table_HLK[:, -needed:]

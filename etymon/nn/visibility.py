@@ -35,19 +35,25 @@ position, `[R|1, Q, T]`, or that of the first query from the first key where bot
 
 
 @dataclass(frozen=True)
-class RuleColumns:
-    """What a rule may look at, one rectangle `[R, time]` a column."""
+class Scoring:
+    """What one attention layer adds to a view: how scores are scaled, and what happens to the weights."""
 
-    index: Tensor
-    prefix: Tensor | None = None
+    scale: float
+    dropout: float = 0.0
+    seen: list[Tensor] | None = None
+    """If given, weights `[R, H, Q, T]` are built by the eager formula and appended."""
+    pairs: PairBias | None = None
+    """A bias of this layer alone, which depends on its queries and keys."""
 
 
 class Rule(Protocol):
-    """`allowed` gives `[R, Q, T]`; `plain` says how it compiles without a mask for rows up to a length."""
+    """Which keys a query may see, by their places in the row."""
 
-    def plain(self, longest: int) -> str | None: ...
+    def plain(self, longest: int) -> str | None:
+        """How it compiles without a mask for rows up to a length: `full`, `causal`, or None if it takes a mask."""
 
-    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor: ...
+    def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
+        """`[R, Q, T]`. `prefix_RT` is the length of a row's prefix, which is read in both directions."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class FullRule:
     def plain(self, longest: int) -> str | None:
         return "full"
 
-    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor:
-        return torch.ones_like(query.index[:, :, None] + key.index[:, None, :], dtype=torch.bool)
+    def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
+        return torch.ones_like(query_RQ[:, :, None] + key_RT[:, None, :], dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,13 @@ class CausalRule:
     def plain(self, longest: int) -> str | None:
         return "causal"
 
-    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor:
-        seen = key.index[:, None, :] <= query.index[:, :, None]
-        return seen if key.prefix is None else seen | (key.index < key.prefix)[:, None, :]
+    def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
+        before = key_RT[:, None, :] <= query_RQ[:, :, None]
+        return before if prefix_RT is None else before | (key_RT < prefix_RT)[:, None, :]
 
 
 @dataclass(frozen=True)
-class BandRule:
+class BandRule(CausalRule):
     """A query sees itself and the `width - 1` tokens before it (the sparse layers of GPT-3). A prefix lifts the order,
     not the reach: within it, a query sees as many tokens after itself as before."""
 
@@ -84,9 +90,9 @@ class BandRule:
     def plain(self, longest: int) -> str | None:
         return "causal" if longest <= self.width else None
 
-    def allowed(self, query: RuleColumns, key: RuleColumns) -> Tensor:
-        distance = query.index[:, :, None] - key.index[:, None, :]
-        return CausalRule().allowed(query, key) & (distance.abs() < self.width)
+    def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
+        distance = query_RQ[:, :, None] - key_RT[:, None, :]
+        return super().allowed(query_RQ, key_RT, prefix_RT) & (distance.abs() < self.width)
 
 
 @dataclass(frozen=True)
@@ -114,19 +120,13 @@ class FlatView:
     def positions(self) -> Tensor:
         return self.query.positions
 
-    def attend(
-        self,
-        q_NHK: Tensor,
-        k_MHK: Tensor,
-        v_MHK: Tensor,
-        *,
-        scale: float,
-        dropout: float = 0.0,
-        seen: list[Tensor] | None = None,
-        pairs: PairBias | None = None,
-    ) -> Tensor:
-        """Attention output `[N, H, K]`; weights `[R, H, Q, T]` are built and appended to `seen` only if given. `pairs` is a bias
-        of one layer that depends on its queries and keys."""
+    @cached_property
+    def counted(self) -> bool:
+        """Positions are 0, 1, 2, ... in every row: distances and biases are then the same in all."""
+        return self.query.counted and self.key.counted
+
+    def attend(self, q_NHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, scoring: Scoring) -> Tensor:
+        """Attention output `[N, H, K]`."""
         if self.order is not None:
             (forward, backward), key_order = self._token_orders
             q_NHK = permute(q_NHK, forward, backward)
@@ -140,17 +140,14 @@ class FlatView:
                 layout.lift(flat).transpose(1, 2)
                 for layout, flat in ((group.query, q), (group.key, k), (group.key, v))
             )
-            mask, causal = group.mask, group.causal
-            if pairs is not None:
-                bias_RHQT = pairs(q_RHQK, k_RHTK, self._distances[number], scale)
-                mask, causal = _add_mask(bias_RHQT, mask, causal), False
-            out_RHQK, seen_RHQT = attend(
-                q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, dropout, eager=seen is not None
+            distances = 0 if scoring.pairs is None else self._distances[number]
+            out_RHQK, weights_RHQT = attend(
+                q_RHQK, k_RHTK, v_RHTK, group.mask, group.causal, scoring, distances
             )
             outputs.append(group.query.lower(out_RHQK.transpose(1, 2)))
-            weights.append(seen_RHQT)
-        if seen is not None:
-            seen.append(self._rectangle([part for part in weights if part is not None]))
+            weights.append(weights_RHQT)
+        if scoring.seen is not None:
+            scoring.seen.append(self._rectangle([part for part in weights if part is not None]))
         out_NHK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return out_NHK if self.order is None else permute(out_NHK, backward, forward)
 
@@ -158,52 +155,45 @@ class FlatView:
     def _token_orders(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Of queries and of keys; the same for all layers."""
         assert self.order is not None
-        own = token_order(self.query.layout, self.order)
-        return own, own if self.key is self.query else token_order(self.key.layout, self.order)
+        query_order = token_order(self.query.layout, self.order)
+        if self.key is self.query:
+            return query_order, query_order
+        return query_order, token_order(self.key.layout, self.order)
+
+    def _positions(self, group: Group) -> tuple[Tensor, Tensor]:
+        """Of a group's queries `[R, Q]` and keys `[R, T]`."""
+        query_RQ = _lift(self.query.positions, self.query, group.query, group.rows)
+        return query_RQ, _lift(self.key.positions, self.key, group.key, group.rows)
 
     @cached_property
     def _distances(self) -> list[int | Tensor]:
         """Of every group's queries from its keys; the same for all layers."""
-        if self.query.counted and self.key.counted:
+        if self.counted:
             return [0] * len(self.groups)
-        return [
-            _lift(self.query.positions, self.query, group.query, group.rows)[:, :, None]
-            - _lift(self.key.positions, self.key, group.key, group.rows)[:, None, :]
-            for group in self.groups
-        ]
+        pairs = map(self._positions, self.groups)
+        return [query_RQ[:, :, None] - key_RT[:, None, :] for query_RQ, key_RT in pairs]
 
     def _rectangle(self, weights: list[Tensor]) -> Tensor:
         """The groups' weights in the order of the batch's rows, zero beyond each row's end."""
-        longest_query, longest_key = self.query.layout.longest, self.key.layout.longest
-        padded = [
-            F.pad(
-                part.masked_fill(~group.query.real[:, None, :, None], 0),
-                (0, longest_key - part.shape[-1], 0, longest_query - part.shape[-2]),
-            )
-            for part, group in zip(weights, self.groups, strict=True)
-        ]
+        queries, keys = self.query.layout.longest, self.key.layout.longest
+        padded = []
+        for part, group in zip(weights, self.groups, strict=True):
+            part = part.masked_fill(~group.query.real[:, None, :, None], 0)
+            padded.append(F.pad(part, (0, keys - part.shape[-1], 0, queries - part.shape[-2])))
         whole = torch.cat(padded)
-        return (
-            whole if self.order is None else whole[torch.tensor(np.argsort(self.order), device=whole.device)]
-        )
+        return whole if self.order is None else whole[torch.tensor(np.argsort(self.order))]
 
     def with_bias(self, bias: Bias) -> FlatView:
         """The same view with a bias on the scores, computed once for all layers that share it."""
-        counted = self.query.counted and self.key.counted
-        device = self.query.device
-        if counted:
-            longest_query = torch.arange(self.query.layout.longest, device=device)[None]
-            longest_key = torch.arange(self.key.layout.longest, device=device)[None]
-            whole_1HQT = bias(longest_query, longest_key)
+        if self.counted:
+            longest = (self.query.layout.longest, self.key.layout.longest)
+            whole_1HQT = bias(*(torch.arange(n, device=self.query.device)[None] for n in longest))
         groups = []
         for group in self.groups:
-            if counted:
+            if self.counted:
                 bias_RHQT = whole_1HQT[:, :, : group.query.longest, : group.key.longest]
             else:
-                bias_RHQT = bias(
-                    _lift(self.query.positions, self.query, group.query, group.rows),
-                    _lift(self.key.positions, self.key, group.key, group.rows),
-                )
+                bias_RHQT = bias(*self._positions(group))
             groups.append(replace(group, mask=_add_mask(bias_RHQT, group.mask, group.causal), causal=False))
         return replace(self, groups=tuple(groups))
 
@@ -217,27 +207,14 @@ class CachedView:
     reach: int
     mask: Tensor | None
 
-    def attend(
-        self,
-        q_NHK: Tensor,
-        keys_RHCK: Tensor,
-        values_RHCK: Tensor,
-        *,
-        scale: float,
-        dropout: float = 0.0,
-        seen: list[Tensor] | None = None,
-        pairs: PairBias | None = None,
-    ) -> Tensor:
+    def attend(self, q_NHK: Tensor, keys_RHCK: Tensor, values_RHCK: Tensor, scoring: Scoring) -> Tensor:
+        """Attention output `[N, H, K]`."""
         q_RHQK = self.query.lift(q_NHK).transpose(1, 2)
         k_RHTK, v_RHTK = keys_RHCK[:, :, : self.reach], values_RHCK[:, :, : self.reach]
-        mask = self.mask
-        if pairs is not None:
-            mask = _add_mask(pairs(q_RHQK, k_RHTK, self._distances, scale), mask)
-        out_RHQK, weights = attend(
-            q_RHQK, k_RHTK, v_RHTK, mask, False, scale, dropout, eager=seen is not None
-        )
-        if seen is not None and weights is not None:
-            seen.append(weights)
+        distances = 0 if scoring.pairs is None else self._distances
+        out_RHQK, weights = attend(q_RHQK, k_RHTK, v_RHTK, self.mask, False, scoring, distances)
+        if scoring.seen is not None and weights is not None:
+            scoring.seen.append(weights)
         return self.query.lower(out_RHQK.transpose(1, 2))
 
     @cached_property
@@ -246,22 +223,19 @@ class CachedView:
         return query_RQ[:, :, None] - torch.arange(self.reach, device=query_RQ.device)
 
     def with_bias(self, bias: Bias) -> CachedView:
-        query = self.query.lift(self.positions)
-        key = torch.arange(self.reach, device=query.device)[None]
-        if (query == query[:1]).all():
-            query = query[:1]
-        return replace(self, mask=_add_mask(bias(query, key), self.mask))
+        query_RQ = self.query.lift(self.positions)
+        key_1T = torch.arange(self.reach, device=query_RQ.device)[None]
+        if (query_RQ == query_RQ[:1]).all():  # rows that stand at the same place share one bias
+            query_RQ = query_RQ[:1]
+        return replace(self, mask=_add_mask(bias(query_RQ, key_1T), self.mask))
 
 
 def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
     """The rule compiled for a batch (and the batch its keys come from), made once and kept with the batch."""
-    remembered = (rule, id(key))
-    if remembered not in query.views:
-        query.views[remembered] = _flat_view(rule, query, query if key is None else key)
-    return query.views[remembered]
-
-
-def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:
+    name = (rule, id(key))
+    if name in query.views:
+        return query.views[name]
+    key = query if key is None else key
     order, spans = group_rows(query.layout.lengths, key.layout.lengths)
     plain = rule.plain(key.layout.longest) if key.hidden_keys is None else None
     if plain == "causal" and key.prefix is not None:
@@ -274,7 +248,12 @@ def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:
             keys = Layout([key.layout.lengths[row] for row in rows], key.device)
         mask = None
         if plain is None:
-            mask = rule.allowed(_columns(query, queries, rows), _columns(key, keys, rows))
+            index_RQ, index_RT = (
+                torch.arange(part.longest, device=part.device).expand(part.rows, -1)
+                for part in (queries, keys)
+            )
+            prefix_RT = None if key.prefix is None else _lift(key.prefix, key, keys, rows)
+            mask = rule.allowed(index_RQ, index_RT, prefix_RT)
             if key.hidden_keys is not None:
                 mask = mask & ~_lift(key.hidden_keys, key, keys, rows)[:, None, :]
         # Blank cells come last in a row, so a causal query can never see one.
@@ -283,29 +262,30 @@ def _flat_view(rule: Rule, query: Batch, key: Batch) -> FlatView:
             mask = real if mask is None else mask & real
         mask = None if mask is None else mask[:, None]
         groups.append(Group(rows, queries, keys, mask, causal=plain == "causal"))
-    return FlatView(tuple(groups), query, key, order)
+    query.views[name] = FlatView(tuple(groups), query, key, order)
+    return query.views[name]
 
 
 def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = False) -> CachedView:
     """The rule compiled for new tokens on top of rows of `past` lengths; `fixed` keys do not grow (cross-attention)."""
     if batch.prefix is not None:
         raise ValueError("a prefix is read at once, before anything else: its first tokens see its last")
-    new = batch.layout
-    if fixed and len(past) < new.rows:  # neighbours look at the same keys: their queries are one row
+    new, device = batch.layout, batch.device
+    if (
+        fixed and len(past) < new.rows
+    ):  # neighbours (beams) attend to the same keys: their queries are one row
         share = new.rows // len(past)
-        shared = [sum(new.lengths[first : first + share]) for first in range(0, new.rows, share)]
-        new = Layout(shared, batch.device)
+        new = Layout([sum(new.lengths[n : n + share]) for n in range(0, new.rows, share)], device)
     totals = past if fixed else tuple(old + more for old, more in zip(past, new.lengths, strict=True))
     reach = max(totals, default=0)
     plain = rule.plain(reach)
-    even = len(set(totals)) <= 1
-    if even and (plain == "full" or (plain == "causal" and new.longest == 1)):
+    equal = len(set(totals)) <= 1
+    if equal and (plain == "full" or (plain == "causal" and new.longest == 1)):
         return CachedView(new, batch.positions, reach, None)
-    index = torch.arange(reach, device=batch.device)[None].expand(new.rows, -1)
-    begins = torch.tensor(past, device=batch.device)[:, None]
-    query = RuleColumns(begins + torch.arange(new.longest, device=batch.device))
-    real = index < torch.tensor(totals, device=batch.device)[:, None]
-    mask = rule.allowed(query, RuleColumns(index)) & real[:, None, :]
+    index_RT = torch.arange(reach, device=device)[None].expand(new.rows, -1)
+    query_RQ = torch.tensor(past, device=device)[:, None] + torch.arange(new.longest, device=device)
+    real_RT = index_RT < torch.tensor(totals, device=device)[:, None]
+    mask = rule.allowed(query_RQ, index_RT) & real_RT[:, None, :]
     return CachedView(new, batch.positions, reach, mask[:, None])
 
 
@@ -315,16 +295,19 @@ def attend(
     v_RHTK: Tensor,
     mask: Tensor | None,
     causal: bool,
-    scale: float,
-    dropout: float,
-    eager: bool,
+    scoring: Scoring,
+    distances: int | Tensor = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """One rectangle of attention: the fused kernel, or the eager formula when the weights are asked for."""
-    if not eager and dropout and q_RHQK.device.type == "cpu":
-        return DroppedAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, dropout), None
-    if not eager:
+    """One rectangle of attention: the fused kernel, or the eager formula when the weights are wanted."""
+    scale, rate = scoring.scale, scoring.dropout
+    if scoring.pairs is not None:
+        bias_RHQT = scoring.pairs(q_RHQK, k_RHTK, distances, scale)
+        mask, causal = _add_mask(bias_RHQT, mask, causal), False
+    if scoring.seen is None:
+        if rate and q_RHQK.device.type == "cpu":
+            return DroppedAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, rate), None
         out = F.scaled_dot_product_attention(
-            q_RHQK, k_RHTK, v_RHTK, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
+            q_RHQK, k_RHTK, v_RHTK, attn_mask=mask, dropout_p=rate, is_causal=causal, scale=scale
         )
         return out, None
     scores = q_RHQK @ k_RHTK.transpose(-1, -2) * scale
@@ -335,7 +318,7 @@ def attend(
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).masked_fill(~mask, 0.0)
     else:
         weights = (scores if mask is None else scores + mask).softmax(-1)
-    return drop(weights, dropout) @ v_RHTK, weights
+    return drop(weights, rate) @ v_RHTK, weights
 
 
 def group_rows(
@@ -381,17 +364,13 @@ def group_rows(
 
 
 def _lift(column: Tensor, batch: Batch, group: Layout, rows: Sequence[int]) -> Tensor:
-    """One column of the rows of a group, `[R, time]`."""
+    """One column of the rows of a group, `[R, T]`."""
     parts = column.split(batch.layout.lengths)
     return group.lift(torch.cat([parts[row] for row in rows]))
 
 
-def _columns(batch: Batch, group: Layout, rows: Sequence[int]) -> RuleColumns:
-    index = torch.arange(group.longest, device=batch.device)[None].expand(group.rows, -1)
-    return RuleColumns(index, None if batch.prefix is None else _lift(batch.prefix, batch, group, rows))
-
-
 def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    """A bias with a mask, or causal order, in it: a fused kernel takes one array."""
     if causal:
         mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
     if mask is None or mask.dtype != torch.bool:

@@ -58,7 +58,7 @@ def test_shift_gather_and_formula_agree_with_their_gradients(ahead: int, apart: 
     results = []
     for view, eager in ((shifted, False), (gathered, False), (shifted, True), (gathered, True)):
         q, k, v, r, u, w = inputs
-        out, weights = relative_attend(q, k, v, r, (u, w), view, scale=0.4, apart_HRQ=term, eager=eager)
+        out, weights = relative_attend(q, k, v, r, (u, w), view, scale=0.4, segment_HRQ=term, eager=eager)
         assert (weights is not None) == eager
         learnt = [*inputs, *([] if term is None else [term])]
         results.append([out, *torch.autograd.grad(out, learnt, wanted)])

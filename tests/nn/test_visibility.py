@@ -17,7 +17,16 @@ from torch import Tensor
 from etymon.nn import visibility
 from etymon.nn.batch import Batch
 from etymon.nn.embeddings import BucketedBias
-from etymon.nn.visibility import BandRule, CausalRule, FullRule, Rule, cached_view, flat_view, group_rows
+from etymon.nn.visibility import (
+    BandRule,
+    CausalRule,
+    FullRule,
+    Rule,
+    Scoring,
+    cached_view,
+    flat_view,
+    group_rows,
+)
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 HEADS, WIDTH = 2, 4
@@ -74,7 +83,7 @@ def assert_same_attention(queries: Batch, keys: Batch | None, rule: Rule) -> Non
     weights = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     gradients = torch.autograd.grad((expected * weights).sum(), (q, k, v))
     for seen in (None, []):  # the fused kernel and the eager formula
-        got = flat_view(rule, queries, keys).attend(q, k, v, scale=0.5, seen=seen)
+        got = flat_view(rule, queries, keys).attend(q, k, v, Scoring(0.5, seen=seen))
         torch.testing.assert_close(got, expected)
         found = torch.autograd.grad((got * weights).sum(), (q, k, v))
         for one, other in zip(found, gradients, strict=True):
@@ -140,7 +149,7 @@ def test_who_sees_nothing_gets_zeros_and_finite_gradients(
     hidden = torch.tensor([True, False, False, True, True, True])
     view = flat_view(CausalRule(), replace(batch, hidden_keys=hidden, views={}))
     q, k, v = (parts(6, seed).detach().to(dtype).requires_grad_() for seen_by, seed in enumerate((1, 2, 3)))
-    out = view.attend(q, k, v, scale=0.5, seen=seen)
+    out = view.attend(q, k, v, Scoring(0.5, seen=seen))
     assert not out[[0, 3, 4, 5]].any()
     assert out[[1, 2]].all()
     for gradient in torch.autograd.grad(out.square().sum(), (q, k, v)):
@@ -181,16 +190,16 @@ def test_a_band_as_wide_as_the_rows_is_causal(lengths: list[int]) -> None:
     batch = batch_of(lengths)
     tokens = batch.layout.tokens
     q, k, v = parts(tokens, 1), parts(tokens, 2), parts(tokens, 3)
-    causal = flat_view(CausalRule(), batch).attend(q, k, v, scale=0.5)
-    torch.testing.assert_close(flat_view(BandRule(6), batch).attend(q, k, v, scale=0.5), causal)
-    assert not torch.allclose(flat_view(BandRule(5), batch).attend(q, k, v, scale=0.5), causal)
+    causal = flat_view(CausalRule(), batch).attend(q, k, v, Scoring(0.5))
+    torch.testing.assert_close(flat_view(BandRule(6), batch).attend(q, k, v, Scoring(0.5)), causal)
+    assert not torch.allclose(flat_view(BandRule(5), batch).attend(q, k, v, Scoring(0.5)), causal)
 
 
 @pytest.mark.parametrize("rule", [FullRule(), CausalRule(), BandRule(3)], ids=str)
 def test_a_plain_rule_is_its_mask(rule: Rule) -> None:
     """What is compiled to nothing or to a flag is what the mask would have said."""
     index = torch.arange(5)[None]
-    allowed = rule.allowed(visibility.RuleColumns(index), visibility.RuleColumns(index))[0]
+    allowed = rule.allowed(index, index)[0]
     meaning = torch.tensor([[MEANINGS[rule](query, key) for key in range(5)] for query in range(5)])
     assert torch.equal(allowed, meaning)
     plain = rule.plain(5)
@@ -226,7 +235,7 @@ def test_a_bias_on_the_scores(rule: Rule, starts: list[int] | None) -> None:
         outputs.append(torch.einsum("hqt,thk->qhk", weights, v[here]))
     expected = torch.cat(outputs)
     for seen in (None, []):
-        got = flat_view(rule, batch).with_bias(bias).attend(q, k, v, scale=0.5, seen=seen)
+        got = flat_view(rule, batch).with_bias(bias).attend(q, k, v, Scoring(0.5, seen=seen))
         torch.testing.assert_close(got, expected)
 
 
@@ -237,7 +246,7 @@ def test_weights_are_in_the_order_of_the_rows() -> None:
     tokens = batch.layout.tokens
     seen: list[Tensor] = []
     flat_view(CausalRule(), batch).attend(
-        parts(tokens, 1), parts(tokens, 2), parts(tokens, 3), scale=0.5, seen=seen
+        parts(tokens, 1), parts(tokens, 2), parts(tokens, 3), Scoring(0.5, seen=seen)
     )
     assert seen[0].shape == (4, HEADS, 5, 5)
     for row, length in enumerate(lengths):
@@ -265,5 +274,5 @@ def test_new_tokens_over_a_past(rule: Rule, past: tuple[int, ...], new: tuple[in
         here = slice(int(whole.layout.first[row]), int(whole.layout.first[row]) + total)
         keys[row, :, :total], values[row, :, :total] = k[here].transpose(0, 1), v[here].transpose(0, 1)
     for seen in (None, []):
-        got = cached_view(rule, batch, past).attend(q[is_new], keys, values, scale=0.5, seen=seen)
+        got = cached_view(rule, batch, past).attend(q[is_new], keys, values, Scoring(0.5, seen=seen))
         torch.testing.assert_close(got, expected)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from etymon import trace
 from etymon.families.model import Model
-from etymon.families.xlnet.two_stream import _views
+from etymon.families.xlnet.views import build_views
 from etymon.nn.batch import Batch, QueryPositions
 from etymon.nn.memory import SegmentMemory
-from etymon.nn.relative import remembered
+from etymon.nn.relative import prepend_memory
 from tests.oracle.forward import Reading
 from tests.oracle.heads import IGNORED_LABEL, reader
 from tests.oracle.inputs import Arguments, Text
@@ -121,7 +121,7 @@ def _everywhere(
     """The attention of queries in every place, of which those that are not asked know nothing but their place."""
     stack, layout = model.body.stack, batch.layout
     everywhere = QueryPositions(torch.arange(batch.layout.tokens), batch.layout.lengths)
-    _, view = _views(stack, batch, state, hidden[0].dtype, everywhere)
+    _, view = build_views(stack, batch, state, hidden[0].dtype, everywhere)
     assert view is not None and batch.order is not None
     # Tokens that are not asked see whoever is not asked: itself, unlike what is asked.
     free_N = torch.ones_like(batch.order).index_fill_(0, asked.at, 0)
@@ -134,9 +134,9 @@ def _everywhere(
     for number, layer in enumerate(stack.layers):
         x_ND, g_nD = hidden[2 * number], hidden[2 * number + 1]
         spread_ND = torch.zeros_like(x_ND).index_copy_(0, asked.at, g_nD)
-        k, v = layer.attention.keys(remembered(state.layers[number], layout.lift(x_ND)))
+        k, v = layer.attention.keys(prepend_memory(state.layers[number], layout.lift(x_ND)))
         layer.attention.seen = []
-        layer.attention.look(spread_ND, k, v, view)
+        layer.attention.attend_to(spread_ND, k, v, view)
         found += layer.attention.seen
         layer.attention.seen = None
     return found

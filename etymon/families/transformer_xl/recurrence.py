@@ -1,4 +1,8 @@
-"""Stacks over a segment and what is remembered of those before (Transformer-XL, section 3.2)."""
+"""Stacks over a segment and what is remembered of those before it (Transformer-XL, section 3.2).
+
+Legend: N tokens, D width, R rows, Q and T longest row of queries and of keys, M remembered tokens, H heads, L distances,
+K head width.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,16 @@ from etymon.nn.memory import SegmentMemory, SlidingState
 from etymon.nn.relative import DistanceSinusoids, RelativeInputs, RelativeView
 
 PIECE = 512
-"""Tokens of a row that a decode reads at once, or as many as it reaches back, if those are more: long prompts are read in segments."""
+"""Tokens of a row that a decode reads at once (or its reach, if that is more): scores of a long prompt would not fit."""
 
 
 InputsOfLayer = Callable[[int, Any], RelativeInputs]
-"""What a layer looks at, by its number."""
+"""The number of a layer and the layer to its inputs."""
 
 
 class RecurrentStack(Stack):
-    """Layers of relative attention over a segment and what is remembered. With `same_length`, every query sees as many tokens
-    as the memory is long, itself included, wherever in its segment it stands."""
+    """Layers of relative attention over a segment and what is remembered. With `same_length`, every query sees as many
+    tokens as the memory is long, itself included, wherever in its segment it stands."""
 
     def __init__(
         self,
@@ -41,24 +45,29 @@ class RecurrentStack(Stack):
         self.sinusoids, self.memory, self.same_length = sinusoids, memory, same_length
 
     def forward(
-        self, x_ND: Tensor, batch: Batch, memory: Memory | None = None, state: Any = None, at: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x_ND: Tensor,
+        batch: Batch,
+        memory: Memory | None = None,
+        state: Any = None,
+        at: Tensor | None = None,
+    ) -> Tensor:
         layout = batch.layout
         decodes = isinstance(state, SlidingState)
-        sight = self._decoding(layout, x_ND, state) if decodes else self._reading(x_ND, batch, state)
-        inputs = [x_ND]
+        inputs_of = self._decode(layout, x_ND, state) if decodes else self._read(x_ND, batch, state)
+        hidden = [x_ND]
         for number, layer in enumerate(self.layers):
-            inputs.append(layer(inputs[-1], sight(number, layer)))
+            hidden.append(layer(hidden[-1], inputs_of(number, layer)))
         if self.seen is not None:
-            self.seen.extend(inputs)
+            self.seen.extend(hidden)
         if decodes:
             state.advance(layout)
         elif state is not None:
-            state.extend([layout.lift(part) for part in inputs[:-1]], layout.lengths)
-        return self.dropout(inputs[-1] if at is None else inputs[-1].index_select(0, at))
+            state.extend([layout.lift(part) for part in hidden[:-1]], layout.lengths)
+        return self.dropout(hidden[-1] if at is None else hidden[-1].index_select(0, at))
 
-    def _reading(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> InputsOfLayer:
-        """All rows side by side: what they remember ends where their segments begin, so distances are the same in each."""
+    def _read(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> InputsOfLayer:
+        """All rows side by side: memories end where segments begin, so that distances are the same in each row."""
         before, layout, device = 0 if state is None else state.width, batch.layout, x_ND.device
         queries = layout.longest
         distance_QT = torch.arange(queries, device=device)[:, None] + before
@@ -81,43 +90,44 @@ class RecurrentStack(Stack):
             layout, table_LD, before + queries, offset=queries - 1, hidden_RQT=hidden_RQT, blind=blind
         )
         past = [None] * len(self.layers) if state is None else state.layers
-        return lambda number, layer: RelativeInputs(view, _normed(layer, past[number]))
+        return lambda number, layer: RelativeInputs(view, _norm_past(layer, past[number]))
 
-    def _decoding(self, new: Layout, x_ND: Tensor, state: SlidingState) -> InputsOfLayer:
+    def _decode(self, new: Layout, x_ND: Tensor, state: SlidingState) -> InputsOfLayer:
         """Where the new tokens of one call of a decode go, and what they see."""
-        opening = state.reach if state.filled and state.dropped < 0 and state.empty else 0
-        zeros = x_ND.new_zeros(new.rows, opening, x_ND.shape[-1])
-        past, reach = state.cached, state.reach
-        opened = Layout([opening + length for length in new.lengths], x_ND.device)
-        cells = Places(opened, [old - opening for old in past])
-        # With `same_length` a token is one of those that it sees.
+        past, reach, queries, device = state.cached, state.reach, new.longest, x_ND.device
+        # A start of zeros is written to the caches with the first tokens.
+        zeros = reach if state.filled and state.dropped < 0 and state.empty else 0
+        zeros_RMD = x_ND.new_zeros(new.rows, zeros, x_ND.shape[-1])
+        written = Layout([zeros + length for length in new.lengths], device)
+        cells = Places(written, [old - zeros for old in past])
+        # With `same_length` a token is itself one of those that it sees.
         narrow = self.same_length and reach > 0
         back = reach - 1 if narrow else reach
         first = max(0, min(past) - back) if reach else 0
         keys = max(old + length for old, length in zip(past, new.lengths, strict=True)) - first
-        queries = new.longest
-        begins = torch.tensor(past, device=x_ND.device)[:, None, None] - first
-        if len(set(past)) == 1:
+        begins = torch.tensor(past, device=device)[:, None, None] - first
+        equal = len(set(past)) == 1
+        if equal:
             begins = begins[:1]
             keys = past[0] + queries - first
-        places = torch.arange(queries, device=x_ND.device)[:, None] + begins
-        distance_RQT = places - torch.arange(keys, device=x_ND.device)
+        place_RQ1 = torch.arange(queries, device=device)[:, None] + begins
+        distance_RQT = place_RQ1 - torch.arange(keys, device=device)
         hidden = distance_RQT < 0
         if reach:
-            within = places - begins if state.reading and not narrow else 0
+            # A prompt is a segment: all of it sees as far back as its first token does.
+            within = place_RQ1 - begins if state.reading and not narrow else 0
             hidden = hidden | (distance_RQT > within + back)
-        even = len(begins) == 1
         view = RelativeView(
             new,
-            x_ND.new_empty(keys + 1, 1),
+            x_ND.new_empty(keys + 1, 1),  # only its length and kind are read: the state has the distances
             keys,
-            offset=queries - 1 if even else None,
-            columns_RQT=None if even else (keys - 1 - distance_RQT).clamp_(0, keys),
-            hidden_RQT=hidden if queries > 1 or not even else None,
+            offset=queries - 1 if equal else None,
+            columns_RQT=None if equal else (keys - 1 - distance_RQT).clamp_(0, keys),
+            hidden_RQT=hidden if queries > 1 or not equal else None,
         )
         return lambda number, layer: RelativeInputs(
             view,
-            _normed(layer, zeros) if opening else None,
+            _norm_past(layer, zeros_RMD) if zeros else None,
             cache=state.self_caches[number],
             places=cells,
             first=first,
@@ -125,8 +135,8 @@ class RecurrentStack(Stack):
         )
 
 
-def _normed(layer: Any, past_RMD: Tensor | None) -> Tensor | None:
-    """What a layer's attention is shown of the past: as it is shown the present."""
+def _norm_past(layer: Any, past_RMD: Tensor | None) -> Tensor | None:
+    """What a layer's attention gets of the past: with norms before the parts, normed like the present."""
     return past_RMD if past_RMD is None or not layer.norm_first else layer.attention_norm(past_RMD)
 
 
@@ -164,7 +174,7 @@ class RecurrentBody(Body):
         return self.stack.memory or None
 
     def remember(self, rows: int, length: int | None = None) -> SegmentMemory:
-        """What `rows` streams know before their first segment; `length` is how much they will remember."""
+        """The memory of `rows` streams before their first segment, with room for `length` tokens (None: the shape's)."""
         length = self.stack.memory if length is None else length
         zeros = next(self.parameters()).detach().new_zeros(self.stack.sinusoids.dim)
         return SegmentMemory(len(self.stack.layers), rows, length, filled=zeros if self.zero_start else None)
