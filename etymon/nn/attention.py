@@ -3,7 +3,12 @@
 Query, key, value and output are separate matrices, as published: optimisers and adapters work per matrix, and
 fusing them gained nothing measurable.
 
-Legend: N query tokens, M key tokens, D width, H heads, K head width.
+Learned vectors of distances (`RelativeKeys`) are met by queries, and by keys, like further keys:
+
+    score(i, j) = (q_i k_j + q_i e_(i-j)) / sqrt(K)                   (Shaw et al. 2018, the part of the keys)
+    score(i, j) = (q_i k_j + q_i e_(i-j) + k_j e_(i-j)) / sqrt(K)     (Huang et al. 2020, their fourth method)
+
+Legend: N query tokens, M key tokens, D width, R rows, H heads, Q queries, T keys, K head width, L distances, P positions.
 """
 
 from __future__ import annotations
@@ -30,18 +35,18 @@ class Memory:
 
 @dataclass(kw_only=True)
 class QuerySubset:
-    """Part of what a layer is told: the places whose output somebody wants, in the order of its view's queries."""
+    """The tokens whose output a layer computes, by their flat places in the order of its view's queries."""
 
     at: Tensor | None = None
-    """None: all."""
+    """None: all tokens."""
 
-    def wanted(self, x_ND: Tensor) -> Tensor:
+    def select(self, x_ND: Tensor) -> Tensor:
         return x_ND if self.at is None else x_ND.index_select(0, self.at)
 
 
 @dataclass
 class LayerInputs(QuerySubset):
-    """What one layer looks at: itself, perhaps an encoder's memory, perhaps a past."""
+    """A layer's inputs beside its hidden states: what its tokens see, an encoder's memory, and caches of the past."""
 
     view: FlatView | CachedView
     places: Places | None = None
@@ -75,7 +80,7 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.rotary = rotary
         self.relative = relative
-        """Of self-attention: what the distances of queries and keys add to their scores."""
+        """For self-attention: what the distances of queries and keys add to their scores (`RelativeKeys`)."""
         inner = self.heads * self.head_dim
         self.query = Linear(dim, inner, bias=bias)
         self.key = Linear(dim, inner, bias=bias)
@@ -86,38 +91,36 @@ class Attention(nn.Module):
         self.seen: list[Tensor] | None = None
         """Set by `etymon.trace`: attention weights are then built and kept."""
 
-    def forward(self, x_ND: Tensor, sight: LayerInputs) -> Tensor:
+    def forward(self, x_ND: Tensor, inputs: LayerInputs) -> Tensor:
         """Self-attention."""
         if self.joined is None:
-            q_NHK, k_NHK, v_NHK = self._heads(self.query(sight.wanted(x_ND))), *self.project(x_ND)
+            q_NHK, k_NHK, v_NHK = self._heads(self.query(inputs.select(x_ND))), *self.project(x_ND)
         else:
             q_NHK, k_NHK, v_NHK = map(self._heads, self.joined(x_ND).chunk(3, -1))
-            q_NHK = sight.wanted(q_NHK)
+            q_NHK = inputs.select(q_NHK)
+        view, cache = inputs.view, inputs.cache
         if self.rotary is not None:
-            turn = self.rotary(sight.view.positions)
-            turn_keys = turn
-            if sight.at is not None:
-                assert isinstance(sight.view, FlatView)
-                turn_keys = self.rotary(sight.view.key.positions)
+            turn = turn_keys = self.rotary(view.positions)
+            if isinstance(view, FlatView) and inputs.at is not None:
+                turn_keys = self.rotary(view.key.positions)
             q_NHK, k_NHK = turn(q_NHK), turn_keys(k_NHK)
-        if sight.cache is not None:
-            assert sight.places is not None
-            sight.cache.append(k_NHK, v_NHK, sight.places)
-        return self._attend(sight.view, q_NHK, k_NHK, v_NHK, sight.cache, self.relative)
+        if cache is not None:
+            assert inputs.places is not None
+            cache.append(k_NHK, v_NHK, inputs.places)
+        return self._attend(view, q_NHK, k_NHK, v_NHK, cache, self.relative)
 
-    def across(self, x_ND: Tensor, sight: LayerInputs) -> Tensor:
+    def across(self, x_ND: Tensor, inputs: LayerInputs) -> Tensor:
         """Cross-attention to the memory; a running decode projects the memory only once."""
-        assert sight.memory is not None and sight.cross_view is not None
+        memory, cache = inputs.memory, inputs.cross_cache
+        assert memory is not None and inputs.cross_view is not None
         q_NHK = self._heads(self.query(x_ND))
-        cache = sight.cross_cache
+        k_MHK = v_MHK = q_NHK  # unused where the view reads a filled cache
         if cache is None or not cache.parts:
-            k_MHK, v_MHK = self.project(sight.memory.hidden_MD)
+            k_MHK, v_MHK = self.project(memory.hidden_MD)
             if cache is not None:
-                layout = sight.memory.batch.layout
+                layout = memory.batch.layout
                 cache.append(k_MHK, v_MHK, Places(layout, (0,) * layout.rows))
-        else:
-            k_MHK = v_MHK = q_NHK  # unused: the view reads the cache
-        return self._attend(sight.cross_view, q_NHK, k_MHK, v_MHK, cache)
+        return self._attend(inputs.cross_view, q_NHK, k_MHK, v_MHK, cache)
 
     def project(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
         return self._heads(self.key(x_MD)), self._heads(self.value(x_MD))
@@ -142,23 +145,12 @@ class Attention(nn.Module):
         return self.output(out_NHK.reshape(-1, self.heads * self.head_dim))
 
 
-# --- relative_keys: Positions as learned vectors of distances, which queries (and keys) meet like further keys.
-#
-#     score(i, j) = (q_i k_j + q_i e_(i-j)) / sqrt(K)                   (Shaw et al. 2018, the part of the keys)
-#     score(i, j) = (q_i k_j + q_i e_(i-j) + k_j e_(i-j)) / sqrt(K)     (Huang et al. 2020, their fourth method)
-#
-# Nothing of size `[Q, T, K]` is made: queries meet every distance that occurs in one product, and a pair's entry is then found in
-# it by reading its rows with another stride.
-#
-# Legend: R rows, H heads, Q queries, T keys, K head width, L distances, P positions.
-
-
 class RelativeKeys(nn.Module):
-    """What distances add to the scores of one attention; `meets_keys` adds what keys have with them, too. With `scaled` off,
-    the scale of the scores is not theirs (ALBERT in Transformers 4).
+    """What distances add to the scores of one attention; `meets_keys` adds the products of keys with them, too. With
+    `scaled` off, the scale of the scores is not applied to them (ALBERT in Transformers 4).
 
-    The table has a row for every distance from -(P - 1) to P - 1: query position minus key position. What is farther away is
-    taken for the farthest.
+    The table has a row for every distance from -(P - 1) to P - 1: query position minus key position. What is farther
+    away is taken for the farthest.
     """
 
     def __init__(self, positions: int, head_dim: int, *, meets_keys: bool, scaled: bool = True) -> None:
@@ -167,23 +159,25 @@ class RelativeKeys(nn.Module):
         self.positions, self.meets_keys, self.scaled = positions, meets_keys, scaled
 
     def forward(self, q_RHQK: Tensor, k_RHTK: Tensor, distances: int | Tensor, scale: float) -> Tensor:
-        """`[R, H, Q, T]`, scale included. `distances` is how far the first query stands behind the first key where queries and
+        """`[R, H, Q, T]`, scale included. `distances` is that of the first query from the first key where queries and
         keys are each neighbours, and otherwise `[R or 1, Q, T]`."""
-        scale = scale if self.scaled else 1.0
+        scale, last = scale if self.scaled else 1.0, self.table.num_embeddings - 1
         if isinstance(distances, int):
-            return self._of_neighbours(q_RHQK, k_RHTK, distances, scale)
-        rows_RQT = (distances + self.positions - 1).clamp(0, 2 * self.positions - 2)
-        if q_RHQK.shape[2] == 1:
-            return self._of_one_query(q_RHQK, k_RHTK, rows_RQT, scale)
+            return self._score_neighbours(q_RHQK, k_RHTK, distances, scale)
+        rows_RQT = (distances + self.positions - 1).clamp(0, last)
+        if q_RHQK.shape[2] == 1:  # a step of a decode: so few distances that their vectors can be looked up
+            met_RHTK = q_RHQK + k_RHTK if self.meets_keys else q_RHQK
+            return (met_RHTK * (self.table(rows_RQT) * scale)).sum(-1)[:, :, None]
+        # Queries meet all distances in one product, and each pair picks its entry: nothing of `[Q, T, K]` is made.
         table_KL = self.table.weight.T * scale
-        shape = *q_RHQK.shape[:3], k_RHTK.shape[2]
-        scores = (q_RHQK @ table_KL).gather(-1, rows_RQT[:, None].expand(shape))
+        heads = *q_RHQK.shape[:2], -1, -1
+        scores = (q_RHQK @ table_KL).gather(-1, rows_RQT[:, None].expand(heads))
         if self.meets_keys:
-            columns = rows_RQT.transpose(1, 2)[:, None].expand(*shape[:2], shape[3], shape[2])
+            columns = rows_RQT.transpose(1, 2)[:, None].expand(heads)
             scores = scores + (k_RHTK @ table_KL).gather(-1, columns).transpose(-1, -2)
         return scores
 
-    def _of_neighbours(self, q_RHQK: Tensor, k_RHTK: Tensor, offset: int, scale: float) -> Tensor:
+    def _score_neighbours(self, q_RHQK: Tensor, k_RHTK: Tensor, offset: int, scale: float) -> Tensor:
         queries, keys = q_RHQK.shape[2], k_RHTK.shape[2]
         first, count, rows = self.positions + offset - keys, queries + keys - 1, self.table.num_embeddings
         table_LK = self.table.weight[first : first + count]
@@ -196,19 +190,14 @@ class RelativeKeys(nn.Module):
             scores = scores + skew(k_RHTK @ table_LK.T, queries).transpose(-1, -2)
         return scores
 
-    def _of_one_query(self, q_RHQK: Tensor, k_RHTK: Tensor, rows_RQT: Tensor, scale: float) -> Tensor:
-        """A step of a decode, or a head that reads one place: so few distances that their vectors can be looked up."""
-        table_R1TK = self.table(rows_RQT) * scale
-        met_RHTK = q_RHQK + k_RHTK if self.meets_keys else q_RHQK
-        return (met_RHTK * table_R1TK).sum(-1)[:, :, None]
-
 
 def skew(met_RHAL: Tensor, count: int) -> Tensor:
-    """`[..., A, count]` out of `[..., A, A + count - 1]`: of every row as many entries, each row beginning one further left."""
+    """`[..., A, count]` out of `[..., A, A + count - 1]`: of every row so many entries,
+    each row beginning one further left."""
     places, width = met_RHAL.shape[-2:]
     assert width == places + count - 1
     if places == 1:
         return met_RHAL
-    # Without its first entries the array read in rows that are shorter by one: no entry is copied.
+    # Without its first entries, the array is read in rows that are shorter by one: no entry is copied.
     flat = met_RHAL.flatten(-2)[..., places - 1 : places - 1 + places * (width - 1)]
     return flat.unflatten(-1, (places, width - 1))[..., :count]

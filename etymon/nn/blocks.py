@@ -1,11 +1,11 @@
-"""Layers and stacks of layers.
+"""Layers, stacks of layers, and the bodies that families put together of embeddings and stacks.
 
-Legend: N tokens, D width, F inner width.
+Legend: N tokens, D width, F inner width, R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from etymon.nn.attention import Attention, LayerInputs, Memory
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.cache import KeyValueState, Places
 from etymon.nn.embeddings import Embeddings
-from etymon.nn.layers import ACTIVATIONS, Dropout, Embedding, Linear
+from etymon.nn.layers import ACTIVATIONS, Dropout, Embedding, Linear, identity
 from etymon.nn.visibility import CachedView, FlatView, FullRule, Rule, cached_view, flat_view
 
 
@@ -53,7 +53,7 @@ class Block(nn.Module):
     `norm_first` puts the norms before the parts (GPT-2, T5), otherwise they follow the sum (2017, BERT, GPT-1).
     `residual_scale` multiplies what a part adds: x + scale * part(x). Since a norm takes out any common factor, norms
     after the sum with a scale of 1 / alpha are DeepNorm's, which multiplies the other side by alpha.
-    `dropout` falls on what a part adds; on what the feed-forward part adds, `feed_forward_dropout` where it is told.
+    `dropout` falls on what the parts add; `feed_forward_dropout` replaces it for the feed-forward part.
     """
 
     def __init__(
@@ -80,23 +80,28 @@ class Block(nn.Module):
         self.dropout = Dropout(dropout)
         self.feed_forward_dropout = Dropout(dropout if feed_forward_dropout is None else feed_forward_dropout)
 
-    def forward(self, x_ND: Tensor, sight: LayerInputs) -> Tensor:
-        if self.norm_first:
-            added_ND = self.attention(self.attention_norm(x_ND), sight)
-            x_ND = self._sum(sight.wanted(x_ND), self.dropout(added_ND))
-            if self.cross is not None and self.cross_norm is not None:
-                x_ND = self._sum(x_ND, self.dropout(self.cross.across(self.cross_norm(x_ND), sight)))
-            added_ND = self.feed_forward(self.feed_forward_norm(x_ND))
-            return self._sum(x_ND, self.feed_forward_dropout(added_ND))
-        added_ND = self.attention(x_ND, sight)
-        x_ND = self.attention_norm(self._sum(sight.wanted(x_ND), self.dropout(added_ND)))
-        if self.cross is not None and self.cross_norm is not None:
-            x_ND = self.cross_norm(self._sum(x_ND, self.dropout(self.cross.across(x_ND, sight))))
-        added_ND = self.feed_forward(x_ND)
-        return self.feed_forward_norm(self._sum(x_ND, self.feed_forward_dropout(added_ND)))
+    def forward(self, x_ND: Tensor, inputs: LayerInputs) -> Tensor:
+        x_ND = self._add(
+            x_ND, lambda n: self.attention(n, inputs), self.attention_norm, self.dropout, inputs.select
+        )
+        if (cross := self.cross) is not None:
+            x_ND = self._add(x_ND, lambda n: cross.across(n, inputs), self.cross_norm, self.dropout)
+        return self._add(x_ND, self.feed_forward, self.feed_forward_norm, self.feed_forward_dropout)
 
-    def _sum(self, x_ND: Tensor, added_ND: Tensor) -> Tensor:
-        return torch.add(x_ND, added_ND, alpha=self.residual_scale)
+    def _add(
+        self,
+        x_ND: Tensor,
+        part: Callable[[Tensor], Tensor],
+        norm: Any,
+        dropout: nn.Module,
+        select: Callable[[Tensor], Tensor] = identity,
+    ) -> Tensor:
+        """x and what a part adds to it, with the norm on one side; `select` picks the tokens whose output is wanted."""
+        if self.norm_first:
+            added_ND = dropout(part(norm(x_ND)))
+            return torch.add(select(x_ND), added_ND, alpha=self.residual_scale)
+        added_ND = dropout(part(x_ND))
+        return norm(torch.add(select(x_ND), added_ND, alpha=self.residual_scale))
 
 
 class ParallelBlock(nn.Module):
@@ -120,11 +125,11 @@ class ParallelBlock(nn.Module):
         self.feed_forward = feed_forward
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_ND: Tensor, sight: LayerInputs) -> Tensor:
+    def forward(self, x_ND: Tensor, inputs: LayerInputs) -> Tensor:
         n_ND = self.attention_norm(x_ND)
-        added_ND = self.dropout(self.attention(n_ND, sight))
-        added_ND = added_ND + self.dropout(self.feed_forward(sight.wanted(n_ND)))
-        return torch.add(sight.wanted(x_ND), added_ND, alpha=self.residual_scale)
+        added_ND = self.dropout(self.attention(n_ND, inputs))
+        added_ND = added_ND + self.dropout(self.feed_forward(inputs.select(n_ND)))
+        return torch.add(inputs.select(x_ND), added_ND, alpha=self.residual_scale)
 
 
 class Stack(nn.Module):
@@ -162,60 +167,48 @@ class Stack(nn.Module):
         state: KeyValueState | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states `[N, D]`, or those of the flat places `at` alone: the last layer is then spared the others."""
+        """Hidden states `[N, D]`, or those of the flat places `at` alone: the last layer then computes no others."""
         narrow = None if at is None or state is not None else self._narrow(batch, at)
-        if state is not None and memory is not None and not state.cross_lengths:
-            state.cross_lengths = memory.batch.layout.lengths
-        views: dict[Rule, FlatView | CachedView] = {}
-        for rule in set(self.rules):
-            views[rule] = self._view(rule, batch, state)
+        views = {
+            rule: self._biased(
+                flat_view(rule, batch)
+                if state is None or state.empty
+                else cached_view(rule, batch, state.lengths)
+            )
+            for rule in set(self.rules)
+        }
         cross_view = None if memory is None else self._cross_view(batch, memory, state)
         places = None if state is None else Places(batch.layout, state.lengths)
         if self.seen is not None:
             self.seen.append(x_ND)
         for number, (physical, rule) in enumerate(zip(self.schedule, self.rules, strict=True)):
-            sight = LayerInputs(
-                view=views[rule],
-                places=places,
-                cache=None if state is None else state.self_caches[number],
-                memory=memory,
-                cross_view=cross_view,
-                cross_cache=None if state is None or memory is None else state.cross_caches[number],
-            )
+            inputs = LayerInputs(view=views[rule], places=places, memory=memory, cross_view=cross_view)
+            if state is not None:
+                inputs.cache = state.self_caches[number]
+                inputs.cross_cache = None if memory is None else state.cross_caches[number]
             if narrow is not None and number == len(self.schedule) - 1:
-                sight = self._narrow_sight(narrow, batch, memory, at)
-            x_ND = self.layers[physical](x_ND, sight)
+                inputs.at, inputs.view = at, self._biased(flat_view(FullRule(), narrow, batch))
+                inputs.cross_view = None if memory is None else self._cross_view(narrow, memory, None)
+            x_ND = self.layers[physical](x_ND, inputs)
             if self.seen is not None:
                 self.seen.append(x_ND)
         if self.norm is not None:
             x_ND = self.dropout(self.norm(x_ND))
             if self.seen is not None:
-                self.seen[-1] = x_ND  # the last state is the normed one, as everybody reports it
+                self.seen[-1] = x_ND  # the last state is the normed one, as other libraries report it
         if state is not None:
             state.advance(batch.layout)
         return x_ND if at is None or narrow is not None else x_ND.index_select(0, at)
 
     def _narrow(self, batch: Batch, at: Tensor) -> Batch | None:
-        """The places asked as a batch of their own, one a row, if each of them sees all of its row in the last layer."""
+        """The tokens `at` as a batch of rows of one token, if each sees all of its row in the last layer; else None."""
         plain = self.rules[-1].plain(batch.layout.longest) if batch.prefix is None else None
+        # A first token sees its whole row without a causal order, a last one in any case.
         sees_all = at is batch.layout.last or (plain == "full" and at is batch.layout.first)
         if plain is None or not sees_all or self.seen is not None:
             return None
-        return Batch(
-            batch.ids[at], Layout([1] * batch.layout.rows, batch.device), batch.positions[at], counted=False
-        )
-
-    def _narrow_sight(
-        self, narrow: Batch, batch: Batch, memory: Memory | None, at: Tensor | None
-    ) -> LayerInputs:
-        view = self._biased(flat_view(FullRule(), narrow, batch))
-        cross_view = None if memory is None else flat_view(FullRule(), narrow, memory.batch)
-        return LayerInputs(view=view, memory=memory, cross_view=cross_view, at=at)
-
-    def _view(self, rule: Rule, batch: Batch, state: KeyValueState | None) -> FlatView | CachedView:
-        if state is None or state.empty:
-            return self._biased(flat_view(rule, batch))
-        return self._biased(cached_view(rule, batch, state.lengths))
+        layout = Layout([1] * batch.layout.rows, batch.device)
+        return Batch(batch.ids[at], layout, batch.positions[at], counted=False)
 
     def _biased(self, view: FlatView | CachedView) -> FlatView | CachedView:
         return view if self.position_bias is None else view.with_bias(self.position_bias)
@@ -226,10 +219,9 @@ class Stack(nn.Module):
             return flat_view(FullRule(), batch, memory.batch)
         if memory.batch.hidden_keys is not None:
             raise ValueError("a running decode needs a memory without hidden keys: encode ragged rows")
+        if not state.cross_lengths:
+            state.cross_lengths = memory.batch.layout.lengths
         return cached_view(FullRule(), batch, state.cross_lengths, fixed=True)
-
-
-# --- bodies: Bodies: embeddings and a stack, once or twice. What a family composes from parts ends up as one of these.
 
 
 class Body(nn.Module):
@@ -269,7 +261,7 @@ class Body(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Two bodies that share their word vectors. `decoder` is None when only the encoder is wanted."""
+    """Two bodies that share their word vectors. `decoder` is None where only the encoder was built."""
 
     def __init__(self, words: Embedding, encoder: Any, decoder: Any) -> None:
         super().__init__()

@@ -128,9 +128,9 @@ def test_step_by_step_with_a_cache_is_the_whole_text(kind: str, steps: list[int]
         new = Batch.of(rows)
         new = Batch(new.ids, new.layout, new.positions + done, counted=False)
         view = cached_view(CausalRule(), new, (done, done))
-        sight = LayerInputs(view=view, places=Places(new.layout, (done, done)), cache=state.self_caches[0])
+        inputs = LayerInputs(view=view, places=Places(new.layout, (done, done)), cache=state.self_caches[0])
         x_new = x_ND.view(2, 6, DIM)[:, done : done + count].reshape(-1, DIM)
-        parts.append(attention(x_new, sight).view(2, count, DIM))
+        parts.append(attention(x_new, inputs).view(2, count, DIM))
         done += count
     torch.testing.assert_close(torch.cat(parts, 1), whole)
 
