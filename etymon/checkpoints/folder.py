@@ -43,7 +43,7 @@ def write_model_folder(
     generation_config: dict[str, Any] | None = None,
     card: str = "",
     tokenizer_saver: Callable[[Path], None] | None = None,
-    extra: Mapping[str, Callable[[Path], None]] | None = None,
+    extra: Mapping[str, Callable[[Path], object]] | None = None,
     adapters: bool = False,
 ) -> None:
     """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is replaced.

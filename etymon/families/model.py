@@ -6,7 +6,7 @@ Legend: N tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
 
 
+# Keys of our own in `config.json`: for models that read a prompt in both directions, for those whose task heads read
+# features, and for those whose weights have eight bits.
 PREFIX_KEY = "etymon_prefix"
-"""The key of our own for models that read a prompt in both directions."""
 FEATURES_KEY = "etymon_features"
-"""The same for those whose task heads read features."""
 WEIGHTS_KEY = "etymon_weights"
-"""The same for those whose weights have eight bits."""
 
 
 class Model(nn.Module):
@@ -60,42 +59,45 @@ class Model(nn.Module):
         super().__init__()
         family = family if features is None else family.with_features(features)
         self.family, self.shape = family, shape
-        self.head_names = _known_heads(family, heads)
+        names = frozenset(heads)
+        for name in names - family.heads.keys():
+            raise EtymonError(f"{family.title} has no head {name!r}: {did_you_mean(name, family.heads)}")
+        # A head that only serves another one (BERT's pooler) is built with it and not listed.
+        self.head_names = names - {family.heads[name].after for name in names}
         self.labels = tuple(labels)
         self.body: Any = family.body(shape, self.head_names - family.feature_heads)
         self.heads = nn.ModuleDict()
         for name in family.heads:
             if name in family.with_required(self.head_names):
                 self.heads[name] = family.heads[name].build(shape, self.body, len(self.labels))
-        if (window := getattr(shape, "pointer", 0)) and isinstance(own := self._vocabulary, DenseVocabulary):
-            self.heads["vocabulary"] = PointerVocabulary(own, shape.dim, window)
+        window, vocabulary = getattr(shape, "pointer", 0), self._vocabulary
+        if window and isinstance(vocabulary, DenseVocabulary):
+            self.heads["vocabulary"] = PointerVocabulary(vocabulary, shape.dim, window)
         self.tokenizer: Tokenizer | None = None
+        # Of an encoder whose words are not the decoder's.
         self.source_tokenizer: Tokenizer | None = None
-        """Of an encoder whose words are not the decoder's."""
+        # Values of a foreign `config.json` that are not ours to read, and its `generation_config.json`, None if it had
+        # none: both are written back.
         self.carried: dict[str, Any] = {}
-        """Values of a foreign `config.json` that are not ours to read, kept and written back."""
         self.generation: dict[str, Any] | None = None
-        """What the folder's `generation_config.json` said, kept and written back; None if there was none."""
-        self.history: list[dict[str, Any]] = []
-        """How it was trained, one entry a run."""
-        self.sentences = Sentences()
-        """How one vector is made of a text."""
-        self.new_heads: tuple[str, ...] = ()
-        """Heads that the checkpoint did not have and that were initialised instead."""
+        self.history: list[dict[str, Any]] = []  # how it was trained, one entry a run
+        self.sentences = Sentences()  # how one vector is made of a text
+        self.new_heads: tuple[
+            str, ...
+        ] = ()  # that the checkpoint did not have and that were initialised instead
+        # Adapters (`etymon.nn.lora.adapt`), the folder or hub id of the model that they were put on, and the parameters of
+        # heads that train, and are stored, with them.
         self.lora: LoraSettings | None = None
-        """Its adapters, if it has any (`etymon.nn.lora.adapt`)."""
         self.lora_base = ""
-        """The folder or hub id of the model that they were put on."""
         self.lora_heads: tuple[str, ...] = ()
-        """The parameters of heads that train, and are stored, with them."""
+        # Whether `layers` runs the body without dropout and without a gradient, even while heads train.
         self.frozen_body = False
-        """Whether `layers` runs the body without dropout and without a gradient, even while heads train."""
 
     def initialise(self, seed: int = 0, only: Sequence[str] | None = None) -> Model:
         """Draws first values by the family's rules; `only` limits it to the named heads."""
         rules = [*pointer.INITIAL, *feature_heads.INITIAL, *self.family.initial(self.shape)]
-        wanted = None if only is None else tuple(f"heads.{name}." for name in only)
-        initialise(self, rules, seed, None if wanted is None else lambda name: name.startswith(wanted))
+        begins = tuple(f"heads.{name}." for name in only or ())
+        initialise(self, rules, seed, None if only is None else lambda name: name.startswith(begins))
         return self
 
     # --- what it computes
@@ -106,28 +108,29 @@ class Model(nn.Module):
             f"{self.family.title} has an encoder and a decoder: encode, then decode"
         )
         if "letters" in self.capabilities and batch.letters is None and embedded is None:
-            batch = self._spelled(batch)
+            assert self.tokenizer is not None, (
+                "a model that reads letters needs a tokenizer, or a batch with them"
+            )
+            letters, index = self.tokenizer.lexicon.spelled(batch.ids.cpu().numpy())
+            index_N = torch.from_numpy(index).to(batch.device)
+            batch = replace(
+                batch, letters=Letters(torch.from_numpy(letters).to(batch.device), index_N, index_N)
+            )
         hidden_ND: Tensor = self.body(batch, state=state, embedded=embedded)
         if state is not None and isinstance(self._vocabulary, PointerVocabulary):
             assert state.window is not None, "a state of this model comes from its `start`"
             state.window.append(hidden_ND, batch.ids, batch.layout)
         return hidden_ND, state
 
-    def _spelled(self, batch: Batch) -> Batch:
-        assert self.tokenizer is not None, (
-            "a model that reads letters needs its tokenizer, or a batch with letters"
-        )
-        letters, index = self.tokenizer.lexicon.spelled(batch.ids.cpu().numpy())
-        index_N = torch.from_numpy(index).to(batch.device)
-        return replace(batch, letters=Letters(torch.from_numpy(letters).to(batch.device), index_N, index_N))
-
     def encode(self, batch: Batch, embedded: Tensor | None = None) -> Memory:
+        """The encoder's hidden states of a batch, for `decode`."""
         assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
         return self.body.encode(batch, embedded)
 
     def decode(
         self, batch: Batch, memory: Memory, state: KeyValueState | None = None, embedded: Tensor | None = None
     ) -> tuple[Tensor, KeyValueState | None]:
+        """The decoder's hidden states `[N, D]` of the new tokens, which the state then holds."""
         assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
         return self.body.decode(batch, memory, state, embedded), state
 
@@ -139,22 +142,23 @@ class Model(nn.Module):
         return state
 
     def remember(self, rows: int, length: int | None = None) -> StreamState:
-        """What `rows` streams of text carry from segment to segment, before their first; `length` tokens, where the family
-        counts them and the shape's own number is not wanted."""
+        """What `rows` streams of text carry from segment to segment, before their first: `length` tokens, or the shape's
+        number of them."""
         return self.body.remember(rows, length)
 
     def two_stream(
         self,
         batch: Batch,
-        asked: QueryPositions,
+        queries: QueryPositions,
         state: Any = None,
         embedded: Tensor | None = None,
         reuse: int | None = None,
     ) -> tuple[Tensor, Any]:
         """Hidden states `[n, D]` of what stands in some places, given what comes before them in the batch's `order` and not
-        them; without an order, given all but them. The state takes up the rows' first `reuse` tokens (the shape's unless told)."""
+        them; without an order, given all but them. The state takes up the rows' first `reuse` tokens, the shape's number
+        by default."""
         assert "two-stream" in self.capabilities, f"{self.family.title} has one stream: use hidden"
-        return self.body.two_stream(batch, asked, state, embedded, reuse), state
+        return self.body.two_stream(batch, queries, state, embedded, reuse), state
 
     def hidden_behind_masks(self, batch: Batch, at_n: Tensor) -> Tensor:
         """Hidden states `[n, D]` of what stands behind the mask tokens at these places, which are in order. A model of two
@@ -164,6 +168,8 @@ class Model(nn.Module):
             return self.hidden(batch)[0].index_select(0, at_n)
         counts = batch.layout.row[at_n].bincount(minlength=batch.layout.rows).tolist()
         return self.two_stream(batch, QueryPositions(at_n, counts))[0]
+
+    # --- what its heads say
 
     def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
         """A task head's output at the positions its family reads (or at the flat positions `at`)."""
@@ -175,67 +181,67 @@ class Model(nn.Module):
 
     def pick(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
         """The states that a head reads in its family (or those at the flat positions `at`)."""
-        if at is None and self._where(head) == "mean":
+        if at is None and self._reads_at(head) == "mean":
             return batch.layout.mean(hidden_ND)
-        at = self.places(head, batch) if at is None else at
+        at = self._places(head, batch) if at is None else at
         return hidden_ND if at is None else hidden_ND.index_select(0, at)
 
     def pick_states(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
         """The same of a batch: where single places are read, the last layer computes no others."""
-        at = self.places(head, batch) if at is None else at
+        at = self._places(head, batch) if at is None else at
         return self.pick(head, self.states(batch), batch) if at is None else self.states(batch, at)
 
     def read_from(self, head: str, x_nD: Tensor) -> Tensor:
-        """The same of states that are those of the head's positions already."""
+        """A task head's output of the states `pick` gives."""
         if (before := self.family.heads[head].after) is not None:
             x_nD = self.heads[before](x_nD)
         return self.heads[head](x_nD)
 
-    def _where(self, head: str) -> Where:
-        known = self.family.heads[head]
-        source = known if known.after is None else self.family.heads[known.after]
-        return source.at(self.shape) if callable(source.at) else source.at
+    def _reads_at(self, head: str) -> Where:
+        after = self.family.heads[head].after
+        at = self.family.heads[after or head].at
+        return at(self.shape) if callable(at) else at
 
-    def places(self, head: str, batch: Batch) -> Tensor | None:
+    def _places(self, head: str, batch: Batch) -> Tensor | None:
         """The flat positions that a head reads in its family; None for all."""
-        where = self._where(head)
-        return {"first": batch.layout.first, "last": batch.layout.last}.get(where)
+        return {"first": batch.layout.first, "last": batch.layout.last}.get(self._reads_at(head))
 
     def answer(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
-        """What a task head says of texts: rows of its outputs, one for every text or, if it looks at all of them, for every token."""
+        """What a task head says of texts: one row of outputs for every text or, if it looks at all of them, every token."""
         if head in self.family.feature_heads:
             return self.answer_from(head, self.layers(batch), batch, at)
         return self.read_from(head, self.pick_states(head, batch, at))
 
-    def layers(self, batch: Batch) -> list[Tensor]:
-        """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a decoder, the encoder's."""
-        training = self.body.training
-        gradient = torch.is_grad_enabled() and not self.frozen_body
-        self.body.train(training and not self.frozen_body)
-        try:
-            with torch.set_grad_enabled(gradient), trace(self, attention=False) as seen:
-                last = self.last_layer(batch)
-        finally:
-            self.body.train(training)
-        return next((stack.hidden for stack in seen.values() if stack.hidden), [last])
-
-    def last_layer(self, batch: Batch) -> Tensor:
-        """The last of them alone."""
-        return self.encode(batch).hidden_MD if self.encoder_decoder else self.hidden(batch)[0]
-
     def answer_from(
         self, head: str, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None
     ) -> Tensor:
-        """The same of a head that reads features, where the layers are known already: a frozen body says the same every time."""
+        """The same of a head that reads features, of `layers` that were computed before: a frozen body's do not change."""
         # Words that only their letters tell apart have one vector in a task.
         if "letters" in self.capabilities:
             unknown = self.token("unknown") or 0
             batch = replace(batch, ids=batch.ids.where(batch.ids < self.shape.vocabulary, unknown))
         return self.heads[head](layers_ND, batch, at)
 
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a decoder, the
+        encoder's."""
+        was_training = self.body.training
+        needs_gradient = torch.is_grad_enabled() and not self.frozen_body
+        self.body.train(was_training and not self.frozen_body)
+        try:
+            with torch.set_grad_enabled(needs_gradient), trace(self, attention=False) as seen:
+                last = self.last_layer(batch)
+        finally:
+            self.body.train(was_training)
+        return next((stack.hidden for stack in seen.values() if stack.hidden), [last])
+
+    def last_layer(self, batch: Batch) -> Tensor:
+        """The last of these alone."""
+        return self.encode(batch).hidden_MD if self.encoder_decoder else self.hidden(batch)[0]
+
     def states(self, batch: Batch, at: Tensor | None = None) -> Tensor:
-        """The hidden states `[N, D]` that task heads look at, or those at some flat positions. A decoder over an encoder reads
-        the same text behind its start."""
+        """The hidden states `[N, D]` that task heads look at, or those at some flat positions. A decoder over an encoder
+        reads the same text behind its start."""
         last, memory = self.body, None
         if self.encoder_decoder and last.decoder is None:
             last = last.encoder
@@ -244,6 +250,7 @@ class Model(nn.Module):
             ids_N = batch.ids.roll(1)
             ids_N[batch.layout.first] = self.decoder_start
             batch = replace(batch, ids=ids_N, segments=None, views={})
+        # The last layer of a plain stack need not compute what nobody reads.
         if at is not None and isinstance(getattr(last, "stack", None), Stack):
             return last.at(at, batch, memory)
         whole_ND: Tensor = self.hidden(batch)[0] if last is self.body else last(batch, memory)
@@ -299,10 +306,10 @@ class Model(nn.Module):
     @property
     def window(self) -> int | None:
         """How much of a long text it reads at once: its positions, or as many of them as it learnt, where its history tells."""
-        learnt = [entry["length"] for entry in self.history if "length" in entry]
-        if self.positions is None or not learnt or "started_from" in self.history[0]:
+        lengths = [entry["length"] for entry in self.history if "length" in entry]
+        if self.positions is None or not lengths or "started_from" in self.history[0]:
             return self.positions
-        return min(self.positions, max(learnt))
+        return min(self.positions, max(lengths))
 
     @property
     def source_vocabulary(self) -> int:
@@ -352,15 +359,3 @@ class Model(nn.Module):
     def token(self, role: str) -> int | None:
         """The id of a special token by role (see `etymon.families.special_tokens` for who decides)."""
         return next(iter(token_ids(self, role)), None)
-
-    def shape_fields(self) -> dict[str, Any]:
-        return asdict(self.shape)
-
-
-def _known_heads(family: Family, heads: Iterable[str]) -> frozenset[str]:
-    asked = set(heads)
-    for name in asked:
-        if name not in family.heads:
-            raise EtymonError(f"{family.title} has no head {name!r}: {did_you_mean(name, family.heads)}")
-    implied = {family.heads[name].after for name in asked}
-    return frozenset(asked - implied)

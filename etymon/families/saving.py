@@ -15,16 +15,23 @@ from etymon.checkpoints.hub import SOURCE
 from etymon.checkpoints.settings import OWN_TYPE
 from etymon.errors import EtymonError
 from etymon.families.checkpoint import best_architecture, name_map
+from etymon.families.family import LABELLED_HEADS
 from etymon.families.loading import HISTORY
 from etymon.families.model import FEATURES_KEY, PREFIX_KEY, Model
 from etymon.families.special_tokens import config_ids, generation_settings, reading_settings
 from etymon.files import finite, write_json
 from etymon.nn.int8 import stored as stored_int8
 
-LABEL_KEYS = ("id2label", "label2id")
-"""Written where a head has labels: Transformers counts a head's outputs by them, those of a span, too."""
+# The last maps of a layer's parts, into which a residual scale can be multiplied.
 BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
-"""The last maps of a layer's parts, into which a residual scale can be multiplied."""
+CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
+# The hub's names for what a task head does.
+PIPELINES = {
+    "classification": "text-classification",
+    "tagging": "token-classification",
+    "span": "question-answering",
+    "choice": "multiple-choice",
+}
 
 
 def save(
@@ -43,69 +50,70 @@ def save(
 
     Of a model with adapters only those and its heads are written, as PEFT keeps them: they need their base.
     """
-    family, shape = model.family, model.shape_fields()
+    family, shape = model.family, asdict(model.shape)
     architecture = best_architecture(model)
     names = name_map(family, model.shape, model.head_names - architecture.heads)
-    named = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
+    tensors = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
+    past = [finite(entry) for entry in (model.history if history is None else history)]
+
+    # Fields of our own that change the maths keep a folder from Transformers. The residual scale need not: it is folded.
     scale = shape.get("residual_scale", 1.0)
-    own = any(
-        shape[row.ours] != row.unless
-        for row in family.settings.own_rows(shape)
-        if row.ours != "residual_scale"
+    own_fields = {row.ours for row in family.settings.own_rows(shape) if shape[row.ours] != row.unless}
+    for_transformers = (
+        family.expressible(model.shape)
+        and own_fields <= ({"residual_scale"} if fold else set())
+        and not model.int8
     )
-    foreign = family.expressible(model.shape) and not own and (fold or scale == 1.0)
-    foreign = foreign and not model.int8
-    if foreign and scale != 1.0:
-        ends = (name for name in named if any(end in name for end in BRANCH_ENDS))
-        named |= {name: named[name] * scale for name in ends}
+    if for_transformers and scale != 1.0:
+        ends = [name for name in tensors if any(end in name for end in BRANCH_ENDS)]
+        tensors |= {name: tensors[name] * scale for name in ends}
         shape["residual_scale"] = 1.0
-    carried = {key: value for key, value in model.carried.items() if key not in LABEL_KEYS}
+
     config = {
-        "architectures": [architecture.name] if foreign else [],
-        "model_type": family.model_type if foreign else OWN_TYPE + family.model_type,
-        **carried,
+        "architectures": [architecture.name] if for_transformers else [],
+        "model_type": family.model_type if for_transformers else OWN_TYPE + family.model_type,
+        **{key: value for key, value in model.carried.items() if key not in ("id2label", "label2id")},
         **config_ids(model),
         **family.settings.write(shape),  # last: the shape knows best what its weights mean
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
-    if model.head_names & {"classification", "tagging"}:
+    # Only where a head has labels: Transformers counts a head's outputs by them, those of a span, too.
+    if model.head_names & LABELLED_HEADS:
         config["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
         config["label2id"] = {label: number for number, label in enumerate(model.labels)}
     if model.features is not None and model.head_names & family.feature_heads:
         config[FEATURES_KEY] = asdict(model.features)
-    past = [finite(entry) for entry in (model.history if history is None else history)]
     reading, tokenizer = reading_settings(model, model.head_names, past), model.tokenizer
     if tokenizer is not None and reading.pad_token is not None and config.get("pad_token_id") is None:
         # Transformers finds the last token of a row by it.
         config["pad_token_id"] = tokenizer.tokens.index(reading.pad_token)
-    extra: dict[str, Callable[[Path], None]] = {HISTORY: lambda path: write_json(path, note)}
+
+    note = {"etymon": etymon.__version__, "heads": sorted(model.head_names), "history": past}
+    extra: dict[str, Callable[[Path], object]] = {HISTORY: lambda path: write_json(path, note)}
     if model.source_tokenizer is not None:
         extra[SOURCE] = model.source_tokenizer.save
-    note = {"etymon": etymon.__version__, "heads": sorted(model.head_names), "history": past}
-    if model.lora is None:
-        extra |= {name: partial(_write, text) for name, text in model.sentences.files.items()}
-    adapted, writes = (
-        model.lora is not None,
-        "vocabulary" in model.head_names and "state" in family.capabilities,
-    )
-    generates = writes or model.generation is not None
-    base = ""
-    if adapted:
-        from etymon.families.adapters import adapter_files
+    generation, base = None, ""
+    if model.lora is not None:
+        from etymon.families.adapters import adapter_files  # which needs PEFT's files alone
 
-        config, weights, told = adapter_files(model, names, architecture)
-        note, base = {**note, **told}, config["base_model_name_or_path"]
+        config, weights, adapter_note = adapter_files(model, names, architecture)
+        note, base = {**note, **adapter_note}, config["base_model_name_or_path"]
     else:
-        weights = stored_int8(model) if model.int8 else names.export(named, architecture.prefix)
+        weights = stored_int8(model) if model.int8 else names.export(tensors, architecture.prefix)
+        writes_text = "vocabulary" in model.head_names and "state" in family.capabilities
+        if writes_text or model.generation is not None:
+            generation = generation_settings(model)
+        for name, text in model.sentences.files.items():
+            extra[name] = partial(Path.write_text, data=text, encoding="utf-8")
     write_model_folder(
         folder,
         config=config,
         weights=weights,
-        generation_config=generation_settings(model) if generates and not adapted else None,
-        card=card(model, shape, architecture.name if foreign else None, past, base),
+        generation_config=generation,
+        card=model_card(model, shape, architecture.name if for_transformers else None, past, base),
         tokenizer_saver=None if tokenizer is None else partial(tokenizer.save, reading=reading),
         extra=extra,
-        adapters=adapted,
+        adapters=model.lora is not None,
     )
 
 
@@ -114,23 +122,18 @@ def save_published(model: Model, folder: str | Path) -> None:
     layout = model.family.layout
     if layout is None or model.int8:
         raise EtymonError(
-            f"only a family that was published in files of its own, with whole weights, has them: not this "
+            "only a family that was published in files of its own, with whole weights, has them: not this "
             f"{model.family.title}"
         )
-    weights = {
-        name: tensor.detach() for name, tensor in model.stored_tensors().items() if name.startswith("body.")
-    }
-    layout.write(folder, model.shape_fields(), model.family.names(model.shape).export(weights))
+    tensors = model.stored_tensors().items()
+    body = {name: tensor.detach() for name, tensor in tensors if name.startswith("body.")}
+    layout.write(folder, asdict(model.shape), model.family.names(model.shape).export(body))
 
 
-def _write(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
+# --- the model card
 
 
-READS_PREFIX = " (it reads a prompt in both directions, which Transformers does not)"
-
-
-def card(
+def model_card(
     model: Model,
     shape: Mapping[str, Any],
     architecture: str | None,
@@ -142,61 +145,57 @@ def card(
     `architecture` is the class that opens the same folder, or None where Transformers has none. Of adapters, `base` is the
     model that they belong to, and the class is its. Whatever is not known is said to be missing.
     """
+    from huggingface_hub import ModelCard, ModelCardData  # here: it costs a fifth of a second
+
     last: Mapping[str, Any] = history[-1] if history else {}
-    objective = str(last.get("objective", "")) + (READS_PREFIX if model.carried.get(PREFIX_KEY) else "")
-    load = [
-        "## Loading it",
-        "With etymon:",
-        _code('import etymon\n\nmodel = etymon.load("path/to/this/folder")'),
-    ]
-    if base:
-        load.insert(
-            1, f"Here are low-rank adapters and heads. The model that they belong to is `{_line(base)}`."
-        )
-    if architecture is None:
-        load.append("Transformers has no class for this model: do not open it there, it would be misread.")
-    else:
-        opens = f'from transformers import {architecture}\n\nmodel = {architecture}.from_pretrained("path/to/this/folder")'
-        if base:
-            opens = f"from peft import PeftModel\n{opens}".replace('"path/to/this/folder"', json.dumps(base))
-            opens += '\nmodel = PeftModel.from_pretrained(model, "path/to/this/folder")'
-        load += ["With PEFT:" if base else "With Transformers:", _code(opens)]
-    family, stated = model.family, last.get("license")
-    licence = f"Licence: {stated}." if stated else "Licence: not stated; ask the author before using it."
-    parts = [
-        _front_matter(model, history, bool(base)),
-        f"# {family.title} by etymon",
-        f"A {family.name} model with {model.parameter_count():,} parameters, trained "
-        f"with etymon on the objective *{_line(objective)}*.",
-        *load,
-        "## Data",
-        str(last.get("data", "")).strip() or "Not stated.",
-        *(["## Seen", _table(seen)] if (seen := _seen(last)) else []),
-        "## Measured",
-        _table(last.get("metrics")) or "Nothing was measured: treat the quality of this model as unknown.",
-        "## Training",
-        _table({k: v for k, v in (last.get("training") or {}).items() if v not in (None, [])})
-        or "Not stated.",
-        "## Shape",
-        _table(shape),
-        "## Tokenizer",
-        _table(_tokenizer(model, history)) or "None.",
-        "## Licence and limits",
-        f"{licence} A language model repeats the errors and biases of its text, and what was not measured above was not checked.",
-    ]
-    return "\n\n".join(parts) + "\n"
+
+    def stated(name: str) -> list[str] | None:
+        """What the author stated, of all trainings."""
+        return list(dict.fromkeys(value for entry in history for value in entry.get(name) or ())) or None
+
+    data = ModelCardData(
+        library_name="peft" if base else "etymon",
+        tags=["etymon", model.family.name],
+        license=last.get("license")
+        or "unknown",  # of this model, and not what an earlier one in its history had
+        language=stated("language"),
+        datasets=stated("datasets"),
+        pipeline_tag=_pipeline(model),
+    )
+    objective = _line(str(last.get("objective", "")))
+    if model.carried.get(PREFIX_KEY):
+        objective += " (it reads a prompt in both directions, which Transformers does not)"
+    tokenizer = {}
+    if model.tokenizer is not None:
+        tokenizer = {"kind": model.tokenizer.kind, "size": model.tokenizer.size}
+        growths = [
+            f"from {entry['grown']['from']:,} to {entry['grown']['to']:,} tokens on {entry['data']}"
+            for entry in history
+            if "grown" in entry
+        ]
+        tokenizer |= {"grown": ", then ".join(growths)} if growths else {}
+    training = {k: v for k, v in (last.get("training") or {}).items() if v not in (None, [])}
+    card = ModelCard.from_template(
+        data,
+        template_path=str(CARD_TEMPLATE),
+        family=model.family,
+        parameters=f"{model.parameter_count():,}",
+        objective=objective,
+        base=_line(base),
+        quoted_base=json.dumps(base),
+        architecture=architecture,
+        data=str(last.get("data", "")).strip(),
+        seen=_rows({k: v for k, v in last.get("seen", {}).items() if k != "ended"}),
+        metrics=_rows(last.get("metrics")),
+        training=_rows(training),
+        shape=_rows(shape),
+        tokenizer=_rows(tokenizer),
+        licence=last.get("license"),
+    )
+    return f"{str(card).rstrip()}\n"
 
 
-PIPELINES = {
-    "classification": "text-classification",
-    "tagging": "token-classification",
-    "span": "question-answering",
-    "choice": "multiple-choice",
-}
-"""The hub's names for what a task head does."""
-
-
-def pipeline(model: Model) -> str | None:
+def _pipeline(model: Model) -> str | None:
     """What the hub calls the model's use; None where it has no word for it, as for a discriminator."""
     if model.sentences.files:
         return "sentence-similarity"
@@ -210,54 +209,13 @@ def pipeline(model: Model) -> str | None:
     return "text-generation" if "causal" in model.capabilities else "fill-mask"
 
 
-def _front_matter(model: Model, history: Sequence[Mapping[str, Any]], adapters: bool) -> str:
-    """What the hub reads. Licence, languages and data sets are what the author stated; the licence is that of this model, and so
-    not what an earlier one in its history had."""
-    last: Mapping[str, Any] = history[-1] if history else {}
-    fields: dict[str, Any] = {
-        "library_name": "peft" if adapters else "etymon",
-        "tags": ["etymon", model.family.name],
-    }
-    fields["license"] = last.get("license") or "unknown"
-    for name in ("language", "datasets"):
-        if stated := list(dict.fromkeys(value for entry in history for value in entry.get(name) or ())):
-            fields[name] = stated
-    if (use := pipeline(model)) is not None:
-        fields["pipeline_tag"] = use
-    lines = []
-    for name, value in fields.items():
-        if isinstance(value, list):
-            lines += [f"{name}:", *(f"- {json.dumps(part)}" for part in value)]
-        else:
-            lines.append(f"{name}: {json.dumps(value)}")
-    return "\n".join(["---", *lines, "---"])
+def _rows(table: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Rows of a table in Markdown, in which a bar would end a cell."""
+    rows = ((str(name).replace("_", " "), _shown(value)) for name, value in (table or {}).items())
+    return [(_line(name).replace("|", "\\|"), _line(text).replace("|", "\\|")) for name, text in rows]
 
 
-def _seen(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps, tokens and words of the last run. `words` are those of the text, counted once an epoch; `words read` those of all
-    samples."""
-    return {name: value for name, value in entry.get("seen", {}).items() if name != "ended"}
-
-
-def _tokenizer(model: Model, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    if model.tokenizer is None:
-        return {}
-    growths = ((entry["grown"], entry["data"]) for entry in history if "grown" in entry)
-    told = [f"from {grown['from']:,} to {grown['to']:,} tokens on {data}" for grown, data in growths]
-    known = {"kind": model.tokenizer.kind, "size": model.tokenizer.size}
-    return known | ({"grown": ", then ".join(told)} if told else {})
-
-
-def _table(rows: Mapping[str, Any] | None) -> str:
-    if not rows:
-        return ""
-    lines = ["| | |", "|---|---|"]
-    for name, value in rows.items():
-        lines.append(f"| {_cell(str(name).replace('_', ' '))} | {_cell(_value(value))} |")
-    return "\n".join(lines)
-
-
-def _value(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -265,17 +223,9 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, list | tuple):
-        return ", ".join(_value(item) for item in value)
+        return ", ".join(map(_shown, value))
     return "none" if value is None else str(value)
-
-
-def _cell(text: str) -> str:
-    return _line(text).replace("|", "\\|")
 
 
 def _line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _code(text: str) -> str:
-    return f"```python\n{text}\n```"

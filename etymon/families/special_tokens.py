@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Mapping, Sequence, Set
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def _listed(value: Any) -> tuple[int, ...]:
 def leave_out_unusable_ids(model: Model, folder: str | Path) -> None:
     """Leaves out the ids that no token of a model just read has, and says so. Published folders have such: they were made with
     another vocabulary than their configuration was. What the shape was made of stays (RoBERTa's positions begin behind its pad)."""
-    fixed = model.family.settings.write(model.shape_fields())
+    fixed = model.family.settings.write(asdict(model.shape))
     model.carried, wrong = usable_ids(model.carried, model.shape.vocabulary, fixed)
     found = [f"config.json: {', '.join(wrong)}"] if wrong else []
     if model.generation is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from etymon.families.model import Model
@@ -116,7 +117,7 @@ def write_run_report(
     if samples:
         few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
         sections.append(ReportSamples(few, title=shown))
-    shape = ", ".join(f"{name} {value}" for name, value in model.shape_fields().items())
+    shape = ", ".join(f"{name} {value}" for name, value in asdict(model.shape).items())
     sections.append(Paragraph(f"{model.family.title}: {shape}.", title="Shape"))
     if command is None and "causal" in model.capabilities:
         command = f'etymon generate {path.parent} "The" --temperature 0.8'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +57,7 @@ def show(
         else (class_names(read_config(place)) or ["?"])[0],
         parameters=model.parameter_count(),
         heads=tuple(sorted(model.head_names)),
-        shape=model.shape_fields(),
+        shape=asdict(model.shape),
         tokenizer={}
         if tokenizer is None
         else {"kind": tokenizer.kind, "tokens": tokenizer.size, **tokenizer.roles},
@@ -68,7 +68,6 @@ def show(
 
 
 def _show_size(name: str, size: str | None) -> Shown:
-    from dataclasses import asdict
 
     from etymon.families import get_family
     from etymon.families.loading import shape_of
@@ -91,7 +90,6 @@ def _show_size(name: str, size: str | None) -> Shown:
 
 def _memory(family: Any, shape: Any, heads: Any) -> dict[str, Any]:
     """Bytes for opening a model and for training it as `etymon pretrain` does if it is told nothing else."""
-    from dataclasses import asdict
 
     from etymon.families.memory import outline
     from etymon.runs.memory import usual_plan

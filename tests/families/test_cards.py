@@ -9,7 +9,7 @@ import yaml
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.families.saving import card
+from etymon.families.saving import model_card
 from tests import tiny
 from tests.verbs.small_runs import pretrain, with_test_sizes
 
@@ -28,7 +28,7 @@ def model() -> Model:
 
 
 def full(model: Model, *entries: Mapping[str, Any]) -> str:
-    return card(model, SHAPE, "BertForMaskedLM", entries, "")
+    return model_card(model, SHAPE, "BertForMaskedLM", entries, "")
 
 
 def front_matter(text: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_a_full_card(model: Model) -> None:
 
 
 def test_what_is_not_known_is_said_to_be_missing(model: Model) -> None:
-    text = card(model, SHAPE, None, [], "")
+    text = model_card(model, SHAPE, None, [], "")
     assert set(front_matter(text)) == {"library_name", "tags", "license", "pipeline_tag"}
     assert front_matter(text)["license"] == "unknown", "a licence is never guessed"
     assert "Nothing was measured" in text
@@ -109,7 +109,7 @@ def test_words_and_words_read_are_on_the_card(model: Model) -> None:
 )  # fmt: skip
 def test_the_pipeline_follows_from_the_heads(family: str, head: str, expected: str | None) -> None:
     made = tiny.model(family, frozenset({head}))
-    assert front_matter(card(made, SHAPE, None, [], "")).get("pipeline_tag") == expected
+    assert front_matter(model_card(made, SHAPE, None, [], "")).get("pipeline_tag") == expected
 
 
 def test_what_is_stated_reaches_the_card_of_a_run(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def test_without_one_a_folder_says_nothing_of_it(family: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_it_begins_nearly_closed(family: str) -> None:
-    shape = {**tiny_decoder(family).shape_fields(), "dim": 64, "heads": 2, "pointer": 100}
+    shape = {**asdict(tiny_decoder(family).shape), "dim": 64, "heads": 2, "pointer": 100}
     model = etymon.build(family, shape=shape, heads=("vocabulary",))
     batch = Batch.of(rows_of([20, 12]))
     with torch.no_grad():

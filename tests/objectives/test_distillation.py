@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ CASES = [("bert", "distilled-masked"), ("gpt2", "distilled-causal")]
 def models(family: str, name: str, **changed: Any) -> tuple[Model, Model]:
     objective = tiny.objective(family, name)
     teacher = tiny.model(family, objective, seed=1)
-    shape = {**teacher.shape_fields(), "layers": 1, **changed}
+    shape = {**asdict(teacher.shape), "layers": 1, **changed}
     student = Model(teacher.family, teacher.family.shape(**shape), objective.heads).initialise(0)
     with torch.no_grad():
         for number, parameter in enumerate([*teacher.parameters(), *student.parameters()]):
