@@ -30,10 +30,10 @@ ASIDE = re.compile(
     r"\.(?P<name>.*)\.(?P<pid>\d+)-(?:(?P<host>[0-9a-f]{8})-)?[0-9a-f]+\.(?P<kind>partial|replaced)",
     re.DOTALL,
 )
-"""The name of something half written, or of an old folder that is being replaced: whose it is, by process and host (older
-releases did not say which), and a random part."""
+"""The name of something half written, or of an old folder that is being replaced: whose it is, by process and host
+(older releases did not say which), and a random part."""
 ABANDONED = 24 * 3600
-"""Seconds without a change after which something half written is taken for left over, if its process is on another host."""
+"""Seconds without a change after which something half written by a process on another host is taken for left over."""
 CLOCKS_APART = 600
 """Seconds that the clocks of this host and of a disk may differ."""
 _swept: set[Path] = set()
@@ -90,7 +90,9 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         with _disk_errors(path):
             for folder, _, names in os.walk(aside):
                 for name in names:
-                    _sync_file(Path(folder, name))
+                    # Windows refuses fsync on a handle that was opened for reading only.
+                    with open(Path(folder, name), "r+b") as file:
+                        os.fsync(file.fileno())
                 _sync_folder(Path(folder))
             if path.exists():
                 os.rename(path, old)  # a non-empty folder cannot be replaced in one call
@@ -136,7 +138,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 DEEPEST = 100
-"""Lists and objects inside one another that a JSON text may have: Python's own reader and writer end at about a thousand."""
+"""Lists and objects inside one another that a JSON text may have: Python's reader and writer end at about a thousand."""
 LARGEST_JSON = 100_000_000
 """Bytes of a file that is read as JSON in one go."""
 
@@ -145,10 +147,10 @@ def parse_json(text: str, place: str, advice: str = "correct or replace it") -> 
     """The value of a JSON text; `place` and `advice` are for the message about one that is broken or too deep."""
     try:
         value = json.loads(text)
+        if is_deep(value):
+            raise RecursionError
     except (ValueError, RecursionError) as error:
         raise EtymonError(f"{place} is not valid JSON ({json_fault(error, text)}); {advice}") from error
-    if is_deep(value):
-        raise EtymonError(f"{place} is not valid JSON ({json_fault(RecursionError(), text)}); {advice}")
     return value
 
 
@@ -195,11 +197,10 @@ def read_any_json(path: str | os.PathLike[str]) -> Any:
     except OSError as error:
         raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
     value = parse_json(text, str(path))
+    # JSON can spell half of a pair, which is no character and cannot be saved.
     try:
         json.dumps(value if "\\u" in text else None, ensure_ascii=False).encode()
-    except (
-        UnicodeEncodeError
-    ) as error:  # JSON can spell half of a pair, which is no character and cannot be saved
+    except UnicodeEncodeError as error:
         raise EtymonError(
             f"{path} holds half of a character (a lone surrogate); correct or replace it"
         ) from error
@@ -217,12 +218,12 @@ def write_json(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
 
 
 def json_text(value: Any, *, indent: int | None = None, ascii: bool = False) -> str:
-    """The value as JSON that every reader takes: null for NaN and infinity, dataclasses as objects, the rest as text."""
+    """The value as JSON that every reader takes: null for NaN and infinity, dataclasses as objects, others as text."""
     return json.dumps(finite(value), indent=indent, ensure_ascii=ascii, default=str, allow_nan=False)
 
 
 def finite(value: Any) -> Any:
-    """The same value with None for what JSON has no number for, at any depth, and with dataclasses as dictionaries."""
+    """The value with None for what JSON has no number for, at any depth, and with dataclasses as dictionaries."""
     if is_dataclass(value) and not isinstance(value, type):
         return finite(asdict(value))
     if isinstance(value, Mapping):
@@ -251,7 +252,7 @@ def holds(folder: Path) -> str:
 
 
 def _aside(path: Path, kind: str = "partial") -> Path:
-    # Same folder, hence same file system, hence a rename and not a copy. A long name would not have room for the rest.
+    # Same folder, hence same file system, hence a rename and not a copy. A long name would have no room for the rest.
     name = path.name.encode()[:100].decode(errors="ignore")
     return path.parent / f".{name}.{os.getpid()}-{_host()}-{secrets.token_hex(4)}.{kind}"
 
@@ -268,35 +269,27 @@ def _host() -> str:
 
 def _is_left_over(path: Path) -> bool:
     """Whether nobody writes there any more, as far as its name and its age tell, and nobody misses it."""
-    named = ASIDE.fullmatch(path.name)
-    changed = _last_change(path)
-    if named is None or changed is None:
+    match = ASIDE.fullmatch(path.name)
+    try:
+        changes = [path.lstat().st_mtime]
+        for folder, folders, files in os.walk(path):
+            changes += [Path(folder, name).lstat().st_mtime for name in (*folders, *files)]
+    except OSError:  # it is gone, or cannot be read
         return False
-    if named["kind"] == "replaced" and not (path.parent / named["name"]).exists():
-        return False  # the process died between two renames: this is the only whole one
-    if named["host"] != _host():
-        return time.time() - changed > ABANDONED
+    if match is None or (match["kind"] == "replaced" and not (path.parent / match["name"]).exists()):
+        return False  # where the process died between two renames, this is the only whole folder
+    if match["host"] != _host():
+        return time.time() - max(changes) > ABANDONED
     import psutil  # hardly ever needed, and this module is imported by every command
 
     try:
         # A process that began after the last change has only inherited the number of the one that wrote. A disk on the
         # network may have another clock.
-        return psutil.Process(int(named["pid"])).create_time() > changed + CLOCKS_APART
+        return psutil.Process(int(match["pid"])).create_time() > max(changes) + CLOCKS_APART
     except psutil.NoSuchProcess:
         return True
     except (psutil.Error, OverflowError):
         return False
-
-
-def _last_change(path: Path) -> float | None:
-    """When a file, or anything in a folder, was written last; None if it is gone or cannot be asked."""
-    try:
-        times = [path.lstat().st_mtime]
-        for folder, folders, files in os.walk(path):
-            times += [Path(folder, name).lstat().st_mtime for name in (*folders, *files)]
-    except OSError:
-        return None
-    return max(times)
 
 
 @contextmanager
@@ -308,12 +301,6 @@ def _disk_errors(path: Path, only: set[int] | None = None) -> Iterator[None]:
             raise
         reason = error.strerror or str(error)
         raise EtymonError(f"cannot write {path}: {reason}; nothing was changed there") from error
-
-
-def _sync_file(path: Path) -> None:
-    # Windows refuses fsync on a handle that was opened for reading only.
-    with open(path, "r+b") as file:
-        os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:

@@ -153,7 +153,7 @@ FAMILY = Family(
         lowercase=True,
         strip_accents=True,
     ),
-    framing=framing.BERT,
+    framing=framing.CLASS_FIRST,
     special_ids={"pad": 0, "begin": 2, "end": 3},
     generator=electra.generator,
 )

@@ -220,7 +220,8 @@ FAMILY = Family(
         ("pocket", "tiny"), replace(POCKET_RECIPE, weight_decay=0.01, options=OPTIONS)
     ),
     tokenizer=MASKED_BPE,
-    framing=framing.BART,
+    # The decoder reads `</s> <s> A`, and so writes the same `<s> A </s>` that the encoder reads.
+    framing=replace(framing.DOUBLE_SEPARATOR, name="bart", start="end"),
     special_ids={"begin": 0, "pad": 1, "end": 2},
     # Transformers 5 gives an untied model three tables of words: such a folder is for etymon alone.
     expressible=lambda shape: bool(shape.tied),

@@ -89,7 +89,7 @@ FAMILY = Family(
     size_recipes={"pocket": encoders.POCKET_RECIPE},
     expressible=encoders.expressible,
     tokenizer=encoders.WORDPIECE,
-    framing=framing.BERT,
+    framing=framing.CLASS_FIRST,
     special_ids={"pad": 0},
     generator=electra.generator,
 )

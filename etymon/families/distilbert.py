@@ -157,6 +157,7 @@ FAMILY = Family(
     ),
     size_recipes={"pocket": replace(encoders.POCKET_RECIPE, weight_decay=0.0)},
     tokenizer=encoders.WORDPIECE,
-    framing=framing.DISTILBERT,
+    # The tokens of BERT without its segments.
+    framing=replace(framing.CLASS_FIRST, name="distilbert", pair_segments=()),
     special_ids={"pad": 0},
 )

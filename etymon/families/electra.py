@@ -178,7 +178,7 @@ FAMILY = Family(
     },
     expressible=encoders.expressible,
     tokenizer=encoders.WORDPIECE,
-    framing=framing.BERT,
+    framing=framing.CLASS_FIRST,
     special_ids={"pad": 0},
     generator=generator,
 )

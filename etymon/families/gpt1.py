@@ -94,5 +94,5 @@ FAMILY = Family(
         lowercase=True,
         strip_accents=True,
     ),
-    framing=framing.GPT1,
+    framing=framing.EXTRACT_LAST,
 )

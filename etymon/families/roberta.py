@@ -140,7 +140,7 @@ FAMILY = Family(
     tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
     expressible=encoders.expressible,
     tokenizer=encoders.MASKED_BPE,
-    framing=framing.ROBERTA,
+    framing=framing.DOUBLE_SEPARATOR,
     special_ids={"begin": 0, "pad": 1, "end": 2},
     generator=generator,
     aliases={"xlm-roberta": "XLMRoberta", "camembert": "Camembert"},

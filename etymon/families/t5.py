@@ -293,7 +293,7 @@ FAMILY = Family(
     # A pocket model trains for minutes, within which the published rate would not begin to fall.
     size_recipes={"pocket": POCKET_RECIPE},
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
-    framing=framing.T5,
+    framing=framing.TEXT_END,
     special_ids={"pad": 0, "end": 1},
     aliases={"mt5": "MT5"},
 )

@@ -153,7 +153,7 @@ FAMILY = Family(
     },
     tuning=Recipe(learning_rate=5e-5, options={"text2text": {"smoothing": 0.1}}),
     tokenizer=TokenizerChoice("bpe", SPECIALS),
-    framing=framing.SEQ2SEQ,
+    framing=framing.BEGIN_END,
     special_ids={"pad": 0, "begin": 1, "end": 2},
     expressible=lambda shape: False,
 )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from etymon.errors import EtymonError
 from etymon.files import parse_json
 from etymon.tasks.tag_scores import OUTSIDE, spans
-from etymon.text.pieces import Span
+from etymon.text.words import Span
 
 Scheme = Literal["IOB2", "BILOU"]
 PREFIXES: dict[str, str] = {"IOB2": "BI", "BILOU": "BILU"}

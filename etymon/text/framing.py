@@ -1,9 +1,9 @@
 """Framing: how one or two token sequences become one model input.
 
 A framing is a value. Its templates name special tokens by role and sequences by number:
-`("class", 0, "separator", 1, "separator")` is BERT's pair. A family picks a framing; plans, tasks and
-prompts use it without asking which family they are in. RoBERTa's doubled separator, XLNet's trailing
-class token or GPT-1's start, delimiter and extract tokens are other values of the same type.
+`("class", 0, "separator", 1, "separator")` is a pair behind a class token. A family picks a framing; plans, tasks
+and prompts use it without asking which family they are in. Those that several families or foreign tokenizers use are
+here, others with their family.
 """
 
 from __future__ import annotations
@@ -55,23 +55,27 @@ class Framing:
     name: str
     single: Template
     pair: Template
-    single_segments: tuple[int, ...]
-    pair_segments: tuple[int, ...]
+    single_segments: tuple[int, ...] = ()
+    """A segment id for every element of the template; () is 0 for all."""
+    pair_segments: tuple[int, ...] = ()
     role_ids: tuple[tuple[str, int], ...] = ()
     apart: bool = False
     """Vectors of texts leave the special tokens out: they are marks beside the text, not a part of what is read."""
     context_first: bool = False
     """Of a context and a question about it, the context comes first."""
     start: str | None = None
-    """Of an encoder-decoder: the role of the token that the decoder begins with, before the framed text it writes."""
+    """The role of the token that the decoder of an encoder-decoder begins with, before the framed text it writes."""
     for_tasks_only: bool = False
     """Its special tokens are those of tasks: a language model goes on from a text as it is."""
     padding_side: Side = "right"
     """Where other libraries fill up short rows: not on the side where the family's heads read."""
 
     def __post_init__(self) -> None:
-        if len(self.single) != len(self.single_segments) or len(self.pair) != len(self.pair_segments):
-            raise ValueError(f"framing {self.name}: every element of a template needs a segment id")
+        for template, name in ((self.single, "single_segments"), (self.pair, "pair_segments")):
+            segments = getattr(self, name) or (0,) * len(template)
+            if len(segments) != len(template):
+                raise ValueError(f"framing {self.name}: every element of a template needs a segment id")
+            object.__setattr__(self, name, segments)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -79,24 +83,23 @@ class Framing:
         return tuple(dict.fromkeys(item for item in self.single + self.pair if isinstance(item, str)))
 
     def resolve(self, id_of: Callable[[str], int | None]) -> Framing:
-        """The same framing bound to token ids, e.g. `BERT.resolve(tokenizer.id)`."""
-        bound: list[tuple[str, int]] = []
+        """The same framing bound to token ids, e.g. `PLAIN.resolve(tokenizer.id)`."""
+        role_ids: list[tuple[str, int]] = []
         for role in self.roles:
-            number = id_of(role)
-            if number is None:
+            if (number := id_of(role)) is None:
                 raise EtymonError(
                     f"the {self.name} framing needs a {role!r} token, which the tokenizer has not; "
                     f"train or load a tokenizer with the roles {', '.join(self.roles)}"
                 )
-            bound.append((role, number))
-        return replace(self, role_ids=tuple(bound))
+            role_ids.append((role, number))
+        return replace(self, role_ids=tuple(role_ids))
 
     def overhead(self, pair: bool = False) -> int:
         """How many special tokens are added around one sequence, or around two."""
         return sum(isinstance(item, str) for item in (self.pair if pair else self.single))
 
     def with_separator(self, role: str) -> Framing:
-        """The same with a special token between two texts that it would only join; itself if it parts them already."""
+        """The same with a special token between two texts that it would only join; itself if it has one there."""
         first, second = self.pair.index(0), self.pair.index(1)
         if second - first > 1:
             return self
@@ -108,10 +111,9 @@ class Framing:
         """The segments of single texts that were framed; None if there is but one."""
         if not any(self.single_segments):
             return None
-        lengths = [len(row) - self.overhead() for row in rows]
         return [
-            np.repeat(self.single_segments, [length if item == 0 else 1 for item in self.single])
-            for length in lengths
+            np.repeat(self.single_segments, [len(row) - self.overhead() if item == 0 else 1 for item in self.single])
+            for row in rows
         ]
 
     def frame(
@@ -139,57 +141,28 @@ class Framing:
         )
 
 
-# GPT-2: the text and nothing else; two texts follow one another.
-PLAIN = Framing("plain", (0,), (0, 1), (0,), (0, 0), for_tasks_only=True)
-BERT = Framing(
-    "bert",
+# The text and nothing else; two texts follow one another (GPT-2).
+PLAIN = Framing("plain", (0,), (0, 1), for_tasks_only=True)
+# The second text has a segment of its own (BERT).
+CLASS_FIRST = Framing(
+    "class-first",
     ("class", 0, "separator"),
     ("class", 0, "separator", 1, "separator"),
-    (0, 0, 0),
-    (0, 0, 0, 1, 1),
+    pair_segments=(0, 0, 0, 1, 1),
 )
-# The doubled separator tells the texts apart: there are no segments.
-ROBERTA = Framing(
-    "roberta",
+# The doubled separator tells the texts apart: there are no segments (RoBERTa).
+DOUBLE_SEPARATOR = Framing(
+    "double-separator",
     ("class", 0, "separator"),
     ("class", 0, "separator", "separator", 1, "separator"),
-    (0, 0, 0),
-    (0, 0, 0, 0, 0, 0),
 )
-# GPT-1's start, delimiter and extract tokens: what a text says is read at its end.
-GPT1 = Framing(
-    "gpt1",
-    ("begin", 0, "class"),
-    ("begin", 0, "separator", 1, "class"),
-    (0, 0, 0),
-    (0, 0, 0, 0, 0),
-    for_tasks_only=True,
+# Start, delimiter and extract tokens: what a text says is read at its end (GPT-1).
+EXTRACT_LAST = Framing(
+    "extract-last", ("begin", 0, "class"), ("begin", 0, "separator", 1, "class"), for_tasks_only=True
 )
-# BERT's tokens without its segments.
-DISTILBERT = replace(BERT, name="distilbert", pair_segments=(0, 0, 0, 0, 0))
-# T5 knows no pairs: its tasks write both texts into one, so two sequences are simply joined.
-T5 = Framing("t5", (0, "end"), (0, 1, "end"), (0, 0), (0, 0, 0), start="pad")
-# The decoder reads `</s> <s> A`, and so writes the same `<s> A </s>` that the encoder reads.
-BART = replace(ROBERTA, name="bart", start="end")
-# The pairs of 2014 to 2017: texts have an end, and the one that is written begins with a token for that.
-SEQ2SEQ = replace(T5, name="seq2seq", start="begin")
-
-# What a text says is read at its end, in a segment of its own.
-XLNET = Framing(
-    "xlnet",
-    (0, "separator", "class"),
-    (0, "separator", 1, "separator", "class"),
-    (0, 0, 2),
-    (0, 0, 1, 1, 2),
-    context_first=True,
-    padding_side="left",
-)
-# Marks before and behind every text; what is read of it are its words.
-ELMO = Framing(
-    "elmo",
-    ("begin", 0, "end"),
-    ("begin", 0, "end", "begin", 1, "end"),
-    (0, 0, 0),
-    (0, 0, 0, 0, 0, 0),
-    apart=True,
-)
+# No pairs: tasks write both texts into one, so two sequences are simply joined (T5).
+TEXT_END = Framing("text-end", (0, "end"), (0, 1, "end"), start="pad")
+# Texts have an end, and the one that is written begins with a token for that (the pairs of 2014 to 2017).
+BEGIN_END = replace(TEXT_END, name="begin-end", start="begin")
+GUESSES = {"<s>": DOUBLE_SEPARATOR, "_classify_": EXTRACT_LAST}
+"""The framing of tokenizers that are read without a family, by their class token; others are `CLASS_FIRST`."""

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 
 from etymon.errors import EtymonError
-from etymon.text.framing import BERT, GPT1, PLAIN, ROBERTA, T5, Framing, ReadingSettings
+from etymon.text.framing import CLASS_FIRST, GUESSES, PLAIN, TEXT_END, Framing, ReadingSettings
 
 if TYPE_CHECKING:
     from etymon.text.words import Lexicon
@@ -229,8 +229,8 @@ class Tokenizer:
 
     def _guess_framing(self) -> Framing:
         if "class" in self.roles and "separator" in self.roles:
-            return {"<s>": ROBERTA, "_classify_": GPT1}.get(self.roles["class"], BERT)
-        return T5 if self.kind == "unigram" and "end" in self.roles else PLAIN
+            return GUESSES.get(self.roles["class"], CLASS_FIRST)
+        return TEXT_END if self.kind == "unigram" and "end" in self.roles else PLAIN
 
     @cached_property
     def fingerprint(self) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from etymon.text.pieces import Pieces, WordReader, windows
+from etymon.text.words import Pieces, WordReader, windows
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from etymon.errors import EtymonError
-from etymon.text.framing import BERT, ROBERTA
+from etymon.text.framing import CLASS_FIRST, DOUBLE_SEPARATOR
 from etymon.text.reading import Document
 from etymon.text.store import TokenStore
 from etymon.text.tokenizer import ROLE_KEYS, Tokenizer
@@ -89,7 +89,7 @@ def test_bert_vocabulary_file(trained: dict[str, Tokenizer], tmp_path: Path) -> 
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     loaded = Tokenizer.load(tmp_path)
     assert same_ids(loaded, tokenizer)
-    assert loaded.roles == tokenizer.roles and loaded.framing.name == "bert"
+    assert loaded.roles == tokenizer.roles and loaded.framing.name == "class-first"
     loaded.save(tmp_path / "again")
     assert Tokenizer.load(tmp_path / "again").fingerprint == loaded.fingerprint
     (tmp_path / "tokenizer_config.json").unlink()  # its pieces have upper case
@@ -140,7 +140,7 @@ ALBERT_ROLES = {"pad": "<pad>", "unknown": "<unk>", "class": "[CLS]", "separator
 
 @pytest.fixture(scope="module")
 def roberta(documents: list[Document]) -> Tokenizer:
-    return train("byte-bpe", documents, specials=ROBERTA_ROLES, framing=ROBERTA)
+    return train("byte-bpe", documents, specials=ROBERTA_ROLES, framing=DOUBLE_SEPARATOR)
 
 
 def assert_transformers_agrees(tokenizer: Tokenizer, theirs: Any) -> None:
@@ -181,7 +181,7 @@ def test_transformers_opens_albert_s(documents: list[Document], tmp_path: Path, 
         300,
         specials=ALBERT_ROLES,
         sentinels=0,
-        framing=BERT,
+        framing=CLASS_FIRST,
         lowercase=True,
         strip_accents=True,
     )
@@ -226,7 +226,7 @@ def test_albert_s_sentencepiece(tmp_path: Path) -> None:
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
     ours = Tokenizer.load(tmp_path)
     assert ours.tokens[:5] == list(ALBERT_ROLES.values())
-    assert ours.roles == ALBERT_ROLES and ours.framing.name == "bert" and ours.sentinels == []
+    assert ours.roles == ALBERT_ROLES and ours.framing.name == "class-first" and ours.sentinels == []
     assert ours.encode("``The CAFÉ'' river").tolist() == theirs.encode('"the cafe" river')
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false, "keep_accents": true}')
     assert Tokenizer.load(tmp_path).encode("The CAFÉ").tolist() == theirs.encode("The CAFÉ")
@@ -270,7 +270,7 @@ def test_sentencepiece_with_the_ids_of_fairseq(name: str, model_type: str, tmp_p
         Tokenizer.load(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     ours, theirs = Tokenizer.load(folder), getattr(transformers, name).from_pretrained(folder)
-    assert ours.size == len(theirs) and ours.framing.name == "roberta"
+    assert ours.size == len(theirs) and ours.framing.name == "double-separator"
     for text in [*SAMPLES, story(99, 6), "a <mask> b", "  spaces \t\n here  "]:
         assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
     one, two = ours.encode("The river"), ours.encode("crossed")
@@ -294,7 +294,7 @@ def test_sentencepiece_unigram(tmp_path: Path, name: str) -> None:
     shutil.move(tmp_path / "made.model", folder / name)
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
     ours = Tokenizer.load(folder)
-    assert ours.kind == "unigram" and ours.framing.name == "t5"
+    assert ours.kind == "unigram" and ours.framing.name == "text-end"
     assert ours.size == theirs.get_piece_size() + 100
     assert ours.sentinels == list(range(ours.size - 1, ours.size - 101, -1))
     assert ours.roles == {"pad": "<pad>", "unknown": "<unk>", "end": "</s>"}

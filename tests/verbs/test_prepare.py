@@ -148,7 +148,7 @@ def test_pretraining_on_a_store_is_like_on_the_text(place: Path, tmp_path: Path)
         tiny.tokenizer("t5").save(tmp_path / "other")
         with pytest.raises(EtymonError, match="built with another tokenizer"):
             pretrain("gpt2", tmp_path / "d", data=[tmp_path / "s"], tokenizer=tmp_path / "other")
-        with pytest.raises(EtymonError, match="the bert framing needs a 'class' token"):
+        with pytest.raises(EtymonError, match="the class-first framing needs a 'class' token"):
             pretrain("bert", tmp_path / "e", data=[tmp_path / "s"])
 
 

@@ -55,8 +55,8 @@ def test_families(corpus: Path, tmp_path: Path) -> None:
     assert {name: tokenizer.kind for name, tokenizer in made.items()} == {
         "gpt2": "byte-bpe", "bert": "wordpiece", "t5": "unigram",
     }  # fmt: skip
-    assert made["bert"].decode(made["bert"].encode("Café")) == "cafe" and made["bert"].framing.name == "bert"
-    assert len(made["t5"].sentinels) == 100 and made["t5"].framing.name == "t5"
+    assert made["bert"].decode(made["bert"].encode("Café")) == "cafe" and made["bert"].framing.name == "class-first"
+    assert len(made["t5"].sentinels) == 100 and made["t5"].framing.name == "text-end"
     plain = etymon.tokenizer(
         data=data, kind="wordpiece", size=400, out=tmp_path / "p", progress="silent"
     ).tokenizer
@@ -64,7 +64,7 @@ def test_families(corpus: Path, tmp_path: Path) -> None:
     mixed = etymon.tokenizer(
         data=data, kind="unigram", family="bert", size=400, out=tmp_path / "m", progress="silent"
     ).tokenizer
-    assert mixed.kind == "unigram" and mixed.framing.name == "bert" and mixed.id("mask") is not None
+    assert mixed.kind == "unigram" and mixed.framing.name == "class-first" and mixed.id("mask") is not None
     accents = etymon.tokenizer(
         data=data, family="bert", strip_accents=False, size=400, out=tmp_path / "a", progress="silent"
     ).tokenizer

@@ -27,7 +27,7 @@ from etymon.nn.blocks import Body
 from etymon.nn.features import FeatureSettings, ScalarMix
 from etymon.nn.initialise import Filler, constant, normal, remembering, uniform, with_zero_row
 from etymon.nn.layers import Rate
-from etymon.text import framing
+from etymon.text.framing import Framing
 
 FILTERS = "1x32 2x32 3x64 4x128 5x256 6x512 7x1024"
 
@@ -208,7 +208,8 @@ FAMILY = Family(
         ("pocket", "tiny"), Recipe(learning_rate=2e-3, weight_decay=0.0, clip=10.0, warmup=0.05, length=20)
     ),
     tokenizer=TokenizerChoice("word", {"begin": "<S>", "end": "</S>", "unknown": "<UNK>"}, min_frequency=1),
-    framing=framing.ELMO,
+    # Marks before and behind every text; what is read of it are its words.
+    framing=Framing("elmo", ("begin", 0, "end"), ("begin", 0, "end", "begin", 1, "end"), apart=True),
     special_ids={"begin": 0, "end": 1},
     expressible=lambda shape: False,
     layout=bilm,

@@ -199,7 +199,7 @@ FAMILY = Family(
     recipe=RECIPE,
     size_recipes=dict.fromkeys(("pocket", "tiny"), replace(RECIPE, learning_rate=8e-3, betas=(0.9, 0.98))),
     tokenizer=TokenizerChoice("bpe", SPECIALS),
-    framing=framing.SEQ2SEQ,
+    framing=framing.BEGIN_END,
     special_ids={"pad": 0, "begin": 1, "end": 2},
     expressible=lambda shape: False,
     layers=_layers,

@@ -37,7 +37,7 @@ from etymon.nn.heads import ConditionalSpan, Pooler, Projection
 from etymon.nn.initialise import COMMON, Filler, normal
 from etymon.nn.layers import ACTIVATIONS, Embedding, Rate
 from etymon.nn.relative import DistanceSinusoids
-from etymon.text import framing
+from etymon.text.framing import Framing
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -282,7 +282,16 @@ FAMILY = Family(
             "mask": "<mask>",
         },
     ),
-    framing=framing.XLNET,
+    # What a text says is read at its end, in a segment of its own.
+    framing=Framing(
+        "xlnet",
+        (0, "separator", "class"),
+        (0, "separator", 1, "separator", "class"),
+        (0, 0, 2),
+        (0, 0, 1, 1, 2),
+        context_first=True,
+        padding_side="left",
+    ),
     special_ids={"begin": 1, "end": 2, "pad": 5},
     tuning=Recipe(learning_rate=2e-5, epsilon=1e-6),
     size_recipes=dict.fromkeys(
