@@ -36,8 +36,8 @@ from etymon.tasks.reading import framed_examples
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.tag_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
 from etymon.tasks.task import Notify, ignore_note
-from etymon.text.words import Span, WordReader, windows
 from etymon.text.reading import SURROGATE
+from etymon.text.words import Span, WordReader, windows
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))

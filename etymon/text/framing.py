@@ -112,7 +112,9 @@ class Framing:
         if not any(self.single_segments):
             return None
         return [
-            np.repeat(self.single_segments, [len(row) - self.overhead() if item == 0 else 1 for item in self.single])
+            np.repeat(
+                self.single_segments, [len(row) - self.overhead() if item == 0 else 1 for item in self.single]
+            )
             for row in rows
         ]
 

@@ -143,7 +143,9 @@ class WordReader:
                 of_word.append(ids[piece])
                 piece += 1
             if word in torn:  # with the space before it, if no piece has that
-                of_word = self._encode_alone(text[start if is_inside else max(0, start - 1) : stop], is_inside)
+                of_word = self._encode_alone(
+                    text[start if is_inside else max(0, start - 1) : stop], is_inside
+                )
             firsts.append(len(pieces))
             pieces += of_word or [self.unknown]
             lasts.append(len(pieces))

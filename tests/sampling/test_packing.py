@@ -129,7 +129,9 @@ def test_shares_of_single_and_short_segments() -> None:
 
 def test_segments_depend_on_seed_and_epoch_alone() -> None:
     split = many(4)
-    one, again, other = (packing.segments(split, 40, CLASS_FIRST, 7, epoch, shuffle=False) for epoch in (1, 1, 2))
+    one, again, other = (
+        packing.segments(split, 40, CLASS_FIRST, 7, epoch, shuffle=False) for epoch in (1, 1, 2)
+    )
     assert np.array_equal(one, again) and not np.array_equal(one, other)
     with pytest.raises(EtymonError, match="a length of at least 5"):
         packing.segments(split, 4, CLASS_FIRST, 0, 0)

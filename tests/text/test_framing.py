@@ -5,7 +5,7 @@ import pytest
 
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
-from etymon.text.framing import CLASS_FIRST, DOUBLE_SEPARATOR, EXTRACT_LAST, PLAIN, TEXT_END, Framing
+from etymon.text.framing import CLASS_FIRST, EXTRACT_LAST, PLAIN, TEXT_END, Framing
 from etymon.text.tokenizer import Tokenizer
 
 IDS = {"class": 101, "separator": 102, "end": 1, "begin": 50}

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from etymon.text.words import Pieces, WordReader, windows
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_training import train_tokenizer
+from etymon.text.words import Pieces, WordReader, windows
 from tests import tiny
 
 CHINESE = ["浙商银行和招商银行的银行卡，CSOL生化狂潮。" * 3, "银行在北京，北京的银行。" * 4]

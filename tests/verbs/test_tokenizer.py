@@ -55,7 +55,10 @@ def test_families(corpus: Path, tmp_path: Path) -> None:
     assert {name: tokenizer.kind for name, tokenizer in made.items()} == {
         "gpt2": "byte-bpe", "bert": "wordpiece", "t5": "unigram",
     }  # fmt: skip
-    assert made["bert"].decode(made["bert"].encode("Café")) == "cafe" and made["bert"].framing.name == "class-first"
+    assert (
+        made["bert"].decode(made["bert"].encode("Café")) == "cafe"
+        and made["bert"].framing.name == "class-first"
+    )
     assert len(made["t5"].sentinels) == 100 and made["t5"].framing.name == "text-end"
     plain = etymon.tokenizer(
         data=data, kind="wordpiece", size=400, out=tmp_path / "p", progress="silent"
