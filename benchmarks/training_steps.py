@@ -29,7 +29,7 @@ from etymon.nn.batch import Batch
 from etymon.objectives.causal import CausalBatch, CausalLM
 from etymon.objectives.masked import MaskedExample, MaskedLM
 from etymon.objectives.objective import weighted_loss
-from etymon.objectives.replaced import Replaced, ReplacedExample
+from etymon.objectives.replaced import Replaced
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
@@ -147,7 +147,7 @@ def electra_ours() -> Callable[[], float]:
     uniforms = np.random.default_rng(1).random(places.shape, np.float32)
     prepared = objective.collate(
         [
-            ReplacedExample(ids, segments, at, words, drawn)
+            MaskedExample(ids, segments, at, words, uniforms=drawn)
             for ids, at, words, drawn in zip(shown, places, targets, uniforms)
         ]
     )

@@ -33,7 +33,7 @@ Word = tuple[str, bool]
 
 
 @dataclass(frozen=True)
-class FillCandidate:
+class Candidate:
     """A way to fill a blank."""
 
     text: str
@@ -52,7 +52,7 @@ class Filling:
     """
 
     text: str
-    blanks: list[list[FillCandidate]]
+    blanks: list[list[Candidate]]
     filled: str
 
 
@@ -172,13 +172,11 @@ def _mask_probabilities(
     return list(probs_nV.split([len(places) for places in blanks]))
 
 
-def _candidate(
-    tokenizer: Tokenizer, text: BlankText, blank: int, id_: int, probability: float
-) -> FillCandidate:
+def _candidate(tokenizer: Tokenizer, text: BlankText, blank: int, id_: int, probability: float) -> Candidate:
     word = _word(tokenizer, id_)
     words = [word if number == blank else None for number in range(len(text.marks))]
     shown = tokenizer.tokens[id_] if tokenizer.kind == "wordpiece" else word[0]
-    return FillCandidate(shown, probability, text.fill(words))
+    return Candidate(shown, probability, text.fill(words))
 
 
 def _word(tokenizer: Tokenizer, id_: int) -> Word:
@@ -217,7 +215,7 @@ def _fill_spans(
     for text, source, sequences in zip(
         texts, sources, decode(model, sources, settings, limits=limits), strict=True
     ):
-        blanks: list[list[FillCandidate]] = [[] for _ in text.marks]
+        blanks: list[list[Candidate]] = [[] for _ in text.marks]
         for sequence in sequences:
             if sentinels:
                 words = spans_of(tokenizer, sequence.ids, len(text.marks))
@@ -226,7 +224,7 @@ def _fill_spans(
                 words = spans_between(tokenizer, source, sequence.ids)
                 sentence = tokenizer.decode(sequence.ids).strip()
             for blank, word in zip(blanks, words, strict=True):
-                blank.append(FillCandidate(word, math.exp(sequence.log_prob), sentence))
+                blank.append(Candidate(word, math.exp(sequence.log_prob), sentence))
         fillings.append(Filling(text.text, blanks, blanks[0][0].sentence))
     return fillings
 

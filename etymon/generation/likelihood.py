@@ -31,7 +31,7 @@ Scored = tuple[int, np.ndarray, list[float]]
 
 
 @dataclass(frozen=True)
-class TextScore:
+class Score:
     """Logarithms are natural. Figures by the token count every scored token; the end token of a target is one."""
 
     text: str
@@ -71,7 +71,7 @@ def score_texts(
     overlap: int | None = None,
     memory: int | None = None,
     segment: int | None = None,
-) -> list[TextScore]:
+) -> list[Score]:
     """The score of every text, or of its target given the text (T5 and decoders).
 
     A decoder predicts the first token from its end-of-text token (without one, the first is given and not scored).
@@ -131,7 +131,7 @@ def score_texts(
         total, size = math.fsum(log_probs), len(text[begin:].encode())
         bits, perplexity = _rates(total, len(pieces), size)
         bits = bits if kind == "likelihood" else None
-        scores.append(TextScore(text, kind, total, len(pieces), size, bits, perplexity, pieces, log_probs))
+        scores.append(Score(text, kind, total, len(pieces), size, bits, perplexity, pieces, log_probs))
     return scores
 
 
@@ -181,7 +181,7 @@ def score_parts(
     memory: int,
     segment: int | None = None,
     on_tokens: Callable[[int], None] | None = None,
-) -> TextScore:
+) -> Score:
     """The score of one text that may be far larger than the machine's memory: its parts are tokens, their bytes and
     whether they are scored. `text` is the name of it; `on_tokens` is called with the tokens scored so far."""
     size, total, tokens = 0, 0.0, 0
@@ -199,7 +199,7 @@ def score_parts(
             on_tokens(tokens)
     if not tokens:
         raise EtymonError(f"{text[:40]!r} has no tokens: there is nothing to score")
-    return TextScore(text, "likelihood", total, tokens, size, *_rates(total, tokens, size), [], [])
+    return Score(text, "likelihood", total, tokens, size, *_rates(total, tokens, size), [], [])
 
 
 @torch.inference_mode()

@@ -1,8 +1,12 @@
-"""ELMo's training: a language model ahead and one back, over streams of sentences, with one vocabulary.
+"""ELMo's training (Peters et al. 2018, section 3.1): a language model ahead and one back, over streams of sentences,
+with one vocabulary.
 
-Ahead, `<S> w1 ... wn` are read and `w1 ... wn </S>` are asked for; back, `</S> wn ... w1` and `wn ... w1 <S>`. Both directions go
-on from segment to segment with what they remember. The way back begins at the end of its stream and comes to its beginning in the
-end: so what it remembers is always the text behind a segment, and each step shows the two directions different text.
+Ahead, `<S> w1 ... wn` are read and `w1 ... wn </S>` predicted; back, `</S> wn ... w1` and `wn ... w1 <S>`. Both
+directions go on from segment to segment with what they remember. The way back begins at the end of its stream and comes
+to its beginning in the end: so what it remembers is always the text behind a segment, and each step shows the two
+directions different text.
+
+Legend: N tokens, P width of a direction.
 """
 
 from __future__ import annotations
@@ -16,7 +20,15 @@ from torch import Tensor
 
 from etymon.nn.adaptive import SampledVocabulary
 from etymon.nn.batch import Batch, Letters
-from etymon.objectives.objective import StreamBatch, Streaming, Term, Unit, needed_id
+from etymon.objectives.objective import (
+    StreamBatch,
+    Streaming,
+    Term,
+    Unit,
+    concatenate,
+    needed_id,
+    stream_fields,
+)
 from etymon.sampling.streams import (
     FRESH,
     SEPARATOR,
@@ -36,7 +48,7 @@ BACK_START, BACK_STOP = 5, 6
 
 @dataclass(frozen=True)
 class TwoWayExample:
-    """Words and what is asked for them, as they stand in the text."""
+    """Words and targets, both in the order of the text."""
 
     ids: np.ndarray
     targets: np.ndarray
@@ -54,8 +66,9 @@ class TwoWayBatch(StreamBatch):
 
 
 class Bidirectional(Streaming):
-    """With the `sampled` softmax, training asks among `samples` words that all positions of a slice share; judged is always by
-    all words. A model with an adaptive softmax needs no sample. Words beyond the ones that the model predicts are read by their letters and asked for as unknown."""
+    """With the `sampled` softmax, training compares with `samples` words that all positions of a slice share; validation
+    always with all words. A model with an adaptive softmax needs no sample. Words beyond the ones that the model
+    predicts are read by their letters, and are unknown as targets."""
 
     name = "bidirectional"
     heads = frozenset({"vocabulary"})
@@ -75,7 +88,7 @@ class Bidirectional(Streaming):
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
     ) -> np.ndarray:
-        """The columns of `data/streams.py`, and the same segment mirrored within its stream."""
+        """The columns of `sampling/streams.py`, and the same segment mirrored within its stream."""
         table = stream_segments(split_by_sentence(split), self.length, seed, epoch, streams, shuffle=shuffle)
         first, last = np.full(streams, np.iinfo(np.int64).max), np.full(streams, -1)
         np.minimum.at(first, table[:, STREAM], table[:, START])
@@ -87,49 +100,45 @@ class Bidirectional(Streaming):
         sentences = split_by_sentence(split)
         mirrored = row.copy()
         mirrored[[START, STOP]] = row[[BACK_START, BACK_STOP]]
-        ahead, back = (read(sentences, each, SEPARATOR) for each in (row, mirrored))
+        ahead, back = (read(sentences, span, SEPARATOR) for span in (row, mirrored))
         return TwoWayExample(
-            ids=_marked(ahead[:-1], self.begin),
-            targets=_marked(ahead[1:], self.end),
-            back_ids=_marked(back[1:], self.end),
-            back_targets=_marked(back[:-1], self.begin),
+            ids=_with_marks(ahead[:-1], self.begin),
+            targets=_with_marks(ahead[1:], self.end),
+            back_ids=_with_marks(back[1:], self.end),
+            back_targets=_with_marks(back[:-1], self.begin),
             stream=int(row[STREAM]),
             fresh=bool(row[FRESH]),
         )
 
     def collate(self, examples: Sequence[TwoWayExample]) -> TwoWayBatch:
         batch = Batch.of([example.ids for example in examples])
-        targets, back_ids, back_targets = (
-            np.concatenate([getattr(example, part) for example in examples])
-            for part in ("targets", "back_ids", "back_targets")
-        )
-        letters, index = self.lexicon.spelled(np.concatenate((batch.ids.numpy(), back_ids)))
+        back_ids = concatenate(examples, "back_ids")
+        letters, index = self.lexicon.spelled(torch.cat((batch.ids, back_ids)).numpy())
         ahead_N, back_N = torch.from_numpy(index).chunk(2)
         batch.letters = Letters(torch.from_numpy(letters), ahead_N, back_N)
         return TwoWayBatch(
-            counts=dict.fromkeys(("loss", *self.perplexities), len(targets)),
+            counts=dict.fromkeys(("loss", *self.perplexities), batch.layout.tokens),
             tokens=batch.layout.tokens,
             batch=batch,
-            targets=torch.from_numpy(targets),
-            back_targets=torch.from_numpy(back_targets),
-            streams=tuple(example.stream for example in examples),
-            fresh=tuple(example.fresh for example in examples),
+            targets=concatenate(examples, "targets"),
+            back_targets=concatenate(examples, "back_targets"),
+            **stream_fields(examples),
         )
 
-    def loss(self, unit: Unit, prepared: TwoWayBatch) -> dict[str, Term]:
+    def loss(self, unit: Unit, micro: TwoWayBatch) -> dict[str, Term]:
         """The mean of both directions, and each by itself."""
-        hidden, state = unit.model.hidden(prepared.batch, unit.recall(prepared))
-        unit.keep(prepared, state)
+        hidden, state = unit.model.hidden(micro.batch, unit.recall(micro))
+        unit.keep(micro, state)
         head = unit.model.heads["vocabulary"]
 
-        def summed(x_NP: Tensor, targets_N: Tensor) -> Tensor:
+        def sum_loss(x_NP: Tensor, targets_N: Tensor) -> Tensor:
             targets_N = targets_N.masked_fill(targets_N >= head.size, self.unknown)
             if self.sampled and unit.model.training and isinstance(head, SampledVocabulary):
                 return head.sampled_loss(x_NP, None, targets_N, self.samples)
             return head.loss(x_NP, None, targets_N)
 
         ahead, back = hidden.chunk(2, -1)
-        forward, backward = summed(ahead, prepared.targets), summed(back, prepared.back_targets)
+        forward, backward = sum_loss(ahead, micro.targets), sum_loss(back, micro.back_targets)
         return {
             "loss": Term((forward + backward) / 2),
             "forward": Term(forward.detach(), 0.0),
@@ -137,5 +146,5 @@ class Bidirectional(Streaming):
         }
 
 
-def _marked(ids: np.ndarray, mark: int) -> np.ndarray:
+def _with_marks(ids: np.ndarray, mark: int) -> np.ndarray:
     return np.where(ids == SEPARATOR, mark, ids)

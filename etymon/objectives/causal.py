@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
-from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, by_length, needed_id, text_lengths
+from etymon.objectives.objective import (
+    MicroBatch,
+    Objective,
+    Term,
+    Unit,
+    by_length,
+    concatenate,
+    needed_id,
+    text_lengths,
+)
 from etymon.sampling import plans
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
@@ -22,8 +30,7 @@ from etymon.text.tokenizer import Tokenizer
 class CausalExample:
     ids: np.ndarray
     targets: np.ndarray
-    """What the last of the ids are asked for. Those before them are given: to `causal`, they and the first that is asked are
-    a prefix, read in both directions."""
+    """What the last of the ids predict. The ids before them, and the first that predicts, are a prefix."""
 
 
 @dataclass
@@ -31,22 +38,24 @@ class CausalBatch(MicroBatch):
     batch: Batch
     targets: Tensor
     at: Tensor | None
-    """Where targets are asked for; None if everywhere."""
+    """Where targets are predicted; None if everywhere."""
 
 
-def asked(examples: Sequence[CausalExample], batch: Batch, text_lengths: np.ndarray) -> dict[str, Any]:
-    """The fields of a `CausalBatch`: a batch of these examples, and what the last of their ids are asked for."""
-    targets = np.concatenate([example.targets for example in examples])
-    at = batch.layout.flat([np.arange(len(one.ids) - len(one.targets), len(one.ids)) for one in examples])
-    count_bytes, characters = text_lengths[targets].sum(0).tolist()
+def causal_fields(
+    examples: Sequence[CausalExample], batch: Batch, text_lengths: np.ndarray
+) -> dict[str, Any]:
+    """The fields of a `CausalBatch` of these examples, whose ids the batch holds."""
+    targets = concatenate(examples, "targets")
+    places = [np.arange(len(each.ids) - len(each.targets), len(each.ids)) for each in examples]
+    byte_count, characters = text_lengths[targets.numpy()].sum(0).tolist()
     return {
         "counts": {"loss": len(targets)},
         "tokens": batch.layout.tokens,
-        "bytes": count_bytes,
+        "bytes": byte_count,
         "characters": characters,
         "batch": batch,
-        "targets": torch.from_numpy(targets),
-        "at": None if len(at) == batch.layout.tokens else at,
+        "targets": targets,
+        "at": None if len(targets) == batch.layout.tokens else batch.layout.flat(places),
     }
 
 
@@ -77,16 +86,15 @@ class CausalLM(Objective):
         examples = by_length(examples)
         prefix = [len(example.ids) - len(example.targets) + 1 for example in examples]
         batch = Batch.of([example.ids for example in examples], prefix=prefix)
-        return CausalBatch(**asked(examples, batch, self.text_lengths))
+        return CausalBatch(**causal_fields(examples, batch, self.text_lengths))
 
-    def loss(self, unit: Unit, prepared: CausalBatch) -> dict[str, Term]:
-        hidden, _ = unit.model.hidden(prepared.batch)
-        return self._terms(unit.model, prepared, hidden)
+    def loss(self, unit: Unit, micro: CausalBatch) -> dict[str, Term]:
+        hidden, _ = unit.model.hidden(micro.batch)
+        return self.terms(unit.model, micro, hidden)
 
-    def _terms(self, model: Any, prepared: CausalBatch, hidden: Tensor) -> dict[str, Term]:
+    def terms(self, model: Any, micro: CausalBatch, hidden: Tensor) -> dict[str, Term]:
+        """The terms of the loss, from hidden states that were computed already."""
         head = model.heads["vocabulary"]
         if self.z_loss and model.training:
-            return {
-                "loss": Term(head.smoothed_loss(hidden, prepared.at, prepared.targets, z_loss=self.z_loss))
-            }
-        return {"loss": Term(head.loss(hidden, prepared.at, prepared.targets, Context(prepared.batch)))}
+            return {"loss": Term(head.smoothed_loss(hidden, micro.at, micro.targets, z_loss=self.z_loss))}
+        return {"loss": Term(head.loss(hidden, micro.at, micro.targets, Context(micro.batch)))}

@@ -1,5 +1,5 @@
-"""Denoising: an encoder reads a text with something wrong about it, and the decoder writes what is right (T5, section 3.3;
-BART, section 2.2). What is wrong is one of the noises of `data.corruption`."""
+"""Denoising: an encoder reads a corrupted text, and the decoder writes the original or what is missing (T5, section 3.3;
+BART, section 2.2). How it is corrupted is one of the noises of `sampling.corruption`."""
 
 from __future__ import annotations
 
@@ -29,25 +29,22 @@ class DenoisingExample:
     targets: np.ndarray
 
 
-START = 0
-"""Stands where the decoder's start will be, which the model says."""
-
-
 @dataclass
 class Seq2SeqBatch(MicroBatch):
-    """A source that is read apart (or None) and what a decoder reads, which writes the targets `at` some places, or everywhere."""
+    """What an encoder reads (None without one), what a decoder reads, and the targets that it predicts."""
 
     source: Batch | None
     decoder: Batch
-    """With a source, its rows begin with any token: see `inputs`."""
+    """With a source, the first token of its rows is a placeholder: see `inputs`."""
     targets: Tensor
     at: Tensor | None = None
+    """Where targets are predicted; None if everywhere."""
 
     @staticmethod
     def of(term: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Seq2SeqBatch:
         """Sources and targets for an encoder and a decoder."""
-        source = Batch.of([one for one, _ in pairs])
-        decoder = Batch.of([np.concatenate([[START], target[:-1]]) for _, target in pairs])
+        source = Batch.of([ids for ids, _ in pairs])
+        decoder = Batch.of([np.concatenate([[0], target[:-1]]) for _, target in pairs])
         targets = np.concatenate([target for _, target in pairs]).astype(np.int64)
         tokens = source.layout.tokens + decoder.layout.tokens
         return Seq2SeqBatch({term: len(targets)}, tokens, source, decoder, torch.from_numpy(targets))
@@ -56,11 +53,12 @@ class Seq2SeqBatch(MicroBatch):
         """What the decoder reads: over an encoder, the targets behind the token that the model begins with."""
         if self.source is None:
             return self.decoder
+        # Examples are made without a model, and only that knows its start token (T5's is the pad).
         ids_N = self.decoder.ids.index_fill(0, self.decoder.layout.first, model.decoder_start)
         return replace(self.decoder, ids=ids_N)
 
     def loss(self, model: Any, smoothing: float) -> Tensor:
-        """The summed loss; `smoothing` is that share of every target's probability which all words have in equal parts, in
+        """The summed loss. `smoothing` is the share of every target's probability that is spread over all words, in
         training alone."""
         inputs = self.inputs(model)
         if self.source is None:
@@ -74,7 +72,7 @@ class Seq2SeqBatch(MicroBatch):
 
 
 class Denoising(Objective):
-    """`length` is what the encoder reads at most. The `density` is the noise's published one unless told (0). `smoothing` is for
+    """`length` is what the encoder reads at most. A `density` of 0 is the noise's published one. `smoothing` is for
     training alone."""
 
     name = "denoising"
@@ -84,7 +82,7 @@ class Denoising(Objective):
     choices: ClassVar[Mapping[str, Collection[str]]] = {"noise": NOISES}
     term = "denoising"
     usual = "bart"
-    """The noise, unless told."""
+    """The noise by default."""
 
     def __init__(
         self,
@@ -99,20 +97,28 @@ class Denoising(Objective):
         self.smoothing = smoothing
         self.noise, self.framing, self.word_starts = NOISES[noise], tokenizer.framing, tokenizer.word_starts
         density = density or self.noise.density
-        around = self.framing.overhead()
+        around, sentinels = self.framing.overhead(), tokenizer.sentinels
         self.raw_length = length - around
         if noise == "spans":
-            # A span that is rolled over the end becomes two: one sentinel more on both sides.
-            self.raw_length, _ = algebra.raw_length_for(
-                length - (around - 1) - random_roll, density, mean_span
-            )
+            # T5's arithmetic: so many raw tokens that the corrupted input is exactly `length` (512 come from 568). A
+            # span that is rolled over the end becomes two: one sentinel more on both sides.
+            room = length - (around - 1) - random_roll
+            self.raw_length, _ = algebra.raw_length_for(room, density, mean_span)
         if self.raw_length < 2:
             raise EtymonError(
                 f"an input of {length} tokens is too short to be corrupted: use {around + 2} or more"
             )
-        sentinels = tokenizer.sentinels
         if self.noise.target == "sentinels":
-            self._check_sentinels(length, len(sentinels), density, mean_span, random_roll, noise)
+            if noise == "spans":
+                needed = algebra.noise_counts(self.raw_length, density, mean_span)[1] + random_roll
+            else:  # the number of runs varies: six deviations above its mean hardly ever come
+                mean = self.raw_length * density * (1 - density) + 1
+                needed = math.ceil(mean + 6 * math.sqrt(mean))
+            if len(sentinels) < needed:
+                raise EtymonError(
+                    f"inputs of {length} tokens have {needed} corrupted spans, but the tokenizer has "
+                    f"{len(sentinels)} sentinels: shorten the inputs, or train a tokenizer with more"
+                )
         # T5 has no mask token: its first sentinel stands in.
         mask = sentinels[0] if sentinels else 0
         if self.noise.masks and (tokenizer.id("mask") is not None or not sentinels):
@@ -131,20 +137,6 @@ class Denoising(Objective):
             if option in options and option not in NOISES[noise].amounts:
                 raise EtymonError(f"the noise {noise!r} has no {option}: leave it out")
 
-    def _check_sentinels(
-        self, length: int, there: int, density: float, mean_span: float, roll: bool, noise: str
-    ) -> None:
-        if noise == "spans":
-            needed = algebra.noise_counts(self.raw_length, density, mean_span)[1] + roll
-        else:  # the number of runs varies: six deviations above its mean hardly ever come
-            mean = self.raw_length * density * (1 - density) + 1
-            needed = math.ceil(mean + 6 * math.sqrt(mean))
-        if there < needed:
-            raise EtymonError(
-                f"inputs of {length} tokens have {needed} corrupted spans, but the tokenizer has "
-                f"{there} sentinels: shorten the inputs, or train a tokenizer with more"
-            )
-
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         return plans.chunks(split, self.raw_length, seed, epoch, shuffle=shuffle)
 
@@ -160,8 +152,8 @@ class Denoising(Objective):
         pairs = [(example.ids, example.targets) for example in by_length(examples)]
         return Seq2SeqBatch.of(self.term, pairs)
 
-    def loss(self, unit: Unit, prepared: Seq2SeqBatch) -> dict[str, Term]:
-        return {self.term: Term(prepared.loss(unit.model, self.smoothing))}
+    def loss(self, unit: Unit, micro: Seq2SeqBatch) -> dict[str, Term]:
+        return {self.term: Term(micro.loss(unit.model, self.smoothing))}
 
 
 class SpanCorruption(Denoising):

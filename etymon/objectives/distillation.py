@@ -1,9 +1,10 @@
 """Distillation (DistilBERT, section 2): a student learns the distributions and hidden states of a frozen teacher
 beside the ordinary objective.
 
-`soft` weighs T^2 KL(teacher || student) at temperature T, over all tokens or (`everywhere` off) where the ordinary loss looks;
-`hard` the ordinary loss; `cosine` 1 - cos of the last hidden states. The defaults are the published ones. `attention` adds
-what MiniLM transfers (Wang et al. 2020): the last layer's attention distributions and the relations among its values.
+`soft` weighs T^2 KL(teacher || student) at temperature T, over all tokens or (`everywhere` off) over the targets of the
+ordinary loss; `hard` the ordinary loss; `cosine` 1 - cos of the last hidden states. The defaults are the published ones.
+`attention` adds what MiniLM transfers (Wang et al. 2020): the last layer's attention distributions and the relations among
+its values.
 
 Legend: N tokens, R rows, H heads, T longest row, D width, K width of a head.
 """
@@ -40,45 +41,51 @@ class Teaching:
     attention: float
     everywhere: bool = True
 
-    def counts(self, asked: int, tokens: int) -> dict[str, float]:
-        return {"soft": tokens if self.everywhere else asked, "cosine": tokens, "attention": tokens}
+    def counts(self, targets: int, tokens: int) -> dict[str, float]:
+        return {"soft": tokens if self.everywhere else targets, "cosine": tokens, "attention": tokens}
 
     def terms(
-        self, unit: Unit, prepared: Any, ordinary: Callable[[Any, Any, Tensor], dict[str, Term]]
+        self, unit: Unit, micro: Any, ordinary: Callable[[Any, Any, Tensor], dict[str, Term]]
     ) -> dict[str, Term]:
-        """The ordinary objective's, which are made of a model, a slice and its hidden states, and the teacher's."""
-        batch: Batch = prepared.batch
-        # Attention is looked at only if it is to be learned: that costs the fast path.
-        look: Any = trace if self.attention else nullcontext
-        with look(unit.model) as own, look(unit.teacher) as taught:
-            hidden_ND, _ = unit.model.hidden(batch)
+        """The terms of the ordinary objective, which makes them of a model, a slice and its hidden states, and the
+        teacher's."""
+        batch: Batch = micro.batch
+        # Attention is only traced if it is to be learned: that costs the fast path.
+        follow: Any = trace if self.attention else nullcontext
+        with follow(unit.model) as student_trace, follow(unit.teacher) as teacher_trace:
+            student_ND, _ = unit.model.hidden(batch)
             with torch.no_grad():
-                taught_ND, _ = unit.teacher.hidden(batch)
+                teacher_ND, _ = unit.teacher.hidden(batch)
         terms = {
             name: replace(term, weight=term.weight * self.hard)
-            for name, term in ordinary(unit.model, prepared, hidden_ND).items()
+            for name, term in ordinary(unit.model, micro, student_ND).items()
         }
         if self.soft:
-            places = None if self.everywhere else prepared.at
-            index = torch.arange(len(hidden_ND), device=hidden_ND.device) if places is None else places
+            places = None if self.everywhere else micro.at
+            index = torch.arange(len(student_ND), device=student_ND.device) if places is None else places
             head = unit.teacher.heads["vocabulary"]
 
             @torch.no_grad()
-            def logits(part: slice) -> Tensor:
-                return head.logits(taught_ND, index[part], Context(batch))
+            def teacher_logits(part: slice) -> Tensor:
+                return head.logits(teacher_ND, index[part], Context(batch))
 
             divergence = unit.model.heads["vocabulary"].divergence(
-                hidden_ND, places, logits, self.temperature
+                student_ND, places, teacher_logits, self.temperature
             )
             terms["soft"] = Term(divergence, self.soft)
         if self.cosine:
-            own_ND = hidden_ND
+            # A student of another width is compared through a projection, which is trained and then dropped.
+            projected_ND = student_ND
             if "projection" in unit.bridges:
-                own_ND = unit.bridges["projection"](hidden_ND)
-            terms["cosine"] = Term((1 - F.cosine_similarity(own_ND, taught_ND, dim=-1)).sum(), self.cosine)
+                projected_ND = unit.bridges["projection"](student_ND)
+            distances_N = 1 - F.cosine_similarity(projected_ND, teacher_ND, dim=-1)
+            terms["cosine"] = Term(distances_N.sum(), self.cosine)
         if self.attention:
-            sides = (_relations(unit.teacher, taught, batch), _relations(unit.model, own, batch))
-            parts = [_divergence(*each) for each in zip(*sides, strict=True)]
+            sides = (
+                _relations(unit.teacher, teacher_trace, batch),
+                _relations(unit.model, student_trace, batch),
+            )
+            parts = [_divergence(*pair) for pair in zip(*sides, strict=True)]
             terms["attention"] = Term(torch.stack(parts).sum(), self.attention)
         return terms
 
@@ -109,8 +116,8 @@ class DistilledMasked(MaskedLM):
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {**super()._counts(masked, tokens, rows), **self.teaching.counts(masked, tokens)}
 
-    def loss(self, unit: Unit, prepared: MaskedBatch) -> dict[str, Term]:
-        return self.teaching.terms(unit, prepared, self._terms)
+    def loss(self, unit: Unit, micro: MaskedBatch) -> dict[str, Term]:
+        return self.teaching.terms(unit, micro, self.terms)
 
 
 class DistilledCausal(CausalLM):
@@ -133,23 +140,22 @@ class DistilledCausal(CausalLM):
         self.teaching = Teaching(temperature, soft, hard, cosine, attention)
 
     def collate(self, examples: Any) -> CausalBatch:
-        prepared = super().collate(examples)
-        prepared.counts |= self.teaching.counts(prepared.tokens, prepared.tokens)
-        return prepared
+        micro = super().collate(examples)
+        micro.counts |= self.teaching.counts(micro.tokens, micro.tokens)
+        return micro
 
-    def loss(self, unit: Unit, prepared: CausalBatch) -> dict[str, Term]:
-        return self.teaching.terms(unit, prepared, self._terms)
+    def loss(self, unit: Unit, micro: CausalBatch) -> dict[str, Term]:
+        return self.teaching.terms(unit, micro, self.terms)
 
 
-def _relations(model: Any, seen: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
+def _relations(model: Any, states: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
     """The last layer's attention `[R, H, T, T]`, and how alike its values are, as distributions of the same shape."""
     stack = model.body.stack
-    layer, x_ND = stack.layers[stack.schedule[-1]], seen.hidden[-2]
+    layer, x_ND = stack.layers[stack.schedule[-1]], states.hidden[-2]
     if layer.norm_first:
         x_ND = layer.attention_norm(x_ND)
-    attention_RHTT = seen.attention[-1]
-    heads = attention_RHTT.shape[1]
-    v_NHK = layer.attention.value(x_ND).view(len(x_ND), heads, -1)
+    attention_RHTT = states.attention[-1]
+    v_NHK = layer.attention.value(x_ND).view(len(x_ND), attention_RHTT.shape[1], -1)
     v_RHTK = batch.layout.lift(v_NHK).transpose(1, 2)
     scores_RHTT = v_RHTK @ v_RHTK.transpose(-1, -2) / math.sqrt(v_RHTK.shape[-1])
     visible = batch.layout.real[:, None, None, :].expand_as(scores_RHTT)
@@ -159,8 +165,8 @@ def _relations(model: Any, seen: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
     return attention_RHTT, relation_RHTT.masked_fill(~batch.layout.real[:, None, :, None], 0.0)
 
 
-def _divergence(taught_RHTT: Tensor, own_RHTT: Tensor) -> Tensor:
-    """KL(taught || own) of every query, the mean over heads, summed over queries; blank cells are zero on both sides."""
-    tiny = torch.finfo(own_RHTT.dtype).tiny
-    ratio = taught_RHTT.clamp(min=tiny).log() - own_RHTT.clamp(min=tiny).log()
-    return (taught_RHTT * ratio).sum() / taught_RHTT.shape[1]
+def _divergence(teacher_RHTT: Tensor, student_RHTT: Tensor) -> Tensor:
+    """KL(teacher || student) of every query, the mean over heads, summed over queries; blank cells are zero on both sides."""
+    tiny = torch.finfo(student_RHTT.dtype).tiny
+    ratio = teacher_RHTT.clamp(min=tiny).log() - student_RHTT.clamp(min=tiny).log()
+    return (teacher_RHTT * ratio).sum() / teacher_RHTT.shape[1]

@@ -1,4 +1,4 @@
-"""Masked language modelling (BERT, section 3.1): some tokens are hidden, and the model says what they were.
+"""Masked language modelling (BERT, section 3.1): some tokens are hidden, and the model predicts what they were.
 
 `masking` is one of the published ways to choose and to show them (`objectives.masking.SCHEMES`), `packing` one of the
 ways to cut the text into samples. Masks are drawn anew every epoch; with `copies` there are so many fixed ones of the
@@ -8,7 +8,7 @@ whole text, used in turn, as when BERT's text was masked beforehand.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,9 +17,17 @@ from torch import Tensor
 
 from etymon.nn.batch import Batch
 from etymon.objectives.masking import SCHEMES, Masking
-from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, by_length, needed_id, target_terms
+from etymon.objectives.objective import (
+    MicroBatch,
+    Objective,
+    Term,
+    Unit,
+    by_length,
+    concatenate,
+    needed_id,
+    target_terms,
+)
 from etymon.sampling import packing, plans
-from etymon.text.framing import Framed
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -30,6 +38,10 @@ class MaskedExample:
     segments: np.ndarray
     places: np.ndarray
     targets: np.ndarray
+    label: int = 0
+    """Of two texts: 1 where the second does not follow the first."""
+    uniforms: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    """For every place, what a generator's draw there is made from."""
 
 
 @dataclass
@@ -37,6 +49,8 @@ class MaskedBatch(MicroBatch):
     batch: Batch
     at: Tensor
     targets: Tensor
+    labels: Tensor
+    uniforms: Tensor
 
 
 class MaskedLM(Objective):
@@ -62,29 +76,17 @@ class MaskedLM(Objective):
         self.framing = tokenizer.framing
         needed_id(tokenizer, "mask", self.name)
         self.separator = needed_id(tokenizer, "separator", self.name)
-        self.masking = Masking.named(masking, tokenizer, density, length)
+        self.masking = Masking(masking, tokenizer, density, length)
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         if not self.copies:
             return self.spans(split, seed, epoch, shuffle)
         copy = epoch % self.copies
         rows = self.spans(split, seed, copy, shuffle)
-        # The last column is what the masks of this copy are keyed by: they depend on the row alone.
-        own = int(plans.key(seed, "copy", copy).integers(2**63))
-        rows = np.column_stack((rows, np.full(len(rows), own, np.int64)))
+        # The last column keys the masks of this copy: they then depend on the row alone.
+        masks_key = int(plans.key(seed, "copy", copy).integers(2**63))
+        rows = np.column_stack((rows, np.full(len(rows), masks_key, np.int64)))
         return plans.order_rows(rows, shuffle, seed, "copies", epoch)
-
-    def readings(self, split: Split, plan: np.ndarray) -> float:
-        """Samples of two texts may take the second one from anywhere, and cut off what is too long."""
-        if plan.shape[1] < 4:
-            return 1.0
-        return float((plan[:, 1] - plan[:, 0] + plan[:, 3] - plan[:, 2]).sum() / len(split.tokens))
-
-    def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
-        if self.copies:
-            *where, own = row.tolist()
-            row, rng = row[:-1], plans.key(own, *where)
-        return self.example_of(split, row, rng)
 
     def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
         """The samples of an epoch: spans of the stream, or two spans of the tokens each."""
@@ -96,43 +98,49 @@ class MaskedLM(Objective):
         across = self.packing == "full-sentences"
         return packing.whole_sentences(split, room, seed, epoch, across=across, shuffle=shuffle)
 
-    def example_of(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
-        """The example of one row of `spans`."""
-        if self.packing == "segments":
-            return self.example(self.framed(split, *row.tolist()), split, rng)
-        start, stop = row.tolist()
-        return self.example(self.framing.frame(split.stream(start, stop, self.separator)), split, rng)
+    def readings(self, split: Split, plan: np.ndarray) -> float:
+        # Samples of two texts may take the second one from anywhere, and cut off what is too long.
+        if plan.shape[1] < 4:
+            return 1.0
+        return float((plan[:, 1] - plan[:, 0] + plan[:, 3] - plan[:, 2]).sum() / len(split.tokens))
 
-    def framed(self, split: Split, a_start: int, a_stop: int, b_start: int, b_stop: int) -> Framed:
-        """Two spans of the tokens as one input, the second one behind the first unless it is empty."""
-        second = split.tokens[b_start:b_stop]
-        return self.framing.frame(split.tokens[a_start:a_stop], second if len(second) else None)
-
-    def example(self, framed: Framed, split: Split, rng: np.random.Generator) -> MaskedExample:
+    def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
+        if self.copies:
+            *span, masks_key = row.tolist()
+            row, rng = row[:-1], plans.key(masks_key, *span)
+        start, stop, *second = row.tolist()
+        label = second[2:]  # of pairs
+        if second:
+            following = split.tokens[second[0] : second[1]]
+            framed = self.framing.frame(split.tokens[start:stop], following if len(following) else None)
+        else:
+            framed = self.framing.frame(split.stream(start, stop, self.separator))
         ids = framed.ids.astype(np.int64)
         places, shown = self.masking.draw(ids, framed.special | (ids == self.separator), split, rng)
-        return MaskedExample(shown, framed.segments, places, ids[places])
+        return MaskedExample(shown, framed.segments, places, ids[places], *label)
 
     def collate(self, examples: Sequence[MaskedExample]) -> MaskedBatch:
         examples = by_length(examples)
-        batch = Batch.of(
-            [example.ids for example in examples], segments=[example.segments for example in examples]
-        )
+        segments = [example.segments for example in examples]
+        batch = Batch.of([example.ids for example in examples], segments=segments)
         at = batch.layout.flat([example.places for example in examples])
         return MaskedBatch(
             counts=self._counts(len(at), batch.layout.tokens, len(examples)),
             tokens=batch.layout.tokens,
             batch=batch,
             at=at,
-            targets=torch.from_numpy(np.concatenate([example.targets for example in examples])),
+            targets=concatenate(examples, "targets"),
+            labels=torch.tensor([example.label for example in examples]),
+            uniforms=concatenate(examples, "uniforms"),
         )
 
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {"masked": masked, "masked_accuracy": masked}
 
-    def loss(self, unit: Unit, prepared: Any) -> dict[str, Term]:
-        hidden, _ = unit.model.hidden(prepared.batch)
-        return self._terms(unit.model, prepared, hidden)
+    def loss(self, unit: Unit, micro: MaskedBatch) -> dict[str, Term]:
+        hidden, _ = unit.model.hidden(micro.batch)
+        return self.terms(unit.model, micro, hidden)
 
-    def _terms(self, model: Any, prepared: Any, hidden: Tensor) -> dict[str, Term]:
-        return target_terms("masked", model, hidden, prepared.at, prepared.targets)
+    def terms(self, model: Any, micro: MaskedBatch, hidden: Tensor) -> dict[str, Term]:
+        """The terms of the loss, from hidden states that were computed already."""
+        return target_terms("masked", model, hidden, micro.at, micro.targets)

@@ -1,8 +1,19 @@
-"""What an objective is: what is hidden from the model, what it is asked, and how the answer is scored.
+"""What an objective is: what is hidden from the model, what it predicts, and how that is scored.
 
-`plan` chooses the samples of an epoch, `prepare` turns one into an example (masking, noise; pure, with a generator
-of its own), `collate` joins examples into a slice of a step, and `loss` scores the slice. Nothing here depends on
-ranks, workers or accumulation, which only place the work.
+A new objective is a class in a file of this folder and a line in `etymon.objectives.REGISTRY`. It has a `name`, the
+`heads` that it needs, the capabilities that it `requires` of a family, `__init__(tokenizer, length, ...)` whose further
+parameters are its options, and four methods that run one after the other:
+
+1. `plan(split, seed, epoch)`: a table with a row for every sample of the epoch (`etymon.sampling.plans` has the usual
+   ones).
+2. `prepare(split, row, rng)`: a row as an example, masked or corrupted. It runs in worker processes and depends on its
+   arguments alone.
+3. `collate(examples)`: examples as a `MicroBatch`: a `Batch` for the model, the targets, and under the name of every
+   term of the loss its denominator.
+4. `loss(unit, micro)`: the terms by name, as sums.
+
+`causal.py` is the shortest whole one; a variant changes one step (`prefix.py` only `prepare`). A new masking scheme is
+less: see `masking.py`. Nothing here depends on ranks, workers or accumulation, which only place the work.
 """
 
 from __future__ import annotations
@@ -23,7 +34,7 @@ from etymon.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the loss with its own denominator, which the prepared slice knows under the same name.
+    """A part of the loss. Its denominator stands in the micro-batch under the same name.
 
     Metrics are terms of weight 0; they alone may bring a `count` that is known only after the fact.
     """
@@ -65,7 +76,7 @@ class StreamBatch(MicroBatch):
 
 
 class Unit(Protocol):
-    """What an objective scores with: the model that is trained, and whoever it needs beside it."""
+    """What is trained: the model, and what the objective needs beside it."""
 
     @property
     def model(self) -> Any: ...
@@ -76,18 +87,18 @@ class Unit(Protocol):
 
     @property
     def bridges(self) -> Any:
-        """By name, maps between members that are trained as well and of no use afterwards (a projection)."""
+        """By name, maps between two models' states that are trained as well and of no use afterwards (a projection)."""
 
     @property
     def teacher(self) -> Any:
         """A model that is never trained, if the objective has one."""
 
-    def recall(self, prepared: StreamBatch) -> Any:
-        """What the slice's streams remember of their earlier segments, as a state for the model; None if nothing is to be
-        remembered."""
+    def recall(self, micro: StreamBatch) -> Any:
+        """What the slice's streams remember of their earlier segments, as a state for the model; None if they keep no
+        memory."""
 
-    def keep(self, prepared: StreamBatch, state: Any) -> None:
-        """Keeps the state that the model gave back, for the streams' next segments."""
+    def keep(self, micro: StreamBatch, state: Any) -> None:
+        """Stores the state that the model gave back, for the streams' next segments."""
 
 
 class Objective(Protocol):
@@ -99,28 +110,27 @@ class Objective(Protocol):
     likelihood: str | None = None
     """The term that is the negative log-likelihood of the text, if there is one: bits per byte are then reported."""
     perplexities: tuple[str, ...] = ()
-    """Terms whose perplexity is reported as well where the model is judged."""
+    """Terms whose perplexity is reported as well in validation."""
     folder: str = "model"
     """The name of the folder that the trained model is saved in."""
     needs_teacher: bool = False
-    """Whether it needs a teacher."""
     companions: frozenset[str] = frozenset()
-    """Who is trained beside the model, and saved in a folder of that name."""
+    """Models that are trained beside the model, and saved in folders of these names."""
     skips_heads: bool = False
     """Whether a step may leave some of its heads out."""
     streaming: bool = False
     """Whether its samples are segments of streams, which go on from step to step: see `Streaming`."""
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
-        """One row a sample of the epoch: where its tokens lie, and what the plan has decided about it."""
+        """A row for every sample of the epoch: where its tokens lie, and what the plan has decided about it."""
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> Any:
-        """One sample as an example: a function of the row and the generator alone."""
+        """A sample as an example: a function of the row and the generator alone."""
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
         """Examples as one slice; rows may be reordered."""
 
-    def loss(self, unit: Unit, prepared: Any) -> dict[str, Term]:
+    def loss(self, unit: Unit, micro: Any) -> dict[str, Term]:
         """The terms of the slice."""
 
     def readings(self, split: Split, plan: np.ndarray) -> float:
@@ -133,15 +143,15 @@ FROM_MODEL = -1
 
 
 class Streaming(Objective, Protocol):
-    """An objective over contiguous streams. Its plan is time-major (`data/streams.py`): of S streams, sample t * S + s is
-    segment t of stream s. `collate` keeps the rows' order and gives a `StreamBatch`; `loss` asks the unit to `recall` the
-    state of those streams and to `keep` the new one."""
+    """An objective over contiguous streams. Its plan is time-major (`sampling/streams.py`): of S streams, sample t * S + s
+    is segment t of stream s. `collate` keeps the rows' order and returns a `StreamBatch`; `loss` has the unit `recall` the
+    state of those streams and `keep` the new one."""
 
     streaming: bool = True
     memory: int = FROM_MODEL
     """Tokens that a stream remembers beside its segment; 0 for none, `FROM_MODEL` for as many as the model's shape says."""
     validation_memory: int = FROM_MODEL
-    """The same where the model is judged; `FROM_MODEL` for as many as in training."""
+    """The same in validation; `FROM_MODEL` for as many as in training."""
 
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
@@ -155,17 +165,24 @@ def weighted_loss(terms: Mapping[str, Term], counts: Mapping[str, float]) -> Ten
     return torch.stack(parts).sum()
 
 
+ABILITIES = {
+    "pairs": "able to tell two texts apart",
+    "prefix": "able to read a prefix",
+    "memory": "able to remember earlier segments",
+}
+"""What messages call capabilities whose names do not say it."""
+
+
 def check_fit(objective: Objective | type[Objective], family: Any) -> None:
     """Refuses a misfit of objective (its class will do) and family before any work."""
-    lacking = (
-        objective.requires - family.capabilities - ({"pairs"} if _parted(family.framing.pair) else set())
-    )
+    # A family can tell two texts apart if its framing puts something between them.
+    pair = family.framing.pair
+    is_parted = abs(pair.index(0) - pair.index(1)) > 1
+    lacking = objective.requires - family.capabilities - ({"pairs"} if is_parted else set())
     if lacking:
-        needed = ", ".join(sorted(lacking)).replace("pairs", "able to tell two texts apart")
-        needed = needed.replace("prefix", "able to read a prefix")
-        needed = needed.replace("memory", "able to remember earlier segments")
         raise EtymonError(
-            f"the objective {objective.name!r} needs a model that is {needed}, and {family.title} "
+            f"the objective {objective.name!r} needs a model that is "
+            f"{', '.join(ABILITIES.get(name, name) for name in sorted(lacking))}, and {family.title} "
             f"is not: use its own objective {family.objective!r}, or another family"
         )
     unknown = objective.heads - set(family.heads)
@@ -176,9 +193,7 @@ def check_fit(objective: Objective | type[Objective], family: Any) -> None:
         )
 
 
-def _parted(template: Sequence[str | int]) -> bool:
-    """Whether a framing for two texts puts something between them."""
-    return abs(template.index(0) - template.index(1)) > 1
+# --- what several objectives use
 
 
 def needed_id(tokenizer: Tokenizer, role: str, objective: str) -> int:
@@ -204,12 +219,25 @@ def by_length(examples: Sequence[Any]) -> list[Any]:
     return sorted(examples, key=lambda example: len(example.ids))
 
 
+def concatenate(examples: Sequence[Any], name: str) -> Tensor:
+    """The arrays of that name of all examples, end to end."""
+    return torch.from_numpy(np.concatenate([getattr(example, name) for example in examples]))
+
+
+def stream_fields(examples: Sequence[Any]) -> dict[str, Any]:
+    """The fields of a `StreamBatch` of examples that each have a `stream` and say whether it is `fresh`."""
+    return {
+        "streams": tuple(example.stream for example in examples),
+        "fresh": tuple(example.fresh for example in examples),
+    }
+
+
 def target_terms(
     name: str, model: Any, hidden: Tensor, at: Tensor | None, targets: Tensor
 ) -> dict[str, Term]:
-    """The loss of targets and, where the model is judged, how many of them it ranks first."""
+    """The loss of targets and, in validation, how many of them the model ranks first."""
     head = model.heads["vocabulary"]
     terms = {name: Term(head.loss(hidden, at, targets))}
-    if not model.training:  # a second look at the logits: only where time is not counted
+    if not model.training:  # the logits are computed a second time: too slow for training
         terms[f"{name}_accuracy"] = Term((head.ranks(hidden, at, targets) == 0).sum(), 0.0)
     return terms

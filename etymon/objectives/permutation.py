@@ -1,8 +1,9 @@
 """Permutation language modelling (XLNet, sections 2.2 to 2.5): tokens are predicted in an order that is drawn anew.
 
-A sample is a piece of running text, which is remembered, and behind it two pieces as `A <sep> B <sep> <cls>`: half of the time B
-goes on from A. In both halves short spans are asked for, one token in `predict` altogether. What is not asked is seen by all;
-what is asked, and the special tokens, are seen by those that come later in the order. The first half sees nothing of the second.
+A sample is a piece of running text, which is remembered, and behind it two pieces as `A <sep> B <sep> <cls>`: half of the
+time B goes on from A. In both halves short spans are targets, one token in `predict` altogether (the paper's partial
+prediction). What is no target is seen by all; targets and special tokens are seen by those that come later in the order.
+The first half sees nothing of the second.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
@@ -23,12 +23,13 @@ from etymon.objectives.objective import (
     Streaming,
     Term,
     Unit,
+    concatenate,
     needed_id,
+    stream_fields,
     target_terms,
 )
 from etymon.sampling import plans
-from etymon.sampling import streams as text_streams
-from etymon.sampling.streams import FRESH, ORDER, START, STREAM, Reset
+from etymon.sampling.streams import FRESH, ORDER, START, STOP, STREAM, Reset, read, stream_segments
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -43,22 +44,28 @@ class PermutedExample:
     ids: np.ndarray
     segments: np.ndarray
     order: np.ndarray
+    """A token sees those of smaller numbers; 0 is seen by all."""
     places: np.ndarray
     stream: int
     fresh: bool
     backward: bool
+
+    @property
+    def targets(self) -> np.ndarray:
+        return self.ids[self.places]
 
 
 @dataclass
 class PermutationBatch(StreamBatch):
     batch: Batch
     at: Tensor
-    asked: tuple[int, ...]
+    target_counts: tuple[int, ...]
+    """How many targets every row has."""
     targets: Tensor
 
 
 class Permutation(Streaming):
-    """`reuse` tokens of the `length` are running text, half of them unless told (0). With `both_ways`, every other stream is
+    """`reuse` tokens of the `length` are running text, half of them by default (0). With `both_ways`, every other stream is
     read from its end, as distances are then counted the other way round too. Spans have up to `longest` tokens, short ones
     more often. `memory` tokens of the running text before are remembered, as for other streams."""
 
@@ -92,8 +99,8 @@ class Permutation(Streaming):
         """Of A and B together."""
         if self.room < 2 or self.reuse < 2 or predict < 1 or longest < 1:
             raise EtymonError(
-                f"permutation needs room: of {length} tokens {self.reuse} are remembered and {self.room} are for two pieces "
-                "of text, with 1 or more in spans and between them; give a greater length"
+                f"permutation needs room: of {length} tokens {self.reuse} are remembered and {self.room} are for two "
+                "pieces of text, with 1 or more in spans and between them; give a greater length"
             )
 
     # --- which text
@@ -101,72 +108,78 @@ class Permutation(Streaming):
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
     ) -> np.ndarray:
-        """The columns of `data/streams.py`, and those above. Forward streams have even numbers, backward ones odd."""
-        turned = shuffle and self.both_ways and streams % 2 == 0
-        if shuffle and self.both_ways and not turned and epoch == 0:
+        """The columns of `sampling/streams.py`, and those above. Forward streams have even numbers, backward ones odd."""
+        both_ways = shuffle and self.both_ways and streams % 2 == 0
+        if shuffle and self.both_ways and not both_ways and epoch == 0:
             logger.warning("a batch of %d samples has no halves: all of it is read forward", streams)
-        table = text_streams.stream_segments(
-            split,
-            self.reuse,
-            seed,
-            epoch,
-            streams // 2 if turned else streams,
-            reset=self.reset,
-            shuffle=shuffle,
+        forward_streams = streams // 2 if both_ways else streams
+        table = stream_segments(
+            split, self.reuse, seed, epoch, forward_streams, reset=self.reset, shuffle=shuffle
         )
         table = np.column_stack((table, np.zeros((len(table), 5), np.int64)))
         table[:, START] += 1  # what is predicted stands in its own place: no token before it is needed
-        if turned:
-            table = _with_turned(table, streams // 2)
-        ends, rng = split.stream_length, plans.key(seed, "permutation", epoch)
-        table[:, A_START : B_STOP + 1] = self._pieces(table, ends, rng)
+        if both_ways:
+            # Beside every stream the same text from its end: rows of both take turns, and so do their numbers.
+            forward = table.reshape(-1, forward_streams, table.shape[1])  # time, stream
+            back = forward[::-1].copy()
+            back[:, :, FRESH], back[:, :, BACKWARD] = forward[:, :, FRESH], 1
+            forward[:, :, STREAM] *= 2
+            back[:, :, STREAM] = forward[:, :, STREAM] + 1
+            table = np.stack([forward, back], 2).reshape(-1, table.shape[1])
+        rng = plans.key(seed, "permutation", epoch)
+        table[:, A_START : B_STOP + 1] = self._pieces(table, split.stream_length, rng)
         return table
 
     def readings(self, split: Split, plan: np.ndarray) -> float:
-        """The running text once in every direction, and the two pieces of each sample, which are text as well."""
-        spans = ((START, text_streams.STOP), (A_START, A_STOP), (B_START, B_STOP))
-        return float(
-            sum((plan[:, stop] - plan[:, start]).sum() for start, stop in spans) / split.stream_length
-        )
+        # The running text once in every direction, and the two pieces of each sample, which are text as well.
+        spans = ((START, STOP), (A_START, A_STOP), (B_START, B_STOP))
+        total = sum((plan[:, stop] - plan[:, start]).sum() for start, stop in spans)
+        return float(total / split.stream_length)
 
-    def _pieces(self, table: np.ndarray, ends: int, rng: np.random.Generator) -> np.ndarray:
-        """Where A and B lie. Behind the running text, for who reads from the end, is before it."""
-        back = table[:, BACKWARD] == 1
-        # As if read from its own beginning.
-        first = np.where(back, ends - table[:, START], table[:, text_streams.STOP])
-        left = np.clip(ends - first, 0, self.room)
-        cut = np.minimum(rng.integers(1, self.room, len(table)), ends)
-        following = (rng.random(len(table)) < 0.5) & (left == self.room)
-        first = np.where(left < cut, _anywhere(rng, ends - cut), first)  # at the very end of the text
-        rest = np.minimum(self.room - cut, ends)
-        second = np.where(following, first + cut, _anywhere(rng, ends - rest))
-        spans = np.stack([first, first + cut, second, second + rest], 1)
-        return np.where(back[:, None], ends - spans[:, [1, 0, 3, 2]], spans)
+    def _pieces(self, table: np.ndarray, end: int, rng: np.random.Generator) -> np.ndarray:
+        """Where A and B lie in a text of `end` tokens. Backward, they lie before the running text."""
+
+        def anywhere(lengths: np.ndarray) -> np.ndarray:
+            return (rng.random(len(table)) * (end - lengths + 1)).astype(np.int64)
+
+        is_back = table[:, BACKWARD] == 1
+        # Counted from where the reading begins: the end, if it goes backward.
+        first = np.where(is_back, end - table[:, START], table[:, STOP])
+        left = np.clip(end - first, 0, self.room)
+        a_length = np.minimum(rng.integers(1, self.room, len(table)), end)
+        follows = (rng.random(len(table)) < 0.5) & (left == self.room)
+        first = np.where(left < a_length, anywhere(a_length), first)  # at the very end of the text
+        b_length = np.minimum(self.room - a_length, end)
+        second = np.where(follows, first + a_length, anywhere(b_length))
+        spans = np.stack([first, first + a_length, second, second + b_length], 1)
+        return np.where(is_back[:, None], end - spans[:, [1, 0, 3, 2]], spans)
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> PermutedExample:
-        def read(start: int, stop: int) -> np.ndarray:
-            where = np.array([start, stop, row[STREAM], row[FRESH], row[ORDER]])
-            found = text_streams.read(split, where, self.separator)
-            return found[::-1] if row[BACKWARD] else found
+        turn = -1 if row[BACKWARD] else 1
 
-        running = read(row[START], row[text_streams.STOP])
-        framed = self.framing.frame(read(row[A_START], row[A_STOP]), read(row[B_START], row[B_STOP]))
-        goal, other = self.length // self.predict, self.length - self.reuse
+        def tokens(start: int, stop: int) -> np.ndarray:
+            span = np.array([start, stop, row[STREAM], row[FRESH], row[ORDER]])
+            return read(split, span, self.separator)[::turn]
+
+        running = tokens(row[START], row[STOP])
+        framed = self.framing.frame(tokens(row[A_START], row[A_STOP]), tokens(row[B_START], row[B_STOP]))
+        goal = self.length // self.predict
         halves = (
             (running.astype(np.int64), np.zeros(len(running), bool), (goal - goal // 2) / self.reuse),
-            (framed.ids.astype(np.int64), framed.special, goal // 2 / other),
+            (framed.ids.astype(np.int64), framed.special, goal // 2 / (self.length - self.reuse)),
         )
-        turn = -1 if row[BACKWARD] else 1  # words begin where they begin, however they are read
         order: list[np.ndarray] = []
         places: list[np.ndarray] = []
         done = steps = 0
         for ids, special, share in halves:
-            asked = self.spans(ids[::turn], special[::turn], round(share * len(ids)), rng)[::turn]
-            own = np.zeros(len(ids), np.int64)
-            ordered = np.flatnonzero(asked | special)
-            own[ordered] = 1 + rng.permutation(len(ordered))
-            order.append(steps + own)
-            places.append(done + np.flatnonzero(asked))
+            # Words begin where they begin, however they are read: spans are chosen in the text's direction.
+            is_target = self.spans(ids[::turn], special[::turn], round(share * len(ids)), rng)[::turn]
+            numbers = np.zeros(len(ids), np.int64)
+            ordered = np.flatnonzero(is_target | special)
+            numbers[ordered] = 1 + rng.permutation(len(ordered))
+            # The second half's numbers are above all of the first's, which therefore sees nothing of it.
+            order.append(steps + numbers)
+            places.append(done + np.flatnonzero(is_target))
             done, steps = done + len(ids), steps + len(ordered) + 1
         return PermutedExample(
             np.concatenate([half[0] for half in halves]),
@@ -178,66 +191,46 @@ class Permutation(Streaming):
             bool(row[BACKWARD]),
         )
 
-    # --- what is asked
+    # --- what is predicted
 
     def spans(self, ids: np.ndarray, special: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
-        """Which tokens are asked: `goal` of them, in spans that begin with a word, in turn with `predict` times their size;
+        """Which tokens are targets: `goal` of them, in spans that begin with a word, in turn with `predict` times their size;
         single ones where too few came together. A span's size is 1 to `longest`, with a chance of 1 / size."""
         starts = np.append(np.flatnonzero(self.word_starts[ids] & ~special), len(ids))
-        asked, now = np.zeros(len(ids), bool), 0
-        while (count := int(asked.sum())) < goal and now < len(ids):
+        is_target, now = np.zeros(len(ids), bool), 0
+        while (count := int(is_target.sum())) < goal and now < len(ids):
             size = min(1 + int(np.searchsorted(self.chances, rng.random(), side="right")), goal - count)
             before = int(rng.integers(size * self.predict))
             begin = int(starts[min(int(np.searchsorted(starts, now + before)), len(starts) - 1)])
             if begin + size >= len(ids):
                 break
-            asked[begin : begin + size] = ~special[begin : begin + size]
+            is_target[begin : begin + size] = ~special[begin : begin + size]
             now = begin + size + size * self.predict - before
-        free = np.flatnonzero(~asked & ~special)
-        more = min(max(0, goal - int(asked.sum())), len(free))
-        asked[rng.choice(free, more, replace=False)] = True
-        return asked
+        free = np.flatnonzero(~is_target & ~special)
+        more = min(max(0, goal - int(is_target.sum())), len(free))
+        is_target[rng.choice(free, more, replace=False)] = True
+        return is_target
 
     def collate(self, examples: Sequence[PermutedExample]) -> PermutationBatch:
-        # Always the same streams: always the same order.
+        # A slice always has the same streams, so this is always the same order, as a `StreamBatch` has to keep it.
         examples = sorted(examples, key=lambda example: example.backward)
-        batch = Batch.of(
-            [example.ids for example in examples], segments=[example.segments for example in examples]
-        )
-        batch.order = torch.from_numpy(np.concatenate([example.order for example in examples]))
+        segments = [example.segments for example in examples]
+        batch = Batch.of([example.ids for example in examples], segments=segments)
+        batch.order = concatenate(examples, "order")
         batch.backward = sum(example.backward for example in examples)
         at = batch.layout.flat([example.places for example in examples])
-        targets = np.concatenate([example.ids[example.places] for example in examples])
         return PermutationBatch(
             counts={"permuted": len(at), "permuted_accuracy": len(at)},
             tokens=batch.layout.tokens,
-            streams=tuple(example.stream for example in examples),
-            fresh=tuple(example.fresh for example in examples),
             batch=batch,
             at=at,
-            asked=tuple(len(example.places) for example in examples),
-            targets=torch.from_numpy(targets),
+            target_counts=tuple(len(example.places) for example in examples),
+            targets=concatenate(examples, "targets"),
+            **stream_fields(examples),
         )
 
-    def loss(self, unit: Unit, prepared: PermutationBatch) -> dict[str, Term]:
-        state = unit.recall(prepared)
-        asked = QueryPositions(prepared.at, prepared.asked)
-        hidden_nD, state = unit.model.two_stream(prepared.batch, asked, state, reuse=self.reuse)
-        unit.keep(prepared, state)
-        return target_terms("permuted", unit.model, hidden_nD, None, prepared.targets)
-
-
-def _anywhere(rng: np.random.Generator, room: np.ndarray) -> np.ndarray:
-    return (rng.random(len(room)) * (room + 1)).astype(np.int64)
-
-
-def _with_turned(table: np.ndarray, streams: int) -> np.ndarray:
-    """Beside every stream its own text from the end: rows of both take turns, and so do their numbers."""
-    forward = table.reshape(-1, streams, table.shape[1])  # time, stream
-    back = forward[::-1].copy()
-    back[:, :, [STREAM, FRESH, BACKWARD]] = forward[:, :, [STREAM, FRESH, BACKWARD]]
-    forward[:, :, STREAM] *= 2
-    back[:, :, STREAM] = 2 * back[:, :, STREAM] + 1
-    back[:, :, BACKWARD] = 1
-    both = np.stack([forward, back], 2)
-    return both.reshape(-1, table.shape[1])
+    def loss(self, unit: Unit, micro: PermutationBatch) -> dict[str, Term]:
+        queries = QueryPositions(micro.at, micro.target_counts)
+        hidden_nD, state = unit.model.two_stream(micro.batch, queries, unit.recall(micro), reuse=self.reuse)
+        unit.keep(micro, state)
+        return target_terms("permuted", unit.model, hidden_nD, None, micro.targets)

@@ -9,8 +9,8 @@ from etymon.text.store import Split
 
 
 class PrefixLM(CausalLM):
-    """The windows of `causal`. Each is divided anywhere between its first token and its last; what stands before is its
-    prefix, and only what follows is asked for. So bits per byte are those of the second parts, given the first."""
+    """The windows of `causal`, each divided anywhere between its first token and its last: only what follows the prefix
+    is predicted. So bits per byte are those of the second parts, given the first."""
 
     name = "prefix"
     requires = frozenset({"causal", "prefix"})

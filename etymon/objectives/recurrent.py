@@ -9,7 +9,7 @@ import numpy as np
 
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
-from etymon.objectives.causal import CausalBatch, CausalExample, asked
+from etymon.objectives.causal import CausalBatch, CausalExample, causal_fields
 from etymon.objectives.objective import (
     FROM_MODEL,
     StreamBatch,
@@ -17,10 +17,10 @@ from etymon.objectives.objective import (
     Term,
     Unit,
     needed_id,
+    stream_fields,
     text_lengths,
 )
-from etymon.sampling import streams as text_streams
-from etymon.sampling.streams import FRESH, STREAM, Reset
+from etymon.sampling.streams import FRESH, START, STOP, STREAM, Reset, read, stream_segments
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -38,10 +38,10 @@ class RecurrentBatch(CausalBatch, StreamBatch):
 
 class Recurrent(Streaming):
     """Streams of the text are read in segments of `length` tokens, and each segment sees what its stream remembers of those
-    before: up to `memory` tokens, `validation_memory` where the model is judged, 0 for none. No gradient goes back there.
+    before: up to `memory` tokens, `validation_memory` in validation, 0 for none. No gradient goes back there.
 
     `reset` says when a stream forgets: with each epoch, also with each document, or never. Only the `recent` share of a
-    segment is asked for in training (0.5: its second half); judged is all of it.
+    segment is predicted in training (0.5: its second half, the paper's "half loss"); in validation all of it.
     """
 
     name = "recurrent"
@@ -68,28 +68,22 @@ class Recurrent(Streaming):
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
     ) -> np.ndarray:
-        """The columns of `data/streams.py`, and how many tokens of a segment are asked for."""
-        table = text_streams.stream_segments(
-            split, self.length, seed, epoch, streams, reset=self.reset, shuffle=shuffle
-        )
-        sizes = table[:, text_streams.STOP] - table[:, text_streams.START] - 1
+        """The columns of `sampling/streams.py`, and how many tokens of a segment are predicted."""
+        table = stream_segments(split, self.length, seed, epoch, streams, reset=self.reset, shuffle=shuffle)
+        sizes = table[:, STOP] - table[:, START] - 1
         recent = np.maximum(1, np.ceil(sizes * self.recent).astype(np.int64)) if shuffle else sizes
         return np.column_stack((table, recent))
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> Segment:
-        ids = text_streams.read(split, row, self.separator)
+        ids = read(split, row, self.separator)
         return Segment(ids[:-1], ids[len(ids) - row[-1] :], int(row[STREAM]), bool(row[FRESH]))
 
     def collate(self, examples: Sequence[Segment]) -> RecurrentBatch:
         batch = Batch.of([example.ids for example in examples])
-        return RecurrentBatch(
-            **asked(examples, batch, self.text_lengths),
-            streams=tuple(example.stream for example in examples),
-            fresh=tuple(example.fresh for example in examples),
-        )
+        return RecurrentBatch(**causal_fields(examples, batch, self.text_lengths), **stream_fields(examples))
 
-    def loss(self, unit: Unit, prepared: RecurrentBatch) -> dict[str, Term]:
-        hidden, state = unit.model.hidden(prepared.batch, unit.recall(prepared))
-        unit.keep(prepared, state)
-        head, context = unit.model.heads["vocabulary"], Context(prepared.batch)
-        return {"loss": Term(head.loss(hidden, prepared.at, prepared.targets, context))}
+    def loss(self, unit: Unit, micro: RecurrentBatch) -> dict[str, Term]:
+        hidden, state = unit.model.hidden(micro.batch, unit.recall(micro))
+        unit.keep(micro, state)
+        head, context = unit.model.heads["vocabulary"], Context(micro.batch)
+        return {"loss": Term(head.loss(hidden, micro.at, micro.targets, context))}

@@ -6,30 +6,18 @@ Next sentences (BERT, section 3.1) set a continuation against text from another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM
-from etymon.objectives.objective import Term, by_length
+from etymon.objectives.masked import MaskedBatch, MaskedLM
+from etymon.objectives.objective import Term
 from etymon.sampling import plans
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class PairExample(MaskedExample):
-    label: int
-
-
-@dataclass
-class PairBatch(MaskedBatch):
-    labels: Tensor
 
 
 class SentencePair(MaskedLM):
@@ -48,24 +36,15 @@ class SentencePair(MaskedLM):
         overhead = self.framing.overhead(pair=True)
         return type(self).pairs(split, self.length, seed, epoch, overhead=overhead, shuffle=shuffle)
 
-    def example_of(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> PairExample:
-        *where, label = row.tolist()
-        return PairExample(**vars(self.example(self.framed(split, *where), split, rng)), label=label)
-
-    def collate(self, examples: Sequence[Any]) -> PairBatch:
-        examples = by_length(examples)
-        labels = torch.tensor([example.label for example in examples])
-        return PairBatch(**vars(super().collate(examples)), labels=labels)
-
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {**super()._counts(masked, tokens, rows), self.head: rows, f"{self.head}_accuracy": rows}
 
-    def _terms(self, model: Any, prepared: Any, hidden: Tensor) -> dict[str, Term]:
-        logits = model.read(self.head, hidden, prepared.batch)
+    def terms(self, model: Any, micro: MaskedBatch, hidden: Tensor) -> dict[str, Term]:
+        logits = model.read(self.head, hidden, micro.batch)
         return {
-            **super()._terms(model, prepared, hidden),
-            self.head: Term(F.cross_entropy(logits, prepared.labels, reduction="sum")),
-            f"{self.head}_accuracy": Term((logits.argmax(-1) == prepared.labels).sum(), 0.0),
+            **super().terms(model, micro, hidden),
+            self.head: Term(F.cross_entropy(logits, micro.labels, reduction="sum")),
+            f"{self.head}_accuracy": Term((logits.argmax(-1) == micro.labels).sum(), 0.0),
         }
 
 

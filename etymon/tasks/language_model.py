@@ -150,7 +150,7 @@ class LanguageModel(Task):
         table: Table,
         decoding: DecodingSettings | None = None,
         notify: Notify = ignore_note,
-    ) -> list[likelihood.TextScore]:
+    ) -> list[likelihood.Score]:
         """How likely every text is by itself, as `etymon score` tells."""
         if model.encoder_decoder:
             raise EtymonError(
@@ -160,7 +160,7 @@ class LanguageModel(Task):
 
     def score(
         self,
-        predictions: Sequence[likelihood.TextScore],
+        predictions: Sequence[likelihood.Score],
         table: Table,
         metrics: Sequence[str],
         resamples: int = 0,
@@ -171,11 +171,11 @@ class LanguageModel(Task):
         places = {"bits_per_byte": 0, "bits_per_character": 1, "loss": 2}
         return {metric: _ratio(bits, sizes[:, places[metric]], resamples) for metric in metrics}
 
-    def record(self, prediction: likelihood.TextScore) -> dict[str, Any]:
+    def record(self, prediction: likelihood.Score) -> dict[str, Any]:
         told = {name: getattr(prediction, name) for name in self.record_fields[1:]}
         return {"prediction": prediction.log_likelihood, **{k: v for k, v in told.items() if v is not None}}
 
-    def format_row(self, table: Table, number: int, prediction: likelihood.TextScore) -> str:
+    def format_row(self, table: Table, number: int, prediction: likelihood.Score) -> str:
         bits = "" if prediction.bits_per_byte is None else f", {prediction.bits_per_byte:.3f} bits per byte"
         kind = prediction.kind.replace("likelihood", "log-likelihood")
         return f"{prediction.text}\n-> {kind} {prediction.log_likelihood:.2f}{bits}"

@@ -12,7 +12,7 @@ from etymon.verbs.terminal import clear_line, print_json
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
-    from etymon.generation.likelihood import TextScore
+    from etymon.generation.likelihood import Score
 
 
 @opens_models
@@ -38,7 +38,7 @@ def score(
     quantize: Quantize = None,
     on_note: Callable[[str], None] | None = None,
     on_progress: Callable[[str], None] | None = None,
-) -> list[TextScore]:
+) -> list[Score]:
     """Measure how likely a model finds a text.
 
     A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping windows. An
@@ -79,7 +79,7 @@ def _score_file(
     memory: int,
     segment: int | None,
     tell: Callable[[str], None] | None,
-) -> TextScore:
+) -> Score:
     """The score of a file, which is read in parts, or of a target given the file."""
     import numpy as np
 
@@ -102,7 +102,7 @@ def _score_file(
 
 
 def present(
-    result: list[TextScore],
+    result: list[Score],
     tokens: Annotated[bool, "show every token's log-probability"] = False,
     json: Annotated[bool, "print a JSON record a text"] = False,
 ) -> None:

@@ -47,7 +47,7 @@ class Drawn:
     def __init__(
         self, name: str, tokenizer: Tokenizer, split: Split, density: float = 0.15, length: int = LENGTH
     ) -> None:
-        self.masking = Masking.named(name, tokenizer, density, length)
+        self.masking = Masking(name, tokenizer, density, length)
         separator = tokenizer.id("separator")
         assert separator is not None
         middle = int(split.documents[1])
@@ -105,7 +105,7 @@ def test_bert_asks_for_a_rounded_share_of_any_text(tokenizer: Tokenizer, split: 
         text = drawn.chosen[~drawn.special]
         expected = round(density * LENGTH) / len(text)
         assert np.abs(text - expected).max() < 4.5 * math.sqrt(expected / DRAWS)
-    masking = Masking.named("bert", tokenizer, 0.15, LENGTH)
+    masking = Masking("bert", tokenizer, 0.15, LENGTH)
     places, _ = masking.draw(np.arange(3), np.array([True, False, True]), split, key(0))
     assert places.tolist() == [1], "at least one"
 
@@ -205,7 +205,7 @@ def test_electra_draws_with_replacement_and_shows_no_random_token(tokenizer: Tok
             shown[different] == drawn.ids[different]
         ).sum() == len(different)
     assert masked / once == pytest.approx(0.85, abs=0.025)
-    short = Masking.named("electra", tokenizer, 0.15, 20)  # where the slots are fewer than the share
+    short = Masking("electra", tokenizer, 0.15, 20)  # where the slots are fewer than the share
     places, _ = short.draw(np.arange(60), np.zeros(60, bool), split, key(0))
     assert len(places) == int(0.155 * 20) == 3
     none, _ = short.draw(np.arange(2), np.ones(2, bool), split, key(0))
