@@ -49,7 +49,8 @@ def prompt(
     says; examples that queries share are read once. With labels, accuracy and its 95% interval are given.
     """
     from etymon.generation.prompting import Prompter
-    from etymon.lab.prompt import PromptRun, open_task
+    from etymon.lab.prompt import PromptRun
+    from etymon.lab.prompt_task import open_task
     from etymon.verbs.opening import opened, writable
 
     if limit is not None and limit < 1:
@@ -60,7 +61,7 @@ def prompt(
     run = PromptRun(
         Prompter(opened(model, device, quantize, head="vocabulary")), read, drop, limit, on_progress
     )
-    outcomes = run.outcomes()
+    outcomes = [run.outcome(number) for number in read.shots]
     notes = read.notes + run.notes
     for note in notes if on_note is not None else ():
         on_note(note)  # type: ignore[misc]

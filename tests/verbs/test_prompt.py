@@ -11,7 +11,8 @@ import pytest
 
 import etymon
 from etymon.errors import EtymonError
-from etymon.lab.prompt import PromptFile, PromptTask, open_task, wilson
+from etymon.lab.prompt import wilson
+from etymon.lab.prompt_task import PromptFile, PromptTask, open_task
 
 CITIES = [
     ("Paris", "France"),
@@ -128,24 +129,24 @@ def test_a_model_of_python(folder, task):
 
 def test_first_and_random_examples():
     first = task_of(shots=2, queries=[{"question": "soup"}, {"question": "mat"}])
-    assert [[one.shown for one in first.chosen(query, 2)] for query in (0, 1)] == [
+    assert [[one.shown for one in first.select(query, 2)] for query in (0, 1)] == [
         ["Paris: France", "Rome: Italy"]
     ] * 2
     random = [task_of(selection="random", seed=3, queries=[{"question": "soup"}] * 20) for _ in range(2)]
-    drawn = [[one.context for one in random[0].chosen(query, 3)] for query in range(20)]
-    assert drawn == [[one.context for one in random[1].chosen(query, 3)] for query in range(20)]
+    drawn = [[one.context for one in random[0].select(query, 3)] for query in range(20)]
+    assert drawn == [[one.context for one in random[1].select(query, 3)] for query in range(20)]
     assert len({tuple(some) for some in drawn}) > 10
     assert all(len(set(some)) == 3 for some in drawn)
     # More shots add to fewer, and another seed draws others.
-    assert [one.context for one in random[0].chosen(7, 2)] == drawn[7][:2]
+    assert [one.context for one in random[0].select(7, 2)] == drawn[7][:2]
     other = task_of(selection="random", seed=4, queries=[{"question": "soup"}] * 20)
-    assert drawn != [[one.context for one in other.chosen(query, 3)] for query in range(20)]
+    assert drawn != [[one.context for one in other.select(query, 3)] for query in range(20)]
 
 
 def test_a_query_is_never_its_own_example():
     task = task_of(queries=RECORDS)
     for query, record in enumerate(RECORDS):
-        chosen = task.chosen(query, 4)
+        chosen = task.select(query, 4)
         assert len(chosen) == 4
         assert record["question"] not in [one.context.rstrip(":") for one in chosen]
 
