@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that steer a terminal, change the direction of the text behind them, or are no characters (surrogates)."""
+"""Characters that steer a terminal, change the direction of the text behind them, or are no characters
+(surrogates)."""
 ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
@@ -17,7 +18,8 @@ class EtymonError(Exception):
 
 
 def visible(text: str, breaks: str = "\n\t") -> str:
-    """The text with its control characters spelled out, those of `breaks` excepted: ESC is shown as \\u001b, as in JSON."""
+    """The text with its control characters spelled out, those of `breaks` excepted: ESC is shown as \\u001b,
+    as in JSON."""
 
     def spell(match: re.Match[str]) -> str:
         character = match[0]

@@ -1,4 +1,5 @@
-"""Files: writing that is never half done (build aside, flush to the disk, then rename into place), and JSON on disk."""
+"""Files: writing that is never half done (build aside, flush to the disk, then rename into place), and JSON
+on disk."""
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ ASIDE = re.compile(
     r"\.(?P<name>.*)\.(?P<pid>\d+)-(?:(?P<host>[0-9a-f]{8})-)?[0-9a-f]+\.(?P<kind>partial|replaced)",
     re.DOTALL,
 )
-"""The name of something half written, or of an old folder that is being replaced: whose it is, by process and host
-(older releases did not say which), and a random part."""
+"""The name of something half written, or of an old folder that is being replaced: whose it is, by process
+and host (older releases did not say which), and a random part."""
 ABANDONED = 24 * 3600
-"""Seconds without a change after which something half written by a process on another host is taken for left over."""
+"""Seconds without a change after which something half written by a process on another host is taken for left
+over."""
 CLOCKS_APART = 600
 """Seconds that the clocks of this host and of a disk may differ."""
 _swept: set[Path] = set()
@@ -112,8 +114,8 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 def sweep_left_over(folder: Path) -> None:
     """Removes what killed processes left half written in `folder`; once a folder in the life of this process.
 
-    A process of this host is asked for by its number. Of those on other hosts, and in other containers, which share
-    folders over a network, only the age of what they wrote can be known.
+    A process of this host is asked for by its number. Of those on other hosts, and in other containers,
+    which share folders over a network, only the age of what they wrote can be known.
     """
     folder = folder.absolute()
     if folder in _swept:
@@ -138,13 +140,15 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 DEEPEST = 100
-"""Lists and objects inside one another that a JSON text may have: Python's reader and writer end at about a thousand."""
+"""Lists and objects inside one another that a JSON text may have: Python's reader and writer end at about a
+thousand."""
 LARGEST_JSON = 100_000_000
 """Bytes of a file that is read as JSON in one go."""
 
 
 def parse_json(text: str, place: str, advice: str = "correct or replace it") -> Any:
-    """The value of a JSON text; `place` and `advice` are for the message about one that is broken or too deep."""
+    """The value of a JSON text; `place` and `advice` are for the message about one that is broken or too
+    deep."""
     try:
         value = json.loads(text)
         if is_deep(value):
@@ -218,12 +222,14 @@ def write_json(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
 
 
 def json_text(value: Any, *, indent: int | None = None, ascii: bool = False) -> str:
-    """The value as JSON that every reader takes: null for NaN and infinity, dataclasses as objects, others as text."""
+    """The value as JSON that every reader takes: null for NaN and infinity, dataclasses as objects, others
+    as text."""
     return json.dumps(finite(value), indent=indent, ensure_ascii=ascii, default=str, allow_nan=False)
 
 
 def finite(value: Any) -> Any:
-    """The value with None for what JSON has no number for, at any depth, and with dataclasses as dictionaries."""
+    """The value with None for what JSON has no number for, at any depth, and with dataclasses as
+    dictionaries."""
     if is_dataclass(value) and not isinstance(value, type):
         return finite(asdict(value))
     if isinstance(value, Mapping):
@@ -252,7 +258,8 @@ def holds(folder: Path) -> str:
 
 
 def _aside(path: Path, kind: str = "partial") -> Path:
-    # Same folder, hence same file system, hence a rename and not a copy. A long name would have no room for the rest.
+    # Same folder, hence same file system, hence a rename and not a copy. A long name would have no room for
+    # the rest.
     name = path.name.encode()[:100].decode(errors="ignore")
     return path.parent / f".{name}.{os.getpid()}-{_host()}-{secrets.token_hex(4)}.{kind}"
 
@@ -283,8 +290,8 @@ def _is_left_over(path: Path) -> bool:
     import psutil  # hardly ever needed, and this module is imported by every command
 
     try:
-        # A process that began after the last change has only inherited the number of the one that wrote. A disk on the
-        # network may have another clock.
+        # A process that began after the last change has only inherited the number of the one that wrote. A
+        # disk on the network may have another clock.
         return psutil.Process(int(match["pid"])).create_time() > max(changes) + CLOCKS_APART
     except psutil.NoSuchProcess:
         return True

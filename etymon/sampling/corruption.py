@@ -1,7 +1,8 @@
-"""The noises of encoder-decoders by name: T5's span corruption, BART's, and the objectives those two were compared with.
+"""The noises of encoder-decoders by name: T5's span corruption, BART's, and the objectives those two were
+compared with.
 
-Each is a row of a table: in which order the text is shown, what is cut out of it, what is shown in its place, and what
-the decoder has to write.
+Each is a row of a table: in which order the text is shown, what is cut out of it, what is shown in its
+place, and what the decoder has to write.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from etymon.sampling.noise import NoiseSpans
 
 @dataclass(frozen=True)
 class Text:
-    """A sample: its ids, for every position whether a word begins there, and the positions where sentences begin."""
+    """A sample: its ids, for every position whether a word begins there, and the positions where sentences
+    begin."""
 
     ids: np.ndarray
     word_starts: np.ndarray
@@ -40,7 +42,8 @@ class Amounts:
 
 @dataclass(frozen=True)
 class Corruption:
-    """One of the noises. The decoder writes the whole text, the cut tokens, or those behind their sentinels."""
+    """One of the noises. The decoder writes the whole text, the cut tokens, or those behind their
+    sentinels."""
 
     target: Literal["text", "cut", "sentinels"] = "text"
     order: Literal["sentences", "rotation", "shuffle"] | None = None
@@ -108,8 +111,8 @@ class Corruption:
 
 MASKING = Corruption(cut="tokens", show="mask a token")
 NOISES = {
-    # BART: what it was trained with, and what it was compared with (section 2.2 of the paper). Its shares of masking
-    # and deletion were not published.
+    # BART: what it was trained with, and what it was compared with (section 2.2 of the paper). Its shares of
+    # masking and deletion were not published.
     "bart": Corruption(order="sentences", cut="words", show="mask a span", density=0.3),
     "infilling": Corruption(cut="words", show="mask a span", density=0.3),
     "sentences": Corruption(order="sentences"),

@@ -1,5 +1,5 @@
-"""The rows of a table as tokens, and plans over them: bundles of so many examples drawn at random, or of examples of
-similar length with about so many tokens."""
+"""The rows of a table as tokens, and plans over them: bundles of so many examples drawn at random, or of
+examples of similar length with about so many tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from etymon.sampling.plans import key
 
 JITTER = 0.1
-"""By which share lengths are blurred before examples are ordered by them, so that every epoch has other bundles."""
+"""By which share lengths are blurred before examples are ordered by them, so that every epoch has other
+bundles."""
 NONE = -1
 """Fills the rows of a plan up to the largest bundle."""
 
@@ -36,7 +37,8 @@ class Ragged:
 
 @dataclass
 class Examples:
-    """The examples of a split: what a task keeps of each, by name, and the tokens a model reads of it (`sizes`)."""
+    """The examples of a split: what a task keeps of each, by name, and the tokens a model reads of it
+    (`sizes`)."""
 
     columns: Mapping[str, Ragged | np.ndarray]
     """Sequences, or arrays with a row for every example."""
@@ -54,8 +56,8 @@ class Examples:
 
 
 def bundles(sizes: np.ndarray, tokens: int, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
-    """Every example once, in bundles of neighbours by size that hold at most `tokens` tokens, or one example: rows of
-    their numbers, filled up with `NONE`. In order of size if not `shuffle`."""
+    """Every example once, in bundles of neighbours by size that hold at most `tokens` tokens, or one
+    example: rows of their numbers, filled up with `NONE`. In order of size if not `shuffle`."""
     rng = key(seed, "bundles", epoch)
     blurred = sizes * (1 + JITTER * rng.uniform(-1, 1, len(sizes))) if shuffle else sizes
     order = np.argsort(blurred, kind="stable")
@@ -71,7 +73,8 @@ def bundles(sizes: np.ndarray, tokens: int, seed: int, epoch: int, *, shuffle: b
 def bundles_of_rows(
     sizes: np.ndarray, rows: int, seed: int, epoch: int, *, shuffle: bool = True
 ) -> np.ndarray:
-    """Every example once, in bundles of `rows` drawn at random, the last one smaller; by size, if not `shuffle`."""
+    """Every example once, in bundles of `rows` drawn at random, the last one smaller; by size, if not
+    `shuffle`."""
     rng = key(seed, "bundles", epoch)
     order = rng.permutation(len(sizes)) if shuffle else np.argsort(sizes, kind="stable")
     table = np.full((-(-len(order) // rows), rows), NONE, np.int64)
@@ -80,8 +83,8 @@ def bundles_of_rows(
 
 
 def pack_bundles(plan: np.ndarray, count: int) -> list[np.ndarray]:
-    """The rows of a plan, `count` of them flattened into one: how many and how wide, then the rows themselves.
-    `unpack_bundle` takes them apart."""
+    """The rows of a plan, `count` of them flattened into one: how many and how wide, then the rows
+    themselves. `unpack_bundle` takes them apart."""
     parts = (plan[first : first + count] for first in range(0, len(plan), count))
     return [np.concatenate([part.shape, part.reshape(-1)]) for part in parts]
 

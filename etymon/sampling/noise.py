@@ -1,9 +1,9 @@
 """The noise algebra: a noise mask, what the input shows of it, and what the target asks for.
 
-Masked language modelling, by tokens, words or n-grams, span corruption, dropping and infilling are combinations of
-these small pure functions (after the preprocessors of T5 and BART's); `corruption` names those of encoder-decoders.
-Each takes its randomness as an explicit generator, and each is invertible: input and target together still hold the
-original text.
+Masked language modelling, by tokens, words or n-grams, span corruption, dropping and infilling are
+combinations of these small pure functions (after the preprocessors of T5 and BART's); `corruption` names
+those of encoder-decoders. Each takes its randomness as an explicit generator, and each is invertible: input
+and target together still hold the original text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def masked_count(length: int, density: float = 0.15) -> int:
 
 
 def chance_count(length: int, density: float, rng: Generator) -> int:
-    """How many of `length` tokens RoBERTa hides: the share, rounded up or down by chance so that the mean is exact."""
+    """How many of `length` tokens RoBERTa hides: the share, rounded up or down by chance so that the mean is
+    exact."""
     return int(density * length + rng.random())
 
 
@@ -41,11 +42,11 @@ def words_mask(
 ) -> np.ndarray:
     """Whole words, up to `longest` side by side, from random places on, until `budget` positions are noise.
 
-    `word_starts` marks the positions that begin a word; a word ends where the next begins or where a position is no
-    candidate. As in ALBERT's pipeline: from every word on, in random order, n words with a probability proportional
-    to 1/n (of those n that the text still has); fewer if they would exceed the budget, none if they would exceed it
-    all the same or overlap with earlier ones. Where every word is longer than the budget, as in a text without
-    spaces, single tokens are hidden.
+    `word_starts` marks the positions that begin a word; a word ends where the next begins or where a
+    position is no candidate. As in ALBERT's pipeline: from every word on, in random order, n words with a
+    probability proportional to 1/n (of those n that the text still has); fewer if they would exceed the
+    budget, none if they would exceed it all the same or overlap with earlier ones. Where every word is
+    longer than the budget, as in a text without spaces, single tokens are hidden.
     """
     starts = np.flatnonzero(candidates & (word_starts | ~np.append(False, candidates[:-1])))
     stops = np.flatnonzero(candidates & ~np.append(candidates[1:] & ~word_starts[1:], False)) + 1
@@ -98,8 +99,8 @@ def random_spans_mask(
 ) -> np.ndarray:
     """T5's noise: spans of random lengths between kept runs of random lengths, beginning with a kept run.
 
-    With one span that would always be the end of the text: `roll` turns the mask by a random amount, which may put a
-    part of a span at the other end.
+    With one span that would always be the end of the text: `roll` turns the mask by a random amount, which
+    may put a part of a span at the other end.
     """
     noise, spans = noise_counts(length, density, mean_span)
     runs = np.empty(2 * spans, np.int64)
@@ -113,7 +114,8 @@ def random_spans_mask(
 
 @dataclass(frozen=True)
 class NoiseSpans:
-    """Spans `[start, stop)` in order, which may touch and do not overlap, and how many empty ones lie anywhere."""
+    """Spans `[start, stop)` in order, which may touch and do not overlap, and how many empty ones lie
+    anywhere."""
 
     starts: np.ndarray
     stops: np.ndarray
@@ -134,12 +136,13 @@ class NoiseSpans:
 
 
 def infill_spans(word_starts: np.ndarray, density: float, mean_span: float, rng: Generator) -> NoiseSpans:
-    """BART's noise: whole words from random ones on, as many as a Poisson variable says, until the share is used up.
+    """BART's noise: whole words from random ones on, as many as a Poisson variable says, until the share is
+    used up.
 
-    The budget is the share of the words, rounded up; the last span is cut to it. Spans are drawn from any words, so
-    one may run into the next, and both are then one; a span ends with the text. What stands before the first whole
-    word stays; where no word begins, every token is one. A draw of 0 is an empty span: nothing is taken out there,
-    and a mask shown all the same.
+    The budget is the share of the words, rounded up; the last span is cut to it. Spans are drawn from any
+    words, so one may run into the next, and both are then one; a span ends with the text. What stands before
+    the first whole word stays; where no word begins, every token is one. A draw of 0 is an empty span:
+    nothing is taken out there, and a mask shown all the same.
     """
     firsts = np.flatnonzero(word_starts if word_starts.any() else ~word_starts)
     budget = int(np.ceil(density * len(firsts)))
@@ -167,7 +170,8 @@ def infill_spans(word_starts: np.ndarray, density: float, mean_span: float, rng:
 
 
 def sentence_order(starts: np.ndarray, length: int, rng: Generator) -> np.ndarray:
-    """Sentences in random order (BART): the old place of every position. What is before the first start is one, too."""
+    """Sentences in random order (BART): the old place of every position. What is before the first start is
+    one, too."""
     bounds = np.unique(np.concatenate(([0], starts, [length])))
     sentences = np.split(np.arange(length), bounds[1:-1])
     return np.concatenate([sentences[number] for number in rng.permutation(len(sentences))])
@@ -186,8 +190,8 @@ def mask_eighty_ten_ten(
 ) -> np.ndarray:
     """At the noise places: 80% the mask token, 10% the token itself, 10% any id of range(*vocabulary).
 
-    `shares` are those of the mask token and of the token itself; the rest is random. A place that comes twice is
-    drawn twice, and masked if either draw says so.
+    `shares` are those of the mask token and of the token itself; the rest is random. A place that comes
+    twice is drawn twice, and masked if either draw says so.
     """
     shown = ids.copy()
     draw = rng.random(len(places))

@@ -1,7 +1,7 @@
 """Packing: whole sentences put together into samples, as RoBERTa and ELECTRA do.
 
-Plans like those of `etymon.sampling.plans`. Which sentence a sample begins with depends on where the one before it
-ended, so samples are found one after another, but over the lengths of sentences only.
+Plans like those of `etymon.sampling.plans`. Which sentence a sample begins with depends on where the one
+before it ended, so samples are found one after another, but over the lengths of sentences only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def whole_sentences(
     """RoBERTa's samples: as many whole sentences as fit into `room` tokens, as spans [start, stop) of
     the virtual stream.
 
-    `across` documents (FULL-SENTENCES), with one separator between them, which counts, or never (DOC-SENTENCES). No
-    sample begins or ends with a separator: the framing marks its ends. A sentence longer than the room is cut. Every
-    token is in exactly one sample; epochs differ in the order alone.
+    `across` documents (FULL-SENTENCES), with one separator between them, which counts, or never
+    (DOC-SENTENCES). No sample begins or ends with a separator: the framing marks its ends. A sentence longer
+    than the room is cut. Every token is in exactly one sample; epochs differ in the order alone.
     """
     if room < 1:
         raise EtymonError("there is no room for text beside the special tokens: use a larger length")
-    # Sentences longer than the room are divided: `number` counts the pieces of each. A document's number is also how
-    # many separators come before it in the virtual stream.
+    # Sentences longer than the room are divided: `number` counts the pieces of each. A document's number is
+    # also how many separators come before it in the virtual stream.
     first = np.asarray(split.sentences)
     lengths = np.diff(first, append=len(split.tokens))
     counts = -(-lengths // room)
@@ -59,10 +59,11 @@ def segments(
 ) -> np.ndarray:
     """ELECTRA's samples: rows (a_start, a_stop, b_start, b_stop) of two consecutive texts, spans of `tokens`.
 
-    As in the released pipeline: sentences of a document are gathered until they reach `length` tokens (a share `SHORT`
-    of the time a random smaller target); the first half of the target goes to the first text, and the sentence that
-    crosses the middle to either with equal chance; a share `SINGLE` of the samples has no second text; what exceeds
-    `length` with its special tokens is cut off. Unlike there, no later sentence returns to the first text.
+    As in the released pipeline: sentences of a document are gathered until they reach `length` tokens (a
+    share `SHORT` of the time a random smaller target); the first half of the target goes to the first text,
+    and the sentence that crosses the middle to either with equal chance; a share `SINGLE` of the samples has
+    no second text; what exceeds `length` with its special tokens is cut off. Unlike there, no later sentence
+    returns to the first text.
     """
     alone, both = length - framing.overhead(), length - framing.overhead(pair=True)
     if both < 2:

@@ -1,7 +1,7 @@
 """Plans: which spans of the store make up an epoch's samples, and in which order.
 
-A plan is a numpy table, a pure function of (split, seed, epoch), one sample a row: ranks and workers only decide who
-reads which rows. All randomness is keyed through `key`, so any row can be made again at any time.
+A plan is a numpy table, a pure function of (split, seed, epoch), one sample a row: ranks and workers only
+decide who reads which rows. All randomness is keyed through `key`, so any row can be made again at any time.
 """
 
 from __future__ import annotations
@@ -89,11 +89,13 @@ def sentence_pairs(
 def ordered_pairs(
     split: Split, max_length: int, seed: int, epoch: int, overhead: int = 3, shuffle: bool = True
 ) -> np.ndarray:
-    """ALBERT's sentence-order samples: rows (a_start, a_stop, b_start, b_stop, is_swapped), spans of `tokens`.
+    """ALBERT's sentence-order samples: rows (a_start, a_stop, b_start, b_stop, is_swapped), spans of
+    `tokens`.
 
-    Gathered and cut like `sentence_pairs`, but A and B are always consecutive, and half of the time they change places.
-    A single sentence, for which ALBERT's pipeline takes B from another document and says that it was swapped, gets
-    the next one for its B, or is divided if it is the document's last: a strange topic would give the answer away.
+    Gathered and cut like `sentence_pairs`, but A and B are always consecutive, and half of the time they
+    change places. A single sentence, for which ALBERT's pipeline takes B from another document and says that
+    it was swapped, gets the next one for its B, or is divided if it is the document's last: a strange topic
+    would give the answer away.
     """
     table = _gather_pairs(split, max_length, overhead, seed, epoch, only_true=True)
     swapped = key(seed, "pair swaps", epoch).random(len(table)) < 0.5
@@ -105,7 +107,8 @@ def ordered_pairs(
 def _gather_pairs(
     split: Split, max_length: int, overhead: int, seed: int, epoch: int, *, only_true: bool
 ) -> np.ndarray:
-    """Rows (a_start, a_stop, b_start, b_stop, is_random) in the order of the text. If `only_true`, no B is random."""
+    """Rows (a_start, a_stop, b_start, b_stop, is_random) in the order of the text. If `only_true`, no B is
+    random."""
     room = max_length - overhead
     if room < 2:
         raise EtymonError(f"sentence pairs need room for two tokens: use a length of at least {overhead + 2}")
@@ -154,7 +157,8 @@ def _gather_pairs(
 def _trim(
     a_start: int, a_stop: int, b_start: int, b_stop: int, room: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Take single tokens from the longer of A and B, front or back with equal chance, until both fit into `room`."""
+    """Take single tokens from the longer of A and B, front or back with equal chance, until both fit into
+    `room`."""
     a, b = a_stop - a_start, b_stop - b_start
     excess = a + b - room
     if excess <= 0:
@@ -169,7 +173,8 @@ def _trim(
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """Uniform numbers in [0, 1), drawn in blocks: a call of numpy for each would take most of a plan's time."""
+    """Uniform numbers in [0, 1), drawn in blocks: a call of numpy for each would take most of a plan's
+    time."""
     size = 16
     while True:
         yield from rng.random(size).tolist()
@@ -177,7 +182,8 @@ def uniforms(rng: np.random.Generator) -> Iterator[float]:
 
 
 def order_rows(table: np.ndarray, shuffle: bool, seed: int, plan: str, epoch: int) -> np.ndarray:
-    """The rows of a plan, shuffled for the epoch if `shuffle`; its name keeps the orders of different plans apart."""
+    """The rows of a plan, shuffled for the epoch if `shuffle`; its name keeps the orders of different plans
+    apart."""
     return table[key(seed, plan, epoch).permutation(len(table))] if shuffle else table
 
 

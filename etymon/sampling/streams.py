@@ -18,7 +18,8 @@ from etymon.text.store import Split
 
 Reset = Literal["epoch", "document", "never"]
 START, STOP, STREAM, FRESH, ORDER = range(5)
-"""The columns of a plan: [start, stop) of the virtual stream of `read`, and how its documents are ordered there."""
+"""The columns of a plan: [start, stop) of the virtual stream of `read`, and how its documents are ordered
+there."""
 SEPARATOR = -1
 """What `SentenceSplit` puts between sentences where a document is read; the reader replaces it."""
 
@@ -33,15 +34,15 @@ def stream_segments(
     reset: Reset = "epoch",
     shuffle: bool = True,
 ) -> np.ndarray:
-    """Segments of `length` + 1 tokens, each overlapping the next of its stream by one: inputs are all but the last
-    token, targets all but the first.
+    """Segments of `length` + 1 tokens, each overlapping the next of its stream by one: inputs are all but
+    the last token, targets all but the first.
 
-    To train (`shuffle`), documents come in the epoch's order, and every stream gets equally many segments; what is
-    left over, less than one segment a stream, lies at other ends in every epoch. To validate, the text is in order
-    and every token a target exactly once; then the last streams may have one segment less.
+    To train (`shuffle`), documents come in the epoch's order, and every stream gets equally many segments;
+    what is left over, less than one segment a stream, lies at other ends in every epoch. To validate, the
+    text is in order and every token a target exactly once; then the last streams may have one segment less.
 
-    A row is `fresh` if its stream forgets before it: at the beginning of an `epoch` or also of a `document`, whose
-    last segment is then short, or `never`.
+    A row is `fresh` if its stream forgets before it: at the beginning of an `epoch` or also of a `document`,
+    whose last segment is then short, or `never`.
     """
     if length < 2 or streams < 1:
         raise EtymonError(f"streams need segments of at least 2 tokens, and {streams} x {length} cannot be")
@@ -74,8 +75,8 @@ def stream_segments(
 
 
 def read(split: Split, row: np.ndarray, separator: int) -> np.ndarray:
-    """The tokens of a plan's row: of the documents in the row's order, each followed by a separator (one is also
-    before the first)."""
+    """The tokens of a plan's row: of the documents in the row's order, each followed by a separator (one is
+    also before the first)."""
     start, stop, order = int(row[START]), int(row[STOP]), int(row[ORDER])
     if order < 0:
         return split.stream(start, stop, separator)
@@ -93,7 +94,8 @@ def read(split: Split, row: np.ndarray, separator: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-# Every row of an epoch asks for the same order: it is drawn once, for training and validation of up to two texts.
+# Every row of an epoch asks for the same order: it is drawn once, for training and validation of up to two
+# texts.
 @lru_cache(maxsize=4)
 def _document_order(split: Split, order: int) -> np.ndarray:
     """The documents in the order of that number; -1 is that of the text."""
@@ -113,7 +115,8 @@ class SentenceSplit(Split):
         inner = np.setdiff1d(split.sentences, split.documents)
         documents = np.asarray(split.documents) + np.searchsorted(inner, split.documents)
         super().__init__(split.tokens, documents, split.sentences, split.bytes, split.words)
-        # The same tokens with every sentence a document: their stream has the separators that are wanted here.
+        # The same tokens with every sentence a document: their stream has the separators that are wanted
+        # here.
         starts = np.sort(np.concatenate((inner, split.documents[:-1])))
         self._by_sentence = Split(split.tokens, np.append(starts, len(split.tokens)), split.sentences)
 

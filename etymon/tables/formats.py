@@ -1,4 +1,5 @@
-"""Rows of table files: .csv, .tsv, .jsonl, .json (SQuAD's too), .parquet, CoNLL's files, and parallel text files.
+"""Rows of table files: .csv, .tsv, .jsonl, .json (SQuAD's too), .parquet, CoNLL's files, and parallel text
+files.
 
 A reader yields (place, row) for every row: where it stands, for messages, and its values by column.
 """
@@ -34,9 +35,9 @@ DOCUMENT = "-DOCSTART-"
 
 
 def read_rows(paths: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[Record]:
-    """The rows of tables one after the other. Files that are none of `SUFFIXES` are parallel: line n of each belongs to
-    row n, and a file's column is called as its name ends (`train.de`). With `columns`, files have no header: these
-    are the names."""
+    """The rows of tables one after the other. Files that are none of `SUFFIXES` are parallel: line n of each
+    belongs to row n, and a file's column is called as its name ends (`train.de`). With `columns`, files have
+    no header: these are the names."""
     kinds = [suffix_of(path) for path in paths]
     if columns:
         for path, kind in zip(paths, kinds, strict=True):
@@ -54,12 +55,14 @@ def read_rows(paths: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[Re
                 yield place, row
     elif set(kinds) & set(SUFFIXES):
         raise EtymonError(
-            f"{', '.join(map(str, paths))} are tables and others: give tables ({', '.join(SUFFIXES)}) or parallel "
+            f"{', '.join(map(str, paths))} are tables and others: give tables ({', '.join(SUFFIXES)}) or "
+            "parallel "
             "text files"
         )
     elif len(paths) == 1:
         raise EtymonError(
-            f"{paths[0]} has no named columns: give a {', '.join(SUFFIXES)} file, two parallel text files, or the "
+            f"{paths[0]} has no named columns: give a {', '.join(SUFFIXES)} file, two parallel text files, "
+            "or the "
             "names of its tab-separated columns (--columns en,zh)"
         )
     else:
@@ -85,7 +88,8 @@ def _parallel_rows(paths: Sequence[Path]) -> Iterator[Record]:
 
 
 def _json_rows(path: Path) -> Iterator[Record]:
-    """A list of objects, SQuAD's tree of questions, or (many files are called so) one object after the other."""
+    """A list of objects, SQuAD's tree of questions, or (many files are called so) one object after the
+    other."""
     files = TextFiles([path], format="txt", max_document=LONGEST_JSON)
     text = "\n".join(line for _, line in files.lines())
     try:
@@ -125,7 +129,8 @@ def _json_objects(text: str, path: Path) -> Iterator[Record]:
 
 
 def is_squad(document: Any) -> bool:
-    """Whether a JSON document is built as SQuAD's files are (1.1 and 2.0): articles, paragraphs, questions."""
+    """Whether a JSON document is built as SQuAD's files are (1.1 and 2.0): articles, paragraphs,
+    questions."""
     articles = document.get("data") if isinstance(document, Mapping) else None
     return isinstance(articles, list) and any(
         isinstance(article, Mapping) and "paragraphs" in article for article in articles
@@ -133,7 +138,8 @@ def is_squad(document: Any) -> bool:
 
 
 def _squad_rows(document: Mapping[str, Any], name: str) -> Iterator[Record]:
-    """Every question, in order: its id, title, context, question, is_impossible and, as a list, its answers."""
+    """Every question, in order: its id, title, context, question, is_impossible and, as a list, its
+    answers."""
 
     def require(holder: Mapping[str, Any], key: str, place: str) -> Any:
         if key not in holder:
@@ -172,12 +178,12 @@ def _parquet_rows(path: Path) -> Iterator[Record]:
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
-# ---------------------------------------------------------------- CoNLL: a token a line, a blank line between sentences
+# ---------------------------------------------------------------- CoNLL: a token a line
 
 
 def conllu_rows(path: Path) -> Iterator[Record]:
-    """Sentences of CoNLL-U: lists of `tokens`, of `COLUMNS`, and of `spaces`, whether one follows a token in the text.
-    Ranges of words and empty nodes are left out."""
+    """Sentences of CoNLL-U: lists of `tokens`, of `COLUMNS`, and of `spaces`, whether one follows a token in
+    the text. Ranges of words and empty nodes are left out."""
     for block in _sentence_lines(path):
         lines = [(place, line.split("\t")) for place, line in block if not line.startswith("#")]
         for place, parts in lines:
@@ -201,8 +207,8 @@ def conllu_rows(path: Path) -> Iterator[Record]:
 
 
 def column_rows(path: Path, names: Sequence[str] = ()) -> Iterator[Record]:
-    """Sentences of a file of columns: lists by the `names` of all of them; or the first as `tokens` and the last as
-    `tags`."""
+    """Sentences of a file of columns: lists by the `names` of all of them; or the first as `tokens` and the
+    last as `tags`."""
     for block in _sentence_lines(path):
         rows = []
         block = [(place, line) for place, line in block if line.split()[0] != DOCUMENT]

@@ -52,8 +52,8 @@ class Table:
         return digest.hexdigest()
 
     def hold_out(self, column: str, share: float, most: int) -> tuple[Table, Table]:
-        """The table without about a `share` of its rows, at most `most`, and these. Rows with the same text in the
-        column stay together: what is held out was not seen in training."""
+        """The table without about a `share` of its rows, at most `most`, and these. Rows with the same text
+        in the column stay together: what is held out was not seen in training."""
         texts = [
             json.dumps(value) if isinstance(value, list | tuple) else self._text(number, column)
             for number, value in enumerate(self.values(column))
@@ -90,8 +90,8 @@ class Table:
 
 
 def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
-    """A table out of files, or of rows that the program holds (`rows_or_paths`). Several files follow one another, or
-    are parallel; with `columns` they have no header (`formats.read_rows`)."""
+    """A table out of files, or of rows that the program holds (`rows_or_paths`). Several files follow one
+    another, or are parallel; with `columns` they have no header (`formats.read_rows`)."""
     rows = rows_or_paths(given)
     if any(isinstance(row, Mapping) for row in rows):
         places = [f"row {number}" for number in range(1, len(rows) + 1)]
@@ -113,15 +113,16 @@ def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
 
 
 def rows_or_paths(given: Any) -> list[Any]:
-    """Files as they are, or rows as values that JSON knows: from a list of dicts, columns by their names, or a data
-    frame of polars, Arrow or pandas, none of which need be installed."""
+    """Files as they are, or rows as values that JSON knows: from a list of dicts, columns by their names, or
+    a data frame of polars, Arrow or pandas, none of which need be installed."""
     if isinstance(given, str | Path):
         return [given]
     if isinstance(given, Mapping):
         for name, values in given.items():
             if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
                 raise EtymonError(
-                    f"column {name!r} is a {type(values).__name__}, not a list of values; one row alone is a list "
+                    f"column {name!r} is a {type(values).__name__}, not a list of values; one row alone is "
+                    "a list "
                     "of one dict"
                 )
         columns = {name: list(values) for name, values in given.items()}
@@ -137,7 +138,8 @@ def rows_or_paths(given: Any) -> list[Any]:
         given = given.to_dict("records")
     if not isinstance(given, Iterable):
         raise EtymonError(
-            f"a {type(given).__name__} is no table: give files, rows (a list of dicts), columns (a dict of lists) or "
+            f"a {type(given).__name__} is no table: give files, rows (a list of dicts), columns (a dict of "
+            "lists) or "
             "a data frame"
         )
     entries = list(given)
@@ -161,8 +163,8 @@ def _plain(value: Any) -> Any:
 
 
 def json_cell(value: Any) -> Any:
-    """The list or object that a cell holds as JSON, which is how those are written where cells are texts; or the cell
-    as it is."""
+    """The list or object that a cell holds as JSON, which is how those are written where cells are texts; or
+    the cell as it is."""
     if not isinstance(value, str) or not value.startswith(("[", "{")):
         return value
     try:

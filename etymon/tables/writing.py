@@ -29,15 +29,16 @@ def write_table(
     tell: Callable[[str], None] | None = None,
     raw_cells: bool = False,
 ) -> None:
-    """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no other; .tsv
-    knows no quotes, so tabs and line breaks become spaces there, and `tell` gets a message about it. Unless
-    `raw_cells`, a cell of .csv and .tsv that a spreadsheet would compute gets an apostrophe before it
-    (`guard_cell`)."""
+    """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no
+    other; .tsv knows no quotes, so tabs and line breaks become spaces there, and `tell` gets a message about
+    it. Unless `raw_cells`, a cell of .csv and .tsv that a spreadsheet would compute gets an apostrophe
+    before it (`guard_cell`)."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in WRITTEN:
         raise EtymonError(
-            f"{path}: answers are written as {', '.join(WRITTEN)}, not as {kind or 'a file without an ending'}"
+            f"{path}: answers are written as {', '.join(WRITTEN)}, not as "
+            f"{kind or 'a file without an ending'}"
         )
     rows = [_clean(row) for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -73,14 +74,16 @@ def write_table(
     broken = sum(BREAKS.search(cell) is not None for line in lines for cell in line)
     if broken and tell is not None:
         tell(
-            f"{path}: tabs and line breaks of {broken:,} cells are spaces, as .tsv knows no quotes; .csv and .jsonl "
+            f"{path}: tabs and line breaks of {broken:,} cells are spaces, as .tsv knows no quotes; .csv "
+            "and .jsonl "
             "keep them"
         )
 
 
 def guard_cell(cell: str) -> str:
-    """The cell with an apostrophe before it, if a spreadsheet would take it for a formula. Numbers stay as they are.
-    Cells that look guarded already get one more, so that `unguard_cell` gives back what was there."""
+    """The cell with an apostrophe before it, if a spreadsheet would take it for a formula. Numbers stay as
+    they are. Cells that look guarded already get one more, so that `unguard_cell` gives back what was
+    there."""
     return f"'{cell}" if FORMULA.match(cell) and not NUMBER.fullmatch(cell) else cell
 
 

@@ -1,8 +1,9 @@
 """Text to tokens, and where documents and sentences are among them, batch by batch and on all cores.
 
-Between words that are separated by a space or a line break no pipeline of ours joins anything, so the tokens of a text
-are those of its words in a row, and each different word is encoded once. That is several times faster than the library
-on running text. What is not certain to be like that goes to the library in longer pieces.
+Between words that are separated by a space or a line break no pipeline of ours joins anything, so the tokens
+of a text are those of its words in a row, and each different word is encoded once. That is several times
+faster than the library on running text. What is not certain to be like that goes to the library in longer
+pieces.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])
 
 
 class Part(NamedTuple):
-    """A document, or a part of one: `before` is the end of the part before it, `wrapped` the document's nature."""
+    """A document, or a part of one: `before` is the end of the part before it, `wrapped` the document's
+    nature."""
 
     text: str
     before: str
@@ -50,7 +52,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch. A place is a row of three counts: the tokens, UTF-8 bytes and white-space words before it in the batch."""
+    """A batch. A place is a row of three counts: the tokens, UTF-8 bytes and white-space words before it in
+    the batch."""
 
     tokens: np.ndarray
     ends: np.ndarray
@@ -98,8 +101,8 @@ class Encoder:
         self._forget()
 
     def __call__(self, batch: list[Part]) -> Encoded:
-        """Characters are counted in the batch as one text; everything below is an array over its characters, its
-        units (what is encoded by itself) or its tokens."""
+        """Characters are counted in the batch as one text; everything below is an array over its characters,
+        its units (what is encoded by itself) or its tokens."""
         text = "".join(part.text for part in batch)
         sizes = [len(part.text) for part in batch]
         stops = np.cumsum(sizes)
@@ -164,7 +167,8 @@ class Encoder:
         return np.flatnonzero(begins[:-1])
 
     def _forget(self) -> None:
-        """Empties the memory of words: word number n has `_lengths[n]` tokens from `_firsts[n]` on in `_tokens`."""
+        """Empties the memory of words: word number n has `_lengths[n]` tokens from `_firsts[n]` on in
+        `_tokens`."""
         self._numbers: dict[str, int] = {}
         self._tokens, self._firsts, self._lengths = (np.zeros(0, kind) for kind in (self.dtype, "i8", "i8"))
         self._size = 0
@@ -195,8 +199,8 @@ class Encoder:
     def _locate(
         self, text: str, codes: np.ndarray, units: np.ndarray, tokens_before: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
-        """The number of the token that holds each character, or of the next one if none does; a space that is a
-        token of its own belongs to what follows it."""
+        """The number of the token that holds each character, or of the next one if none does; a space that
+        is a token of its own belongs to what follows it."""
         unit = np.searchsorted(units, places, side="right") - 1
         inside = places - units[unit]
         index = tokens_before[unit]
@@ -245,9 +249,9 @@ def keeps_words_apart(description: dict[str, Any]) -> bool:
 def encoded_batches(
     batches: Iterator[list[Part]], tokenizer: Tokenizer, dtype: np.dtype, workers: int | None = None
 ) -> Iterator[tuple[list[Part], Encoded]]:
-    """Every batch with its encoding. Batches are the same for any number of processes and come back in order, so the
-    result does not depend on it. `workers` is a number of processes (1: this one alone); None is one a core, once
-    there is enough text for it to pay."""
+    """Every batch with its encoding. Batches are the same for any number of processes and come back in
+    order, so the result does not depend on it. `workers` is a number of processes (1: this one alone); None
+    is one a core, once there is enough text for it to pay."""
     encoder = Encoder(tokenizer, dtype)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     number = cores if workers is None else workers

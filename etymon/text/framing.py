@@ -1,9 +1,9 @@
 """Framing: how one or two token sequences become one model input.
 
-A framing is a value. Its templates name special tokens by role and sequences by number:
-`("class", 0, "separator", 1, "separator")` is a pair behind a class token. A family picks a framing; plans, tasks
-and prompts use it without asking which family they are in. Those that several families or foreign tokenizers use are
-here, others with their family.
+A framing is a value. Its templates name special tokens by role and sequences by number: `("class", 0,
+"separator", 1, "separator")` is a pair behind a class token. A family picks a framing; plans, tasks and
+prompts use it without asking which family they are in. Those that several families or foreign tokenizers use
+are here, others with their family.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ class Framing:
     pair_segments: tuple[int, ...] = ()
     role_ids: tuple[tuple[str, int], ...] = ()
     apart: bool = False
-    """Vectors of texts leave the special tokens out: they are marks beside the text, not a part of what is read."""
+    """Vectors of texts leave the special tokens out: they are marks beside the text, not a part of what is
+    read."""
     context_first: bool = False
     """Of a context and a question about it, the context comes first."""
     start: str | None = None
-    """The role of the token that the decoder of an encoder-decoder begins with, before the framed text it writes."""
+    """The role of the token that the decoder of an encoder-decoder begins with, before the framed text it
+    writes."""
     for_tasks_only: bool = False
     """Its special tokens are those of tasks: a language model goes on from a text as it is."""
     padding_side: Side = "right"
@@ -99,7 +101,8 @@ class Framing:
         return sum(isinstance(item, str) for item in (self.pair if pair else self.single))
 
     def with_separator(self, role: str) -> Framing:
-        """The same with a special token between two texts that it would only join; itself if it has one there."""
+        """The same with a special token between two texts that it would only join; itself if it has one
+        there."""
         first, second = self.pair.index(0), self.pair.index(1)
         if second - first > 1:
             return self
@@ -167,4 +170,5 @@ TEXT_END = Framing("text-end", (0, "end"), (0, 1, "end"), start="pad")
 # Texts have an end, and the one that is written begins with a token for that (the pairs of 2014 to 2017).
 BEGIN_END = replace(TEXT_END, name="begin-end", start="begin")
 GUESSES = {"<s>": DOUBLE_SEPARATOR, "_classify_": EXTRACT_LAST}
-"""The framing of tokenizers that are read without a family, by their class token; others are `CLASS_FIRST`."""
+"""The framing of tokenizers that are read without a family, by their class token; others are
+`CLASS_FIRST`."""

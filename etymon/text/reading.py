@@ -50,9 +50,10 @@ class Reading:
 
     `boundary` says what ends a document in a plain text file: the file, a blank line or every line. Records
     (.jsonl, .csv, .tsv, .parquet) are a document each, taken from `column` and held in memory whole: one of
-    more than `max_document` bytes is refused. `errors` says what becomes of bytes that are no UTF-8: an error,
-    U+FFFD, or a document left out (and any other record that cannot be read with it). `format` reads every
-    file as if its name ended so. `header` names the columns of .csv and .tsv files that do not begin with one.
+    more than `max_document` bytes is refused. `errors` says what becomes of bytes that are no UTF-8: an
+    error, U+FFFD, or a document left out (and any other record that cannot be read with it). `format` reads
+    every file as if its name ended so. `header` names the columns of .csv and .tsv files that do not begin
+    with one.
     """
 
     boundary: Boundary = "file"
@@ -93,7 +94,8 @@ class Reading:
 
 
 def _chunks(stream: IO[bytes], name: str, reading: Reading) -> Iterator[str]:
-    """The text with "\\n" for every line end; what is no UTF-8 is refused with its byte and line, or marked."""
+    """The text with "\\n" for every line end; what is no UTF-8 is refused with its byte and line, or
+    marked."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     rest, offset, line, final = b"", 0, 1, False
     while not final:
@@ -106,8 +108,10 @@ def _chunks(stream: IO[bytes], name: str, reading: Reading) -> Iterator[str]:
             utf16 = offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff")
             line += data.count(10, 0, error.start)
             raise EtymonError(
-                f"{name} is not UTF-8 at byte {offset + error.start} (line {line}); convert it, e.g. iconv -f "
-                f"{'UTF-16' if utf16 else 'LATIN1'} -t UTF-8, or go on with --errors replace or skip where there "
+                f"{name} is not UTF-8 at byte {offset + error.start} (line {line}); convert it, e.g. iconv "
+                "-f "
+                f"{'UTF-16' if utf16 else 'LATIN1'} -t UTF-8, or go on with --errors replace or skip where "
+                "there "
                 "is that option"
             ) from error
         if offset == 0:
@@ -357,7 +361,8 @@ def _parquet(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Documen
                                 document = _document(value.decode("utf-8", mode))
                             except UnicodeDecodeError as error:
                                 reading.refuse(
-                                    f"{place} is not UTF-8 at byte {error.start} of its text; convert it, or go on "
+                                    f"{place} is not UTF-8 at byte {error.start} of its text; convert it, "
+                                    "or go on "
                                     "with --errors replace or skip where there is that option"
                                 )
                             else:

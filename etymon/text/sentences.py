@@ -1,8 +1,8 @@
 """Where sentences start, and where a long text can be cut without changing its tokens.
 
-The splitter of sentences is made of rules for many scripts, and fast enough for whole corpora. It is meant for plans
-that cut text at natural places (sentence pairs, permutation, held-out tails), where an occasional wrong cut costs
-nothing.
+The splitter of sentences is made of rules for many scripts, and fast enough for whole corpora. It is meant
+for plans that cut text at natural places (sentence pairs, permutation, held-out tails), where an occasional
+wrong cut costs nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ BEFORE_NUMBERS = _words(
 )
 # After "U.S." or "p.m." a capital may be a name; these words say that a new sentence has begun.
 STARTERS = _words(
-    "A An And As At Both But By Did Do Each For From Had Has He Her His How However I If In Is It Its My No Not "
-    "Of On One Or Our She So Some Such That The Their Then There These They This Those Thus To Was We Were What "
-    "When Where Which While Who Why With Yet You Your"
+    "A An And As At Both But By Did Do Each For From Had Has He Her His How However I If In Is It Its My "
+    "No Not Of On One Or Our She So Some Such That The Their Then There These They This Those Thus To "
+    "Was We Were What When Where Which While Who Why With Yet You Your"
 )
 NEXT_WORD = re.compile(r"[^\W\d_]+")
 
@@ -59,8 +59,8 @@ NEXT_WORD = re.compile(r"[^\W\d_]+")
 def sentence_starts(text: str, wrapped: bool | None = None) -> np.ndarray:
     """The character offsets at which sentences start, ascending (int64; empty for blank text).
 
-    A line break ends a sentence too, unless the text is hard-wrapped: then only a blank line does. `wrapped` says which
-    (for a part of a longer text); None: the text itself tells.
+    A line break ends a sentence too, unless the text is hard-wrapped: then only a blank line does. `wrapped`
+    says which (for a part of a longer text); None: the text itself tells.
     """
     first = len(text) - len(text.lstrip())
     if first == len(text):

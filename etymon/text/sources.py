@@ -107,8 +107,8 @@ class TextFiles(Reading):
                 yield from RECORDS[kind](stream, _shown(path), self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Place and text of every line, whatever the files are; what follows the last line end is one if it is not
-        empty."""
+        """Place and text of every line, whatever the files are; what follows the last line end is one if it
+        is not empty."""
         for path in self.list_files():
             with self._open(path) as stream:
                 lines = chain(record_lines(stream, _shown(path), self), [None])
@@ -181,7 +181,8 @@ class TextFiles(Reading):
 
     @contextmanager
     def _open(self, path: Path) -> Iterator[IO[bytes]]:
-        """The unpacked bytes of a file or of standard input; when all of it was read, `files` has its checksum."""
+        """The unpacked bytes of a file or of standard input; when all of it was read, `files` has its
+        checksum."""
         packing = PACKINGS.get(path.suffix.lower())
         is_file = path != STANDARD_INPUT
         try:
@@ -255,7 +256,8 @@ class PreparedText:
 
     folder: Path
     text: str = ""
-    """What it was made of, where a run makes it for another run: the settings are then those it was made with."""
+    """What it was made of, where a run makes it for another run: the settings are then those it was made
+    with."""
 
     @property
     def description(self) -> str:
@@ -307,8 +309,9 @@ class Texts:
 
 
 class TextSample:
-    """Texts, as often as they are read: every n-th block of those offered, where n doubles whenever they outgrow
-    the limit. So any number of blocks can be offered without knowing it before, and those kept are evenly spread."""
+    """Texts, as often as they are read: every n-th block of those offered, where n doubles whenever they
+    outgrow the limit. So any number of blocks can be offered without knowing it before, and those kept are
+    evenly spread."""
 
     def __init__(self, file: IO[bytes], limit: int) -> None:
         self._file, self._limit = file, limit
@@ -343,8 +346,8 @@ def sample_texts(
     hold_out: bool = True,
     progress: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[TextSample, TextSample]]:
-    """Texts to train a tokenizer on, kept on the disk, and others to measure it with (none if there are few). Of a
-    long text parts are taken, not just its beginning."""
+    """Texts to train a tokenizer on, kept on the disk, and others to measure it with (none if there are
+    few). Of a long text parts are taken, not just its beginning."""
     with tempfile.TemporaryFile(prefix="etymon-") as file:
         training, measuring = TextSample(file, limit), TextSample(file, MEASURED_BYTES)
         number = size = 0
@@ -363,7 +366,8 @@ def sample_texts(
             file.flush()
         except OSError as error:
             raise EtymonError(
-                f"cannot write to the temporary folder {tempfile.gettempdir()} ({error.strerror}): set TMPDIR to one "
+                f"cannot write to the temporary folder {tempfile.gettempdir()} ({error.strerror}): set "
+                "TMPDIR to one "
                 "with more room, or learn from less text (etymon tokenizer --limit)"
             ) from error
         yield training, measuring

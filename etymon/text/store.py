@@ -64,11 +64,13 @@ class StoreSummary:
 
     @property
     def warning(self) -> str | None:
-        """The warning about a text that is too short to learn from (somebody may have named the wrong file), or None."""
+        """The warning about a text that is too short to learn from (somebody may have named the wrong file),
+        or None."""
         if (size := self.train.bytes + self.validation.bytes) >= FEW_BYTES:
             return None
         return (
-            f"the text has only {size:,} bytes, from which a model learns next to nothing: is it the text that "
+            f"the text has only {size:,} bytes, from which a model learns next to nothing: is it the text "
+            "that "
             "you meant?"
         )
 
@@ -98,10 +100,11 @@ class StoreDescription:
 
 
 class Split:
-    """The text to train on, or that for validation: token ids, and where documents and sentences are among them.
+    """The text to train on, or that for validation: token ids, and where documents and sentences are among
+    them.
 
-    `documents` are token offsets of all documents and the total at the end, `sentences` those of sentence starts;
-    `bytes` and `words` are the UTF-8 bytes and white-space words of every document.
+    `documents` are token offsets of all documents and the total at the end, `sentences` those of sentence
+    starts; `bytes` and `words` are the UTF-8 bytes and white-space words of every document.
     """
 
     def __init__(
@@ -234,7 +237,8 @@ class TokenStore:
             prepared = Path(link)
             if not is_store(prepared) or sha256(prepared / "store.json") != description["sha256"]:
                 raise EtymonError(
-                    f"the prepared text in {link} is gone or has changed since {folder} began to use it: bring "
+                    f"the prepared text in {link} is gone or has changed since {folder} began to use it: "
+                    "bring "
                     "it back"
                 )
             folder, description = prepared, read_json(prepared / "store.json")
@@ -270,7 +274,8 @@ class TokenStore:
             largest = max((int(block.max()) for block in split.token_blocks()), default=0)
             if largest >= size:
                 raise EtymonError(
-                    f"{self.folder / name / 'tokens.bin'} holds the token id {largest}, but the vocabulary has "
+                    f"{self.folder / name / 'tokens.bin'} holds the token id {largest}, but the vocabulary "
+                    "has "
                     f"{size} tokens; build it again"
                 )
 
@@ -289,7 +294,8 @@ def link_store(folder: Path, prepared: Path) -> None:
 
 
 def _open_array(path: Path) -> np.ndarray:
-    """The offsets or counts in an .npy file, mapped into memory: one row of int64, and nothing else is opened."""
+    """The offsets or counts in an .npy file, mapped into memory: one row of int64, and nothing else is
+    opened."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy evaluates the header as Python: a damaged one may raise anything

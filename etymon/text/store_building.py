@@ -57,7 +57,8 @@ class Rows:
         return rows if self.width == 1 else rows.reshape(-1, self.width)
 
     def find(self, value: int) -> int:
-        """The first row that does not begin with less than `value`, of rows in order; touches a few pages only."""
+        """The first row that does not begin with less than `value`, of rows in order; touches a few pages
+        only."""
         if not self.length:
             return 0
         mapped = np.memmap(self.path, self.dtype, "r", shape=(self.length, self.width))
@@ -101,8 +102,8 @@ class Staging:
                 if part.more:
                     continue
                 if end[0] > last:  # a document without tokens is left out
-                    # By a hash of the text itself: the choice survives other documents coming and going, and two
-                    # copies of a text never land on both sides.
+                    # By a hash of the text itself: the choice survives other documents coming and going, and
+                    # two copies of a text never land on both sides.
                     drawn = hashlib.blake2b(text.digest(), key=key, digest_size=8).digest()
                     rows.append((*end, int.from_bytes(drawn, "little") < bound))
                     last = end[0]
@@ -115,8 +116,8 @@ class Staging:
             raise EtymonError("there is no text to store: no document holds a single token")
 
     def tail(self) -> np.ndarray | None:
-        """The place from which on everything is held out, where documents cannot be; it may divide one. None where
-        documents are held out, or nothing."""
+        """The place from which on everything is held out, where documents cannot be; it may divide one. None
+        where documents are held out, or nothing."""
         blocks = range(0, len(self.ends), DOCUMENTS)
         held_out = sum(int(self.ends.read(first, first + DOCUMENTS)[:, 3].sum()) for first in blocks)
         if self.share == 0 or (len(self.ends) >= FEWEST_DOCUMENTS and 0 < held_out < len(self.ends)):
@@ -133,7 +134,8 @@ class Staging:
         nearest = min(places, key=lambda place: abs(int(place[0]) - ideal), default=before)
         if nearest[0] and abs(nearest[0] - ideal) <= max(self.share * total / 2, min(SENTENCE, total / 4)):
             return nearest
-        # Hardly anything would be left to train on, or to validate with: this sentence is divided, but no character.
+        # Hardly anything would be left to train on, or to validate with: this sentence is divided, but no
+        # character.
         while ideal - 1 > before[0] and self.tokenizer.is_inside_character(
             int(self.tokens.read(ideal, ideal + 1)[0])
         ):

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -47,10 +46,6 @@ ROLE_KEYS = {
     "mask": "mask_token",
 }
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
-# Thai, Lao, Tibetan; Myanmar; Khmer; Chinese and Japanese with their punctuation: no spaces between words.
-SPACELESS = re.compile(
-    "[\u0e00-\u0fda\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U000323af]"
-)
 
 
 class Tokenizer:
@@ -139,14 +134,14 @@ class Tokenizer:
 
     @cached_property
     def hidden_ids(self) -> frozenset[int]:
-        """The ids that `decode` leaves out: all special ones but that of the unknown, which stands for some text."""
+        """The ids that `decode` leaves out: special ones but for the unknown, which stands for some text."""
         others = {self.id(role) for role in self.roles if role != "unknown"}
         return self.special_ids - ({self.id("unknown")} - others)
 
     @cached_property
     def spaced(self) -> np.ndarray:
-        """For every id, whether white space is before it or it is some: other tokens go on with what is there.
-        Special tokens stand by themselves."""
+        """For every id, whether white space is before it or it is some: other tokens go on with what is
+        there. Special tokens stand by themselves."""
         if self.kind in BYTE_KINDS:
             begins = [token[:1] in ("Ġ", "Ċ", "ĉ", "č") for token in self.tokens]
         elif self.kind == "character":
@@ -163,15 +158,12 @@ class Tokenizer:
 
     @cached_property
     def word_starts(self) -> np.ndarray:
-        """For every id, whether it begins a word: what is `spaced`, and every token with which a character of a script
-        without spaces begins. In unigrams a punctuation mark is a word as well, as for ALBERT and XLNet."""
-        if self.kind not in (*BYTE_KINDS, "character", "unigram", "bpe"):
-            return self.spaced
-        spelled = map(_first_character, self.tokens) if self.kind in BYTE_KINDS else self.tokens
-        begins = np.array([SPACELESS.match(text) is not None for text in spelled], bool)
-        if self.kind in ("unigram", "bpe"):
-            begins |= np.array([_is_mark(token) for token in self.tokens], bool)
-        return self.spaced | begins
+        """For every id, whether it begins a word: what is `spaced`, and every token with which a character
+        of a script without spaces begins. In unigrams a punctuation mark is a word as well, as for ALBERT
+        and XLNet."""
+        from etymon.text.words import find_word_starts
+
+        return find_word_starts(self)
 
     def is_inside_character(self, number: int) -> bool:
         """Whether a token begins inside a character: UTF-8 goes on with bytes from 0x80 to 0xBF."""
@@ -192,8 +184,9 @@ class Tokenizer:
 
     @cached_property
     def character_lengths(self) -> np.ndarray | None:
-        """For every id, how many characters of text begin in it: over any text these add up exactly. Special tokens
-        have none, but one that stands for an unknown character has one. None where there are no `byte_lengths`."""
+        """For every id, how many characters of text begin in it: over any text these add up exactly. Special
+        tokens have none, but one that stands for an unknown character has one. None where there are no
+        `byte_lengths`."""
         if self.byte_lengths is None:
             return None
         if self.kind == "character":
@@ -222,7 +215,7 @@ class Tokenizer:
 
     @property
     def task_framing(self) -> Framing:
-        """The framing of tasks: where the framing only joins two texts, the end of a text stands between them."""
+        """The framing of tasks: two texts that it would only join have the end of a text between them."""
         if "end" not in self.roles:
             return self._framing
         return self._framing.with_separator("end").resolve(self.id)
@@ -239,8 +232,8 @@ class Tokenizer:
 
     @property
     def fingerprints(self) -> list[str]:
-        """The fingerprint, and those of earlier releases, where a token that pads and has another role as well
-        counted as padding, too."""
+        """The fingerprint, and those of earlier releases, where a token that pads and has another role as
+        well counted as padding, too."""
         padding = () if "pad" in self.roles else self.roles.values()
         return [self.fingerprint, *(self._digest({**self.roles, "pad": token}) for token in padding)]
 
@@ -281,8 +274,8 @@ class Tokenizer:
             ) from error
 
     def note_unknown(self, rows: Sequence[np.ndarray]) -> None:
-        """Warns, once for a tokenizer, if more than a tenth of the tokens of some texts, and more than one, are
-        unknown."""
+        """Warns, once for a tokenizer, if more than a tenth of the tokens of some texts, and more than one,
+        are unknown."""
         number = self.id("unknown")
         if number is None or self._unknown_noted or self.kind in BYTE_KINDS:
             return
@@ -299,8 +292,8 @@ class Tokenizer:
     def decode(
         self, ids: Iterable[int] | np.ndarray, skip_special: bool = True, *, whole: bool = False
     ) -> str:
-        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD. If only `whole` characters are wanted,
-        bytes at the end that merely begin one are left out."""
+        """The text that ids stand for; bytes that are no UTF-8 become U+FFFD. If only `whole` characters are
+        wanted, bytes at the end that merely begin one are left out."""
         numbers = ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]
         ends = (min(numbers, default=0), max(numbers, default=0))
         if wrong := [number for number in ends if not 0 <= number < self.size]:
@@ -327,8 +320,8 @@ class Tokenizer:
         return cls(backend, specials, framing=framing)
 
     def forget_reading(self, reading: ReadingSettings | None = None) -> None:
-        """Drops what its files said of how a model reads texts: all of it, or only what follows from these settings,
-        so that it follows from those of the model that it is saved with."""
+        """Drops what its files said of how a model reads texts: all of it, or only what follows from these
+        settings, so that it follows from those of the model that it is saved with."""
         from etymon.text.tokenizer_folders import reading_config
 
         for key, value in reading_config(self, reading or ReadingSettings()).items():
@@ -343,8 +336,8 @@ class Tokenizer:
         return load_tokenizer(folder)
 
     def save(self, folder: str | os.PathLike[str], reading: ReadingSettings | None = None) -> None:
-        """Write tokenizer.json and tokenizer_config.json, with which Transformers reads texts as the model of these
-        settings does, or any of its framing."""
+        """Write tokenizer.json and tokenizer_config.json, with which Transformers reads texts as the model
+        of these settings does, or any of its framing."""
         from etymon.text.tokenizer_folders import save_tokenizer
 
         save_tokenizer(self, folder, reading)
@@ -403,16 +396,3 @@ def token_bytes(token: str) -> bytes:
         return bytes([BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
-
-
-def _first_character(token: str) -> str:
-    """The character that a byte-level token begins. Of half a character the rest is made up, so that its script is
-    known as far as its bytes tell; "" if the token goes on with one."""
-    spelled = token_bytes(token)
-    size = 1 + sum(spelled[:1] >= lead for lead in (b"\xc0", b"\xe0", b"\xf0"))
-    return spelled[:size].ljust(size, b"\xbf").decode(errors="ignore")
-
-
-def _is_mark(token: str) -> bool:
-    """Whether a token is punctuation or a symbol, but for apostrophes, which are inside words."""
-    return token not in ("", "'", "’") and all(unicodedata.category(mark)[0] in "PS" for mark in token)

@@ -65,7 +65,8 @@ FAIRSEQ_PIECES = {
     ),
     "xlm": ({"<s>": CONTROL, "<pad>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN}, 3),
 }
-"""By the beginning of the tokenizer's class: the pieces that come first, and how many of the file they replace."""
+"""By the beginning of the tokenizer's class: the pieces that come first, and how many of the file they
+replace."""
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
@@ -150,10 +151,11 @@ def reading_config(tokenizer: Tokenizer, reading: ReadingSettings) -> dict[str, 
 
 
 def _hub_config(tokenizer: Tokenizer, reading: ReadingSettings | None) -> dict[str, Any]:
-    """What tokenizer_config.json says, so that Transformers builds the same tokenizer and, with `reading`, reads texts
-    as the model does. What a foreign file said of itself stays, as far as the model has room for it."""
-    # Transformers 5 rebuilds the pipeline of a named class from the vocabulary and forgets tokenizer.json's. These
-    # classes come out the same; others would lose their normaliser and are saved as the generic class.
+    """What tokenizer_config.json says, so that Transformers builds the same tokenizer and, with `reading`,
+    reads texts as the model does. What a foreign file said of itself stays, as far as the model has room for
+    it."""
+    # Transformers 5 rebuilds the pipeline of a named class from the vocabulary and forgets tokenizer.json's.
+    # These classes come out the same; others would lose their normaliser and are saved as the generic class.
     tokens, roles = set(tokenizer.roles.values()), set(tokenizer.roles)
     normalizer = tokenizer.description["normalizer"] or {}
     # Made for WordPiece, whose decoder puts spaces before punctuation; others spell their spaces.
@@ -190,8 +192,8 @@ def _hub_config(tokenizer: Tokenizer, reading: ReadingSettings | None) -> dict[s
 
 
 def _framed_json(tokenizer: Tokenizer, reading: ReadingSettings | None) -> str:
-    """What tokenizer.json says, with a post-processor by which Transformers frames one text and two as they are read
-    here."""
+    """What tokenizer.json says, with a post-processor by which Transformers frames one text and two as they
+    are read here."""
     backend, framing = tokenizer.backend, tokenizer.task_framing
     # Whether the tokenizer's post-processor frames one text and two like this already.
     first, second = (backend.encode(text, add_special_tokens=False) for text in ("a", "b"))
@@ -227,7 +229,8 @@ def _framed_json(tokenizer: Tokenizer, reading: ReadingSettings | None) -> str:
 
 
 def is_cased(pieces: Iterable[str]) -> bool:
-    """Whether a vocabulary tells upper case from lower case: of an uncased one, hardly a piece has upper case."""
+    """Whether a vocabulary tells upper case from lower case: of an uncased one, hardly a piece has upper
+    case."""
     return _is_common([piece != piece.lower() for piece in _letters(pieces)])
 
 
@@ -319,7 +322,8 @@ def _from_sentencepiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tok
     trainer, normalizer = messages[2], messages[3]
     if trainer.get(3, 1) != 1:
         raise EtymonError(f"{path} is not a unigram model; convert it to tokenizer.json with Transformers")
-    # Transformers strips accents before models with these tokens see the text, and lowers it for those with [CLS].
+    # Transformers strips accents before models with these tokens see the text, and lowers it for those with
+    # [CLS].
     names = {piece for piece, _ in pieces}
     is_lowered = "[CLS]" in names
     is_cleaned = is_lowered or {"<cls>", "<sep>"} <= names

@@ -1,9 +1,11 @@
-"""Growing a tokenizer: more tokens, learnt from other text, behind those that it has; and how well it fits a text.
+"""Growing a tokenizer: more tokens, learnt from other text, behind those that it has; and how well it fits a
+text.
 
-No id changes its meaning. The text is encoded as it is and every old token stands for a letter; whatever often stand
-side by side in a word are merged, as byte-pair encoding merges letters. What is merged becomes a token. So a grown
-tokenizer gives the tokens of the old one, joined where that is shorter: for BPE because new merges come last, for
-unigrams because a piece is worth a little more than its parts; WordPiece takes the longest piece that fits.
+No id changes its meaning. The text is encoded as it is and every old token stands for a letter; whatever
+often stand side by side in a word are merged, as byte-pair encoding merges letters. What is merged becomes a
+token. So a grown tokenizer gives the tokens of the old one, joined where that is shorter: for BPE because
+new merges come last, for unigrams because a piece is worth a little more than its parts; WordPiece takes the
+longest piece that fits.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def require_room(tokenizer: Tokenizer, size: int) -> None:
         raise EtymonError(f"a tokenizer of the kind {tokenizer.kind!r} cannot be grown")
     if size <= tokenizer.size:
         raise EtymonError(
-            f"the tokenizer has {tokenizer.size:,} tokens already, so it cannot grow to {size:,}: ask for more"
+            f"the tokenizer has {tokenizer.size:,} tokens already, so it cannot grow to {size:,}: ask for "
+            "more"
         )
 
 
@@ -69,7 +72,8 @@ def extends(tokenizer: Tokenizer, old: Tokenizer) -> bool:
 
 
 def with_roles(tokenizer: Tokenizer, specials: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer with a special token for each of these roles as well; those that it does not have come last."""
+    """The tokenizer with a special token for each of these roles as well; those that it does not have come
+    last."""
     tokens = set(tokenizer.tokens)
     larger = _with(tokenizer, [token for token in dict.fromkeys(specials.values()) if token not in tokens])
     backend = tokenizers.Tokenizer.from_str(larger.backend.to_str())
@@ -89,7 +93,8 @@ def _spell(old: Tokenizer, token: str) -> list[int]:
     prefix = old.prefix
     if old.kind != "wordpiece" or not token.startswith(prefix):
         return [piece.id for piece in old.backend.model.tokenize(token)]
-    # The library takes everything for the beginning of a word: inside of one, the longest pieces are found here.
+    # The library takes everything for the beginning of a word: inside of one, the longest pieces are found
+    # here.
     vocabulary: dict[str, int] = old.description["model"]["vocab"]
     ids, rest = [], token.removeprefix(prefix)
     while rest:

@@ -1,4 +1,5 @@
-"""Training a tokenizer on a user's text, and the pipeline of each kind. The same text always gives the same tokenizer."""
+"""Training a tokenizer on a user's text, and the pipeline of each kind. The same text always gives the same
+tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -40,11 +41,12 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn at most `size` tokens, special tokens and sentinels included, from `texts`.
 
-    `specials` maps roles to tokens; they get the first ids in the given order. Bytes and byte-level BPE give them the
-    last, as in GPT-2; but where BPE has a mask, only that is last, as in RoBERTa. Sentinels are the very last ids,
-    <extra_id_0> the highest. A small corpus may not hold `size` different pieces: the result is then smaller, and its
-    `.size` says so. `normalise` is "nfc", "nfkc" or "none" (default: NFKC for unigram and bpe, as in sentencepiece,
-    else none). `texts` may be read twice; bytes learn nothing from them.
+    `specials` maps roles to tokens; they get the first ids in the given order. Bytes and byte-level BPE give
+    them the last, as in GPT-2; but where BPE has a mask, only that is last, as in RoBERTa. Sentinels are the
+    very last ids, <extra_id_0> the highest. A small corpus may not hold `size` different pieces: the result
+    is then smaller, and its `.size` says so. `normalise` is "nfc", "nfkc" or "none" (default: NFKC for
+    unigram and bpe, as in sentencepiece, else none). `texts` may be read twice; bytes learn nothing from
+    them.
     """
     if kind not in KINDS:
         raise EtymonError(f"unknown tokenizer kind {kind!r}; known are {', '.join(KINDS)}")
@@ -68,15 +70,14 @@ def train_tokenizer(
     room = size - sentinels - len(leading)
     if room < smallest:
         raise EtymonError(
-            f"a vocabulary of {size:,} is too small: beside special tokens it has room for {max(room, 0)} tokens "
+            f"a vocabulary of {size:,} is too small: beside special tokens it has room for {max(room, 0)} "
+            "tokens "
             f"but {needs} need {smallest}; the smallest has {size - room + smallest:,}"
         )
     if kind != "byte" and not any(text.strip() for text in texts):
         raise EtymonError("cannot train a tokenizer: there is no text")
-    pieces = _Pieces(texts)
-    job = _Job(
-        pieces, room, leading, unknown, mask, min_frequency, lambda model: build_backend(model, **settings)
-    )
+    build = partial(build_backend, **settings)
+    job = _Job(texts, room, leading, unknown, mask, min_frequency, build)
     backend = job.pipeline(train(job))
     # In byte-level BPE a space belongs to the token behind it, and so to the mask.
     spaced = mask if kind == "byte-bpe" else None
@@ -84,28 +85,18 @@ def train_tokenizer(
     add_sentinels(backend, sentinels)
     tokenizer = Tokenizer(backend, specials, framing=framing)
     if kind == "word":
-        counts, rest = np.zeros(tokenizer.size, np.int64), iter(pieces)
+        counts, rest = np.zeros(tokenizer.size, np.int64), job.texts
         while block := list(islice(rest, 1024)):
             counts += np.bincount(np.concatenate(tokenizer.encode_batch(block)), minlength=tokenizer.size)
         tokenizer.counts = counts
     return tokenizer
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """The texts in pieces that no trainer chokes on."""
-
-    texts: Iterable[str]
-
-    def __iter__(self) -> Iterator[str]:
-        return cut_texts(self.texts)
-
-
 @dataclass
 class _Job:
     """What a trainer has to know: `room` is for everything but special tokens and sentinels."""
 
-    texts: Iterable[str]
+    whole_texts: Iterable[str]
     room: int
     leading: list[str]
     unknown: str
@@ -114,11 +105,16 @@ class _Job:
     pipeline: Callable[[Any], tokenizers.Tokenizer]
     """Puts what is around a model around it."""
 
+    @property
+    def texts(self) -> Iterator[str]:
+        """The texts, from the beginning, in pieces that no trainer chokes on."""
+        return cut_texts(self.whole_texts)
+
     def learner(self, model: Any) -> tokenizers.Tokenizer:
         """The pipeline around a model that is to be trained: no word is longer than `LONGEST_RUN` characters.
 
-        In scripts without spaces a "word" is a whole line; trainers would take it for one and need time and memory
-        by the square of its length.
+        In scripts without spaces a "word" is a whole line; trainers would take it for one and need time and
+        memory by the square of its length.
         """
         backend = self.pipeline(model)
         kind = json.loads(backend.to_str())["pre_tokenizer"]["type"]
@@ -211,21 +207,22 @@ def _train_bpe(job: _Job) -> models.BPE:
     """At most half of the vocabulary is given to characters, as with unigrams; the rarest become unknown."""
     learner = job.learner(models.BPE())
     trainer = trainers.BpeTrainer(**job.options(job.alphabet(learner, job.room // 2, also="▁")))
-    learner.train_from_iterator(job.texts, trainer)
-    learned = json.loads(learner.to_str())["model"]
-    return models.BPE(learned["vocab"], merge_pairs(learned), unk_token=job.unknown, fuse_unk=True)
+    return _learn_merges(job, learner, trainer, fuse_unk=True)
 
 
 def _train_word_bpe(job: _Job) -> models.BPE:
     """Letters at the end of a word are letters of their own; they get fixed numbers, as WordPiece's get."""
     learner = job.learner(models.BPE())
     alphabet = job.alphabet(learner, job.room // 4)
-    last = [letter + WORD_END for letter in alphabet]
-    options = {"special_tokens": job.leading + last, "end_of_word_suffix": WORD_END}
-    learner.train_from_iterator(job.texts, trainers.BpeTrainer(**job.options(alphabet, **options)))
+    fixed = job.leading + [letter + WORD_END for letter in alphabet]
+    options = job.options(alphabet, special_tokens=fixed, end_of_word_suffix=WORD_END)
+    return _learn_merges(job, learner, trainers.BpeTrainer(**options), end_of_word_suffix=WORD_END)
+
+
+def _learn_merges(job: _Job, learner: tokenizers.Tokenizer, trainer: Any, **options: Any) -> models.BPE:
+    learner.train_from_iterator(job.texts, trainer)
     learned = json.loads(learner.to_str())["model"]
-    suffix = {"unk_token": job.unknown, "end_of_word_suffix": WORD_END}
-    return models.BPE(learned["vocab"], merge_pairs(learned), **suffix)
+    return models.BPE(learned["vocab"], merge_pairs(learned), unk_token=job.unknown, **options)
 
 
 def _train_word(job: _Job) -> models.WordLevel:
@@ -273,8 +270,9 @@ def _train_unigram(job: _Job) -> models.Unigram:
     learner.train_from_iterator((text.translate(rare) for text in job.texts), trainer)
     learned = json.loads(learner.to_str())["model"]["vocab"]
     pieces = [(piece, score) for piece, score in learned if piece not in job.leading]
-    # Scores and order must not depend on the trainer's hash order: it sums probabilities in that order (noise in the
-    # last digits) and gives the characters that it had to keep the lowest score plus a step of 0.0001 each.
+    # Scores and order must not depend on the trainer's hash order: it sums probabilities in that order
+    # (noise in the last digits) and gives the characters that it had to keep the lowest score plus a step of
+    # 0.0001 each.
     lowest = min(score for _, score in pieces)
     settled = []
     for piece, score in pieces:
@@ -322,18 +320,14 @@ def byte_bpe_backend(
     return _assemble(model, splitter=splitter, decoder=decoders.ByteLevel())
 
 
-def _byte_backend(model: models.BPE) -> tokenizers.Tokenizer:
-    """One id a byte, its own value. Lossless."""
-    return byte_bpe_backend(model, use_regex=False)
-
-
 def _character_backend(model: models.BPE, **settings: Any) -> tokenizers.Tokenizer:
     """One id a Unicode character, white space included; others are unknown. Lossless for those it has."""
     return _assemble(model, _normaliser(**settings), decoder=decoders.Fuse())
 
 
 def _word_backend(model: models.WordLevel, **settings: Any) -> tokenizers.Tokenizer:
-    """Words between white space, punctuation marks and ideographs by themselves; decoded with single spaces."""
+    """Words between white space, punctuation marks and ideographs by themselves; decoded with single
+    spaces."""
     ideographs = pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated")
     splitter = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), ideographs])
     return _assemble(model, _normaliser(**settings), splitter)
@@ -373,8 +367,8 @@ def metaspace_backend(
     prefix_space: bool = True,
     collapse: bool = True,
 ) -> tokenizers.Tokenizer:
-    """sentencepiece's, unigram or BPE: normalised characters, white space collapsed, spaces as `▁`, one before
-    the text. `characters` is a sentencepiece file's own table, in the place of `normalise`."""
+    """sentencepiece's, unigram or BPE: normalised characters, white space collapsed, spaces as `▁`, one
+    before the text. `characters` is a sentencepiece file's own table, in the place of `normalise`."""
     steps = _normaliser("none" if characters else normalise, lowercase, strip_accents, collapse)
     if characters:
         table = normalizers.Precompiled(characters)
@@ -400,6 +394,7 @@ KINDS: dict[str, tuple[Callable[..., tokenizers.Tokenizer], Callable[[_Job], Any
     "unigram": (metaspace_backend, _train_unigram, 8, "an alphabet"),
     "word": (_word_backend, _train_word, 1, "a word"),
     "character": (_character_backend, _train_character, 1, "a character"),
-    "byte": (_byte_backend, _train_byte, 256, "the 256 bytes"),
+    "byte": (partial(byte_bpe_backend, use_regex=False), _train_byte, 256, "the 256 bytes"),
 }
-"""The pipeline around a model, what trains the model, and the tokens beside special ones that it cannot do without."""
+"""The pipeline around a model, what trains the model, and the tokens beside special ones that it cannot do
+without."""

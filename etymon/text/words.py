@@ -1,13 +1,16 @@
-"""Words as a model reads them: by their letters, or as pieces that each belong to one word; and windows over long texts."""
+"""Words as a model reads them: by their letters, or as pieces that each belong to one word; and windows over
+long texts."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer import BYTE_KINDS, Tokenizer, token_bytes
 
 LONGEST = 50
 """Characters of a word, with the marks of its beginning and end: longer ones are cut."""
@@ -15,13 +18,19 @@ BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PADDING = range(257, 262)
 """Bytes are 1 to 256, since 0 is no word at all (the numbers of AllenNLP)."""
 Span = tuple[int, int]
 """Characters [start, stop) of a text."""
+# Thai, Lao, Tibetan; Myanmar; Khmer; Chinese and Japanese with their punctuation: no spaces between words.
+SPACELESS = re.compile(
+    "[\u0e00-\u0fda\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U000323af]"
+)
 MARGIN = 8
-"""A window shows at least one in so many of its pieces behind the words that it is asked about, and before them."""
+"""A window shows at least one in so many of its pieces behind the words that it is asked about, and before
+them."""
 
 
 class Lexicon:
-    """The words of a tokenizer by number, for models that read characters. Words that it does not have get numbers behind
-    its last one when a text brings them, so that a model can tell them apart by their letters."""
+    """The words of a tokenizer by number, for models that read characters. Words that it does not have get
+    numbers behind its last one when a text brings them, so that a model can tell them apart by their
+    letters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -105,8 +114,8 @@ class WordWindow:
 
 
 class WordReader:
-    """Words in their context as pieces. A piece is never of two words: those that would share one are encoded by
-    themselves."""
+    """Words in their context as pieces. A piece is never of two words: those that would share one are
+    encoded by themselves."""
 
     def __init__(self, words: Tokenizer | Lexicon) -> None:
         self.words = words
@@ -116,8 +125,8 @@ class WordReader:
         self._alone: dict[tuple[str, bool], list[int]] = {}
 
     def read(self, text: str, spans: Sequence[Span]) -> Pieces:
-        """The pieces of a text with these words, which are in order and apart. A word that the tokenizer leaves out is
-        unknown."""
+        """The pieces of a text with these words, which are in order and apart. A word that the tokenizer
+        leaves out is unknown."""
         ids, starts, stops = (part.tolist() for part in self.words.offsets(text))
         begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
         # The words [low, high) that a piece has a part of: of spaces alone, none.
@@ -167,8 +176,9 @@ class WordReader:
 
 
 def windows(pieces: Pieces, room: int) -> list[WordWindow]:
-    """Parts of at most `room` pieces, cut between words, that are asked about every word once. They overlap: a word has
-    others around it wherever the text is cut. Of a word that is longer than the room, its beginning is shown."""
+    """Parts of at most `room` pieces, cut between words, that are asked about every word once. They overlap:
+    a word has others around it wherever the text is cut. Of a word that is longer than the room, its
+    beginning is shown."""
     firsts, stops, margin = pieces.firsts, pieces.stops, room // MARGIN
     if len(pieces.ids) <= room:
         return [WordWindow(0, len(pieces.ids), 0, len(firsts))]
@@ -181,3 +191,31 @@ def windows(pieces: Pieces, room: int) -> list[WordWindow]:
         parts.append(WordWindow(start, min(stop, start + room), word, last))
         word = last
     return parts
+
+
+# ---------------------------------------------------------------- tokens that begin a word
+
+
+def find_word_starts(tokenizer: Tokenizer) -> np.ndarray:
+    """For every id, whether it begins a word (`Tokenizer.word_starts`)."""
+    kind, tokens = tokenizer.kind, tokenizer.tokens
+    if kind not in (*BYTE_KINDS, "character", "unigram", "bpe"):
+        return tokenizer.spaced
+    spelled = map(_first_character, tokens) if kind in BYTE_KINDS else tokens
+    begins = np.array([SPACELESS.match(text) is not None for text in spelled], bool)
+    if kind in ("unigram", "bpe"):
+        begins |= np.array([_is_mark(token) for token in tokens], bool)
+    return tokenizer.spaced | begins
+
+
+def _first_character(token: str) -> str:
+    """The character that a byte-level token begins. Of half a character the rest is made up, so that its
+    script is known as far as its bytes tell; "" if the token goes on with one."""
+    spelled = token_bytes(token)
+    size = 1 + sum(spelled[:1] >= lead for lead in (b"\xc0", b"\xe0", b"\xf0"))
+    return spelled[:size].ljust(size, b"\xbf").decode(errors="ignore")
+
+
+def _is_mark(token: str) -> bool:
+    """Whether a token is punctuation or a symbol, but for apostrophes, which are inside words."""
+    return token not in ("", "'", "’") and all(unicodedata.category(mark)[0] in "PS" for mark in token)
