@@ -237,11 +237,6 @@ class AdaptiveVocabulary(DenseVocabulary):
         )
 
 
-# --- sampled: A vocabulary head that can be trained on a sample of the words (Jean et al. 2015), as TensorFlow's sampled softmax.
-#
-# Legend: n asked positions, D width, V vocabulary, S sampled words.
-
-
 def log_uniform(count: int, words: int, device: torch.device | str = "cpu") -> tuple[Tensor, int]:
     """`count` different words, and how many draws it took; word k has probability log((k + 2) / (k + 1)) / log(words + 1).
 

@@ -1,4 +1,11 @@
-"""What a model reads: flat columns with one entry a token, and the lengths of the rows."""
+"""What a model reads: flat columns with one entry a token, and the lengths of the rows.
+
+Tokens of all rows lie end to end on one flat axis. Hidden states are `[tokens, dim]`, so that no matrix product multiplies
+padding. Only attention needs rows side by side: it works on a few groups of rows of similar length (see `visibility`), lifted
+to `[row, time]` and lowered again by their layout.
+
+Legend: N tokens, R rows, T longest row of a group, U distinct words, C characters of a word.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +21,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Letters:
-    """Every distinct word of a batch by its letters, `[words, characters]`, and which of them every token is: as rows are read
-    from their beginning, and as they are read from their end."""
+    """Every distinct word of a batch by its letters, `[U, C]`, and the word of every token: as rows are read from their
+    beginning, and as they are read from their end."""
 
     letters_UC: Tensor
     ahead_N: Tensor
@@ -41,11 +48,12 @@ class Batch:
     prefix: Tensor | None = None
     hidden_keys: Tensor | None = None
     letters: Letters | None = None
-    """For models that read words by their letters; a model spells the ids itself if nobody did."""
+    """For models that read words by their letters; if None, the model spells the ids itself."""
     order: Tensor | None = None
     """For models that factorise a text in any order: a token sees those of its own number and of smaller ones."""
     backward: int | None = None
-    """For models that count distances: so many rows, the last ones, are texts that were turned round. None: as it is custom."""
+    """For models that count distances: so many rows, the last ones, are texts that were turned round. None: as the
+    model's shape says."""
     last_position: int = 0
     counted: bool = True
     """Positions are 0, 1, 2, ... in every row."""
@@ -65,13 +73,13 @@ class Batch:
         prefix: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> Batch:
-        """Rows of ids of any lengths; `starts` are the positions of the rows' first tokens (0 unless told), `prefix` the
+        """Rows of ids of any lengths; `starts` are the positions of the rows' first tokens (default 0), `prefix` the
         lengths of their prefixes."""
         layout = Layout([len(row) for row in rows], device)
-        positions = layout.index
+        positions, begins = layout.index, [0] * len(rows)
         if starts is not None:
-            positions = positions + torch.tensor(list(starts), device=device)[layout.row]
-        begins = list(starts) if starts is not None else [0] * len(rows)
+            begins = list(starts)
+            positions = positions + torch.tensor(begins, device=device)[layout.row]
         # A prefix of one token sees what it would see anyway: no column, and attention keeps its fast path.
         prefixes = torch.tensor(list(prefix), device=device) if prefix and max(prefix) > 1 else None
         return Batch(
@@ -121,7 +129,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class QueryPositions:
-    """Places of a batch, by their flat index in order, and how many of them every row has."""
+    """Places of a batch that are predicted, by their flat index in order, and how many of them every row has."""
 
     at: Tensor
     counts: Sequence[int]
@@ -132,15 +140,6 @@ def _flat(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device | str
         return torch.zeros(0, dtype=torch.long, device=device)
     joined = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
     return torch.from_numpy(joined).to(device)
-
-
-# --- ragged: Ragged rows without padding: tokens of all rows lie end to end on one flat axis.
-#
-# Hidden states are `[tokens, dim]`, so no matrix product ever multiplies padding. Only attention needs rows
-# side by side; it works on a few groups of rows of similar length (see `visibility`), lifted to `[row, time]`
-# and lowered again by their layout.
-#
-# Legend: N tokens, R rows, T longest row of a group.
 
 
 class Layout:
@@ -184,8 +183,8 @@ class Layout:
 
     def flat(self, places: Sequence[np.ndarray]) -> Tensor:
         """Places in every row as flat indices, row after row."""
-        found = [start + row for start, row in zip(self.host_starts, places, strict=True)]
-        return torch.from_numpy(np.concatenate(found).astype(np.int64)).to(self.device)
+        indices = [start + row for start, row in zip(self.host_starts, places, strict=True)]
+        return torch.from_numpy(np.concatenate(indices).astype(np.int64)).to(self.device)
 
     def mean(self, flat: Tensor) -> Tensor:
         """The mean of every row's tokens, `[R, ...]`."""
@@ -238,12 +237,12 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, flat: Tensor, index: Tensor, inverse: Tensor, blank: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, flat: Tensor, index: Tensor, inverse: Tensor, blank: Tensor | None) -> Tensor:
         ctx.save_for_backward(inverse, blank)
         return flat.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         inverse, blank = ctx.saved_tensors
         lowered = gradient.contiguous().index_select(0, inverse)
         if blank is not None:

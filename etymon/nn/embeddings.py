@@ -1,6 +1,6 @@
-"""From ids to vectors.
+"""From ids to vectors, and how a model knows where a token stands.
 
-Legend: N tokens, D width.
+Legend: N tokens, D width, R rows, H heads, Q queries, T keys, K head width, P turned pairs of a head.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Embeddings(nn.Module):
         self.position_offset = position_offset
         self.count_hidden = count_hidden
         self.room: int | None = longest
+        """How many tokens a row may have; None if there is no limit."""
         if isinstance(positions, Embedding):
             self.room = positions.num_embeddings - position_offset
-        """How many tokens a row may have; None if there is no limit."""
         self.segments = segments
         self.norm = norm
         self.projection = projection
@@ -55,7 +55,7 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     def look_up(self, batch: Batch) -> Tensor:
-        """The bare word vectors. Adversarial training puts its own `look_up` in the place of this one, here and elsewhere."""
+        """The bare word vectors. Adversarial training replaces this method, here and in other modules that have it."""
         return self.words(batch.ids)
 
     def forward(self, batch: Batch, embedded: Tensor | None = None) -> Tensor:
@@ -63,7 +63,7 @@ class Embeddings(nn.Module):
         if self.scale != 1.0:
             x_ND = x_ND * self.scale
         if self.segments is not None:
-            # Without segments, or where there is but one, everything belongs to the first: its row is added all the same.
+            # BERT adds a segment vector to every token: without segments, that of the first.
             only = batch.segments is None or self.segments.num_embeddings == 1
             x_ND = x_ND + (self.segments.weight[0] if only else self.segments(batch.segments))
         if self.room is not None and batch.last_position >= self.room:
@@ -86,18 +86,13 @@ class Embeddings(nn.Module):
 
 
 def _visible_positions(batch: Batch) -> Tensor:
-    """The place of every token among those of its row that are seen, and -1 for the others."""
+    """The place of every token among the visible ones of its row, and -1 for hidden ones, `[N]` (RoBERTa)."""
     if batch.hidden_keys is None or not batch.counted:
         return batch.positions
-    seen_N = (~batch.hidden_keys).long()
-    through_N = seen_N.cumsum(0)
-    before_R = (through_N - seen_N)[batch.layout.first]
-    return (through_N - before_R[batch.layout.row]) * seen_N - 1
-
-
-# --- positions: How a model knows where a token stands, other than by a learned table (see `embeddings`).
-#
-# Legend: N tokens, R rows, H heads, Q queries, T keys, K head width, P turned pairs of a head.
+    visible_N = (~batch.hidden_keys).long()
+    through_N = visible_N.cumsum(0)  # over all rows: what earlier rows have is taken off
+    before_R = (through_N - visible_N)[batch.layout.first]
+    return (through_N - before_R[batch.layout.row]) * visible_N - 1
 
 
 class BucketedBias(nn.Module):
@@ -140,7 +135,7 @@ class Sinusoids(nn.Module):
         super().__init__()
         self.dim = dim
         self.table_TD = torch.empty(0, dim)
-        """As many positions as were ever asked for."""
+        """Grows with the longest text so far."""
 
     def forward(self, positions_N: Tensor, last: int) -> Tensor:
         if last >= len(self.table_TD) or self.table_TD.device != positions_N.device:

@@ -1,8 +1,9 @@
-"""Task heads that read features: states of a model's layers beside, or instead of, word vectors of their own (Peters et al. 2018).
+"""Task heads that read features: states of a model's layers beside, or instead of, word vectors of their own (Peters et al.
+2018).
 
-What the layers say is mixed, joined or taken from the last one. It enters a BiLSTM, stands beside what comes out of it, or both.
+The layers are mixed, joined, or the last is taken. The result enters a BiLSTM, stands beside its output, or both.
 
-Legend: N tokens, R rows, n asked positions, D width of a layer, F of features, E of word vectors, H of all that is read out.
+Legend: N tokens, R rows, n positions, D width of a layer, F of features, E of word vectors, H of all that is read out.
 """
 
 from __future__ import annotations
@@ -168,17 +169,13 @@ INITIAL: list[tuple[str, Filler]] = [
 ]
 
 
-# --- scalar_mix: A learned mix of a model's layers (Peters et al. 2018): `gamma * sum of softmax(s)_l * h_l`.
-#
-# Legend: N tokens, D width.
-
 EPSILON = 1e-13
 
 
 class ScalarMix(nn.Module):
-    """As AllenNLP's class of that name: a scalar for every layer, softmax over them, one factor for all.
+    """`gamma * sum of softmax(s)_l * h_l` over layers l, as AllenNLP's class of that name.
 
-    With `layer_norm`, every layer is first brought to mean 0 and variance 1 over all tokens and numbers of the batch together.
+    With `layer_norm`, every layer is first brought to mean 0 and variance 1 over all tokens and dimensions together.
     """
 
     def __init__(self, layers: int, layer_norm: bool = False) -> None:
@@ -189,7 +186,7 @@ class ScalarMix(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        """The share of every layer."""
+        """The share of every layer, which sum to 1."""
         return torch.cat(list(self.scalars)).softmax(0)
 
     def forward(self, layers_ND: Sequence[Tensor]) -> Tensor:

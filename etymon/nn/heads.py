@@ -1,6 +1,6 @@
 """Small heads for tasks: they read hidden states at the positions their family says.
 
-Legend: n asked positions, D width.
+Legend: n positions, D width, R rows, T tokens of a row, S beginnings and E ends of answers that are followed up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from etymon.nn.layers import Activation, Dropout, Linear, identity
 
 
 class Projection(nn.Module):
-    """Dropout and one linear map: classification, tagging, spans, choices. What it gives may have an activation and dropout."""
+    """Dropout and one linear map: classification, tagging, spans, choices. Its output may have an activation and dropout."""
 
     def __init__(
         self,
@@ -90,14 +90,9 @@ class TokenScore(DeepProjection):
         return super().forward(x_nD).squeeze(-1)
 
 
-# --- spans: Where an answer stands: its end is looked for in the light of its beginning (XLNet's SQuAD head).
-#
-# Legend: n tokens, R rows, T tokens of a row, D width, S beginnings and E ends that are followed up.
-
-
 @dataclass(frozen=True)
 class SpanCandidates:
-    """The likeliest beginnings, the likeliest ends of each (`[R, E, S]`), and a score above 0 for texts without an answer."""
+    """The likeliest beginnings of answers, the likeliest ends of each, and scores above 0 for texts without an answer."""
 
     start_probs_RS: Tensor
     starts_RS: Tensor
@@ -107,7 +102,8 @@ class SpanCandidates:
 
 
 class ConditionalSpan(nn.Module):
-    """Scores of beginnings; of ends given a beginning (`end`); and whether there is no answer at all (`unanswerable`)."""
+    """XLNet's SQuAD head: scores of beginnings `[n]`; of ends given a beginning (`end`); and whether there is no answer
+    at all (`unanswerable`)."""
 
     def __init__(
         self, dim: int, epsilon: float, starts: int = 5, ends: int = 5, dropout: float = 0.0
@@ -115,11 +111,8 @@ class ConditionalSpan(nn.Module):
         super().__init__()
         self.starts, self.ends = starts, ends
         self.start = Linear(dim, 1)
-        self.end_dense, self.end_norm, self.end_linear = (
-            Linear(2 * dim, dim),
-            nn.LayerNorm(dim, epsilon),
-            Linear(dim, 1),
-        )
+        self.end_dense, self.end_norm = Linear(2 * dim, dim), nn.LayerNorm(dim, epsilon)
+        self.end_linear = Linear(dim, 1)
         self.answer_dense, self.answer_linear = Linear(2 * dim, dim), Linear(dim, 1, bias=False)
         self.dropout = Dropout(dropout)
 
@@ -127,12 +120,12 @@ class ConditionalSpan(nn.Module):
         return self.start(x_nD).squeeze(-1)
 
     def end(self, x_nD: Tensor, start_nD: Tensor) -> Tensor:
-        """For every token as an end, with the hidden state of the beginning it is asked for."""
+        """Scores of tokens as ends, `[n]`, each beside the hidden state of a beginning."""
         inner_nD = torch.tanh(self.end_dense(torch.cat([x_nD, start_nD], -1)))
         return self.end_linear(self.end_norm(inner_nD)).squeeze(-1)
 
     def unanswerable(self, start_RD: Tensor, class_RD: Tensor) -> Tensor:
-        """From where answers seem to begin, the mean of all states by their probabilities, and from the class token."""
+        """Scores `[R]` from the mean state of beginnings, weighted by their probabilities, and the class token's state."""
         inner_RD = torch.tanh(self.answer_dense(torch.cat([start_RD, class_RD], -1)))
         return self.answer_linear(self.dropout(inner_RD)).squeeze(-1)
 

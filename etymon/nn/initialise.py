@@ -1,6 +1,6 @@
-"""First values of parameters, by rules over their names.
+"""First values of parameters, by rules over their names, and where parameters lie in memory.
 
-Every parameter draws from its own generator, keyed by seed and name: adding a head or a layer changes no other
+Every parameter draws from a generator of its own, keyed by seed and name: adding a head or a layer changes no other
 parameter's start.
 """
 
@@ -35,7 +35,7 @@ def uniform(bound: float) -> Filler:
 
 
 def xavier(tensor: Tensor, generator: torch.Generator) -> None:
-    """Uniform, with a variance between those that keep the size of values and that of gradients."""
+    """Uniform, with a variance between those that keep the size of values and the size of gradients (Glorot 2010)."""
     nn.init.xavier_uniform_(tensor, generator=generator)
 
 
@@ -56,7 +56,7 @@ def with_zero_row(filler: Filler, row: int) -> Filler:
 
 
 def remembering(bias: Tensor, generator: torch.Generator) -> None:
-    """Of an LSTM: the forget gates, which are the second of four, begin open."""
+    """Biases of an LSTM: 1 for the forget gates, the second of four, which begin open; else 0."""
     bias.zero_().chunk(4)[1].fill_(1.0)
 
 
@@ -97,25 +97,22 @@ def initialise(
         parameter.copy_(blank)
 
 
-# --- alignment: Tensors at addresses that the fastest kernels like.
-#
-# A kernel may add up in another order where a row does not begin at a multiple of its vectors' width, so two equal models
-# compute the same to the last bit only if their weights lie alike. What PyTorch allocates is aligned; what is mapped from a
-# file lies wherever the file's header ends.
-
 ALIGNMENT = 64
 """Bytes: PyTorch's own, and the width of the widest vectors."""
 
 
 def align(module: nn.Module) -> None:
     """Moves those parameters and buffers of a module that are not aligned."""
+    # A kernel may add up in another order where a row does not begin at a multiple of its vectors' width, so that two
+    # equal models agree to the last bit only if their weights lie alike. PyTorch allocates aligned memory; what is
+    # mapped from a file lies wherever the file's header ends.
     for tensor in chain(module.parameters(), module.buffers()):
         if not is_aligned(tensor):
             tensor.data = tensor.data.clone()
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Other devices than processors see to that themselves, and a tensor without values lies nowhere."""
+    """Always true on other devices, which align by themselves, and for tensors without values."""
     if tensor.device.type != "cpu" or isinstance(tensor.data, FakeTensor):
         return True
     return tensor.data_ptr() % ALIGNMENT == 0

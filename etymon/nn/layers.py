@@ -1,8 +1,11 @@
-"""Dropout whose random numbers do not cost more than the layer it follows.
+"""Small parts of every model: linear maps and tables, norms, activations by name, and dropout.
 
-PyTorch draws one float an element, which on a processor took longer than the linear layer before it (docs/lab-notes.md).
-Sixteen random bits an element are enough: the rate is off by less than 1/65,536. All draws come from the device's generator, so
-that a seed decides them.
+Parameters are left blank until a family initialises or a checkpoint fills them: PyTorch's own constructors would draw random
+numbers that are thrown away at once.
+
+Dropout draws sixteen random bits an element; PyTorch draws a float, which on a processor took longer than the linear layer
+before it (docs/lab-notes.md). The rate is off by less than 1/65,536. All draws come from the device's generator, so that a
+seed decides them.
 
 Legend: R rows, H heads, Q queries, T keys, K head width.
 """
@@ -18,12 +21,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
-"""Of a dropout: below 1, since something has to be left."""
+"""Of a dropout: below 1, so that something is left."""
 
 
 def keep_mask(shape: torch.Size, rate: float, dtype: torch.dtype = torch.bool) -> Tensor:
-    """Which elements stay, on the CPU: each one with probability 1 - `rate`."""
+    """Which elements stay, on the CPU: each with probability 1 - `rate`. As floats they can be multiplied with."""
     count = shape.numel()
+    # One draw of 64 bits serves four elements: 16 bits are compared with the rate.
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = torch.empty(count, dtype=dtype)
     return torch.ge(bits.view(torch.int16)[:count], round(rate * 65536) - 32768, out=kept).view(shape)
@@ -67,9 +71,11 @@ class Dropout(nn.Module):
 
 
 class DroppedAttention(torch.autograd.Function):
-    """Scaled dot-product attention with dropout on its weights, on the CPU; `mask` is boolean or a bias to add. PyTorch's fused
-    kernels do without dropout on a processor, and its general path keeps three arrays of `[R, H, Q, T]`; here it is the
-    weights, and a byte an element for the mask."""
+    """Scaled dot-product attention with dropout on its weights, on the CPU; `mask` is boolean or a bias to add.
+
+    PyTorch's fused kernels have no dropout on a processor, and its general path keeps three arrays of `[R, H, Q, T]`
+    for the way back; this keeps the weights, and a byte an element for what was dropped.
+    """
 
     @staticmethod
     def forward(
@@ -100,7 +106,7 @@ class DroppedAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, weights, keep)
         ctx.scale, ctx.factor = scale, 1 / (1 - rate)
         ctx.bias_shape = mask.shape if mask is not None and ctx.needs_input_grad[3] else None
-        torch.mul(weights, keep, out=scores)
+        torch.mul(weights, keep, out=scores)  # the scores are needed no more: their array is used again
         return (scores @ v).mul_(ctx.factor)
 
     @staticmethod
@@ -111,17 +117,11 @@ class DroppedAttention(torch.autograd.Function):
         gradient_v = dropped.transpose(-1, -2) @ gradient
         error = torch.matmul(gradient, v.transpose(-1, -2))
         error.mul_(dropped)  # = weights * (gradient of the weights)
-        error.sub_(weights * error.sum(-1, keepdim=True))
+        error.sub_(weights * error.sum(-1, keepdim=True))  # the gradient of the softmax
         gradient_bias = None if ctx.bias_shape is None else error.sum_to_size(ctx.bias_shape)
         gradient_q = (error @ k).mul_(ctx.scale)
         gradient_k = (error.transpose(-1, -2) @ q).mul_(ctx.scale)
         return gradient_q, gradient_k, gradient_v, gradient_bias, None, None, None
-
-
-# --- linear: Parts whose parameters are left blank until a family initialises or a checkpoint fills them.
-#
-# PyTorch's own constructors draw random numbers that are thrown away at once; here every parameter gets its
-# first value exactly once, and a family's rule says which (`initialise`).
 
 
 class Linear(nn.Linear):
@@ -145,8 +145,6 @@ class RootMeanSquareNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
-
-# --- activations: The activations of feed-forward parts and heads, by name.
 
 Activation = Callable[[Tensor], Tensor]
 
