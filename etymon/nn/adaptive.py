@@ -1,10 +1,16 @@
-"""Adaptive input and adaptive softmax (Grave et al. 2016, Baevski and Auli 2018): frequent words are cheap, rare ones narrow.
+"""Large vocabularies: adaptive input and softmax (Grave et al. 2016, Baevski and Auli 2018), and the
+sampled softmax.
 
-Ids are sorted by frequency and cut into bins. The first bin's softmax has one more entry for each of the others, and
-log p(word) = log p(its bin) + log p(word | its bin). With a `divisor`, bin i has vectors of width / divisor^i and its own map
-to the model's width. Entry i of those behind the first bin's words stands for bin i + 1 (the natural order).
+Ids are sorted by frequency and cut into bins. The first bin's softmax has one more entry for each of the
+others, and log p(word) = log p(its bin) + log p(word | its bin). With a `divisor`, bin i has vectors of
+width / divisor^i and its own map to the model's width. Entry i of those behind the first bin's words stands
+for bin i + 1 (the natural order).
 
-Legend: N tokens, n asked positions, D width, E width of word vectors, V vocabulary, B words of a bin, C rows of a chunk.
+A sampled softmax (Jean et al. 2015, as TensorFlow has it) trains on the targets and a sample of the other
+words.
+
+Legend: N tokens, n positions, D width, E width of word vectors, V vocabulary, B words of a bin, C rows of a
+chunk, S sampled words.
 """
 
 from __future__ import annotations
@@ -27,16 +33,18 @@ from etymon.nn.vocabulary import Context, DenseVocabulary, Score, chunks, cross_
 SMALL = 10_000
 """BinWords of a vocabulary that is not worth cutting."""
 BIN_COST = 300
-"""What one more bin costs a token beside its words, in words: an order of magnitude."""
+"""What another bin costs a token beside its words, in words: an order of magnitude."""
 WIDE = 0.8
-"""As in the published cut of WikiText-103."""
+"""The share of tokens in the first bin, at least, where others are narrower: as in the cut of
+WikiText-103."""
 
 
 def choose_cutoffs(counts: np.ndarray, divisor: int = 1, most: int = 3) -> tuple[int, ...]:
-    """Up to `most` cutoffs that make the softmax cheapest for a text whose words, by id, occur so often.
+    """Up to `most` cutoffs that make the softmax cheapest for a text in which words, by id, occur `counts`
+    times.
 
-    A token costs the first bin's words and, if it is in another bin, that one's, which are narrower by the divisor. What is
-    narrow is meant to be rare: with a divisor, `WIDE` of all tokens are of the first bin.
+    A token costs the first bin's words and, if it is in another bin, that one's, which are narrower by the
+    divisor. Narrow vectors are for rare words: with a divisor, `WIDE` of all tokens are of the first bin.
     """
     words = len(counts)
     if words < SMALL or not counts.any():
@@ -84,7 +92,8 @@ class BinWords(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    """A table for every bin, or one for all where the divisor is 1, and maps to the width where it takes some."""
+    """A table for every bin, or one for all where the divisor is 1, and maps to the width where it takes
+    some."""
 
     def __init__(
         self,
@@ -127,7 +136,8 @@ def bins_of(ids: Tensor, edges: Sequence[int]) -> Tensor:
 
 
 class AdaptiveVocabulary(DenseVocabulary):
-    """A vocabulary head of bins; its logits are log-probabilities, of which only those needed are computed for a loss.
+    """A vocabulary head of bins; its logits are log-probabilities, of which only those needed are computed
+    for a loss.
 
     With `tied` the output vectors are those of `words`; `tied_maps` says the same of the maps, bin by bin.
     """
@@ -156,7 +166,8 @@ class AdaptiveVocabulary(DenseVocabulary):
             shared = list(maps) if len(maps) == bins else [maps[0]] * bins
             ties = [*tied_maps, *([False] * bins)]
             self.maps = nn.ModuleList(
-                known if tie else Map(*known.weight.shape) for known, tie in zip(shared, ties, strict=False)
+                shared_map if tie else Map(*shared_map.weight.shape)
+                for shared_map, tie in zip(shared, ties, strict=False)
             )
 
     @property
@@ -183,10 +194,11 @@ class AdaptiveVocabulary(DenseVocabulary):
         to_width: Any = None if self.maps is None else self.maps[number]
         return x_nD if to_width is None else to_width.down(x_nD)
 
-    def _asked(
+    def _softmaxes(
         self, x_nD: Tensor, targets_n: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]:
-        """The softmaxes that the targets need: features, weights, biases, the targets in them, and whose they are."""
+        """The softmaxes that the targets need: features, weights, biases, the targets' places in them, and
+        the positions that they are for (None: all)."""
         bins_n, weights = bins_of(targets_n, self.edges), self._weights
         for number, (weight, bias) in enumerate(weights):
             rows, places = None, torch.where(bins_n > 0, self.edges[1] + bins_n - 1, targets_n)
@@ -199,8 +211,9 @@ class AdaptiveVocabulary(DenseVocabulary):
     def loss(
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
     ) -> Tensor:
-        # A bin without targets is asked all the same, for nothing: every parameter then has a gradient, if of zeros.
-        parts = self._asked(self._features(hidden_ND, at), targets_n)
+        # A bin without targets takes part all the same: every parameter then has a gradient, if of zeros, as
+        # optimisers and distributed training expect.
+        parts = self._softmaxes(self._features(hidden_ND, at), targets_n)
         return torch.stack(
             [linear_loss(x, w, b, cross_entropy(places)) for x, w, b, places, _ in parts]
         ).sum()
@@ -210,11 +223,11 @@ class AdaptiveVocabulary(DenseVocabulary):
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
     ) -> Tensor:
         total_n = hidden_ND.new_zeros(len(targets_n))
-        for x, weight, bias, places, rows in self._asked(self._features(hidden_ND, at), targets_n):
+        for x, weight, bias, places, rows in self._softmaxes(self._features(hidden_ND, at), targets_n):
             for part in chunks(len(x), len(weight)):
                 logits_CB = F.linear(x[part], weight, bias)
-                own_C = logits_CB.gather(1, places[part, None])[:, 0] - logits_CB.logsumexp(-1)
-                total_n[part if rows is None else rows[part]] += own_C
+                log_probs_C = logits_CB.gather(1, places[part, None])[:, 0] - logits_CB.logsumexp(-1)
+                total_n[part if rows is None else rows[part]] += log_probs_C
         return total_n
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
@@ -232,16 +245,15 @@ class AdaptiveVocabulary(DenseVocabulary):
 
     def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         raise EtymonError(
-            "a model with an adaptive softmax knows no label smoothing, z_loss, weights or distributions of a teacher: "
-            "leave them or shape.cutoffs out"
+            "a model with an adaptive softmax knows no label smoothing, z_loss, weights or distributions of "
+            "a teacher: leave them or shape.cutoffs out"
         )
 
 
 def log_uniform(count: int, words: int, device: torch.device | str = "cpu") -> tuple[Tensor, int]:
-    """`count` different words, and how many draws it took; word k has probability log((k + 2) / (k + 1)) / log(words + 1).
-
-    Ids sorted by frequency follow such a law. Draws come from the device's generator.
-    """
+    """`count` different words, and how many draws it took. Word k has probability log((k + 2) / (k + 1)) /
+    log(words + 1), since ids sorted by frequency follow such a law. Draws come from the device's
+    generator."""
     drawn = torch.empty(0, dtype=torch.long, device=device)
     while True:
         uniform = torch.rand(max(4 * count, 1024), dtype=torch.float64, device=device)
@@ -250,7 +262,8 @@ def log_uniform(count: int, words: int, device: torch.device | str = "cpu") -> t
         value, order = drawn.sort(stable=True)
         new = torch.ones_like(value, dtype=torch.bool)
         new[1:] = value[1:] != value[:-1]
-        first = order[new].sort().values[:count]  # where words came for the first time, in order of time
+        # The sort is stable: of equal words, the first of a run is the one that was drawn first.
+        first = order[new].sort().values[:count]
         if len(first) == count:
             return drawn[first], int(first[-1]) + 1
 
@@ -264,8 +277,9 @@ def log_expected_count(ids: Tensor, words: int, draws: int) -> Tensor:
 
 class SampledVocabulary(DenseVocabulary):
     def sampled_loss(self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, samples: int) -> Tensor:
-        """The summed loss of the targets against `samples` words that all positions share, corrected for how often words are
-        drawn. A word is never held against itself. With as many samples as words, the loss of all words."""
+        """The summed loss of the targets against `samples` words that all positions share, corrected for
+        how often words are drawn. A sampled word does not count against the same target. With as many
+        samples as words, the full loss."""
         if samples >= self.size:
             return self.loss(hidden_ND, at, targets_n)
         sampled_S, draws = log_uniform(samples, self.size, hidden_ND.device)
@@ -280,5 +294,4 @@ class SampledVocabulary(DenseVocabulary):
         true_n = (x_nD * weight[:n]).sum(-1) + correction[:n]
         logits_nS = torch.addmm(correction[n:], x_nD, weight[n:].T)
         logits_nS = logits_nS.masked_fill(targets_n[:, None] == sampled_S, -math.inf)
-        everything_n = torch.logaddexp(true_n, logits_nS.logsumexp(-1))
-        return (everything_n - true_n).sum()
+        return (torch.logaddexp(true_n, logits_nS.logsumexp(-1)) - true_n).sum()

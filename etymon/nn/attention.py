@@ -8,7 +8,8 @@ Learned vectors of distances (`RelativeKeys`) are met by queries, and by keys, l
     score(i, j) = (q_i k_j + q_i e_(i-j)) / sqrt(K)                   (Shaw et al. 2018, the part of the keys)
     score(i, j) = (q_i k_j + q_i e_(i-j) + k_j e_(i-j)) / sqrt(K)     (Huang et al. 2020, their fourth method)
 
-Legend: N query tokens, M key tokens, D width, R rows, H heads, Q queries, T keys, K head width, L distances, P positions.
+Legend: N query tokens, M key tokens, D width, R rows, H heads, Q queries, T keys, K head width, L
+distances, P positions.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class QuerySubset:
 
 @dataclass
 class LayerInputs(QuerySubset):
-    """A layer's inputs beside its hidden states: what its tokens see, an encoder's memory, and caches of the past."""
+    """A layer's inputs beside its hidden states: what its tokens see, an encoder's memory, and caches of
+    the past."""
 
     view: FlatView | CachedView
     places: Places | None = None
@@ -146,11 +148,11 @@ class Attention(nn.Module):
 
 
 class RelativeKeys(nn.Module):
-    """What distances add to the scores of one attention; `meets_keys` adds the products of keys with them, too. With
-    `scaled` off, the scale of the scores is not applied to them (ALBERT in Transformers 4).
+    """What distances add to the scores of one attention; `meets_keys` adds the products of keys with them,
+    too. With `scaled` off, the scale of the scores is not applied to them (ALBERT in Transformers 4).
 
-    The table has a row for every distance from -(P - 1) to P - 1: query position minus key position. What is farther
-    away is taken for the farthest.
+    The table has a row for every distance from -(P - 1) to P - 1: query position minus key position. What
+    is farther away is taken for the farthest.
     """
 
     def __init__(self, positions: int, head_dim: int, *, meets_keys: bool, scaled: bool = True) -> None:
@@ -159,8 +161,8 @@ class RelativeKeys(nn.Module):
         self.positions, self.meets_keys, self.scaled = positions, meets_keys, scaled
 
     def forward(self, q_RHQK: Tensor, k_RHTK: Tensor, distances: int | Tensor, scale: float) -> Tensor:
-        """`[R, H, Q, T]`, scale included. `distances` is that of the first query from the first key where queries and
-        keys are each neighbours, and otherwise `[R or 1, Q, T]`."""
+        """`[R, H, Q, T]`, scale included. `distances` is that of the first query from the first key where
+        queries and keys are each neighbours, and otherwise `[R or 1, Q, T]`."""
         scale, last = scale if self.scaled else 1.0, self.table.num_embeddings - 1
         if isinstance(distances, int):
             return self._score_neighbours(q_RHQK, k_RHTK, distances, scale)
@@ -168,7 +170,8 @@ class RelativeKeys(nn.Module):
         if q_RHQK.shape[2] == 1:  # a step of a decode: so few distances that their vectors can be looked up
             met_RHTK = q_RHQK + k_RHTK if self.meets_keys else q_RHQK
             return (met_RHTK * (self.table(rows_RQT) * scale)).sum(-1)[:, :, None]
-        # Queries meet all distances in one product, and each pair picks its entry: nothing of `[Q, T, K]` is made.
+        # Queries meet all distances in one product, and each pair picks its entry: nothing of `[Q, T, K]`
+        # is made.
         table_KL = self.table.weight.T * scale
         heads = *q_RHQK.shape[:2], -1, -1
         scores = (q_RHQK @ table_KL).gather(-1, rows_RQT[:, None].expand(heads))

@@ -1,8 +1,8 @@
 """What a model reads: flat columns with one entry a token, and the lengths of the rows.
 
-Tokens of all rows lie end to end on one flat axis. Hidden states are `[tokens, dim]`, so that no matrix product multiplies
-padding. Only attention needs rows side by side: it works on a few groups of rows of similar length (see `visibility`), lifted
-to `[row, time]` and lowered again by their layout.
+Tokens of all rows lie end to end on one flat axis. Hidden states are `[tokens, dim]`, so that no matrix
+product multiplies padding. Only attention needs rows side by side: it works on a few groups of rows of
+similar length (see `visibility`), lifted to `[row, time]` and lowered again by their layout.
 
 Legend: N tokens, R rows, T longest row of a group, U distinct words, C characters of a word.
 """
@@ -21,8 +21,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Letters:
-    """Every distinct word of a batch by its letters, `[U, C]`, and the word of every token: as rows are read from their
-    beginning, and as they are read from their end."""
+    """Every distinct word of a batch by its letters, `[U, C]`, and the word of every token: as rows are
+    read from their beginning, and as they are read from their end."""
 
     letters_UC: Tensor
     ahead_N: Tensor
@@ -50,10 +50,11 @@ class Batch:
     letters: Letters | None = None
     """For models that read words by their letters; if None, the model spells the ids itself."""
     order: Tensor | None = None
-    """For models that factorise a text in any order: a token sees those of its own number and of smaller ones."""
+    """For models that factorise a text in any order: a token sees those of its own number and of smaller
+    ones."""
     backward: int | None = None
-    """For models that count distances: so many rows, the last ones, are texts that were turned round. None: as the
-    model's shape says."""
+    """For models that count distances: so many rows, the last ones, are texts that were turned round. None:
+    as the model's shape says."""
     last_position: int = 0
     counted: bool = True
     """Positions are 0, 1, 2, ... in every row."""
@@ -73,8 +74,8 @@ class Batch:
         prefix: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> Batch:
-        """Rows of ids of any lengths; `starts` are the positions of the rows' first tokens (default 0), `prefix` the
-        lengths of their prefixes."""
+        """Rows of ids of any lengths; `starts` are the positions of the rows' first tokens (default 0),
+        `prefix` the lengths of their prefixes."""
         layout = Layout([len(row) for row in rows], device)
         positions, begins = layout.index, [0] * len(rows)
         if starts is not None:
@@ -129,7 +130,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class QueryPositions:
-    """Places of a batch that are predicted, by their flat index in order, and how many of them every row has."""
+    """Places of a batch that are predicted, by their flat index in order, and how many of them every row
+    has."""
 
     at: Tensor
     counts: Sequence[int]
@@ -143,7 +145,8 @@ def _flat(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device | str
 
 
 class Layout:
-    """Where each row's tokens lie on the flat axis. Lengths are known on the host: no device sync is ever needed.
+    """Where each row's tokens lie on the flat axis. Lengths are known on the host: no device sync is ever
+    needed.
 
     Tokens are lifted to `[R, T]` and lowered again; a plain view when rows are equal.
     """

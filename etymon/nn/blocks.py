@@ -50,10 +50,11 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, perhaps cross-attention, and a feed-forward part, each around a residual path.
 
-    `norm_first` puts the norms before the parts (GPT-2, T5), otherwise they follow the sum (2017, BERT, GPT-1).
-    `residual_scale` multiplies what a part adds: x + scale * part(x). Since a norm takes out any common factor, norms
-    after the sum with a scale of 1 / alpha are DeepNorm's, which multiplies the other side by alpha.
-    `dropout` falls on what the parts add; `feed_forward_dropout` replaces it for the feed-forward part.
+    `norm_first` puts the norms before the parts (GPT-2, T5), otherwise they follow the sum (2017, BERT,
+    GPT-1). `residual_scale` multiplies what a part adds: x + scale * part(x). Since a norm takes out any
+    common factor, norms after the sum with a scale of 1 / alpha are DeepNorm's, which multiplies the other
+    side by alpha. `dropout` falls on what the parts add; `feed_forward_dropout` replaces it for the
+    feed-forward part.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class Block(nn.Module):
         dropout: nn.Module,
         select: Callable[[Tensor], Tensor] = identity,
     ) -> Tensor:
-        """x and what a part adds to it, with the norm on one side; `select` picks the tokens whose output is wanted."""
+        """x and what a part adds to it, with the norm on one side; `select` picks the tokens whose output
+        is wanted."""
         if self.norm_first:
             added_ND = dropout(part(norm(x_ND)))
             return torch.add(select(x_ND), added_ND, alpha=self.residual_scale)
@@ -105,7 +107,8 @@ class Block(nn.Module):
 
 
 class ParallelBlock(nn.Module):
-    """Attention and a feed-forward part side by side behind one norm: x + attention(n) + feed_forward(n) (GPT-J)."""
+    """Attention and a feed-forward part side by side behind one norm: x + attention(n) + feed_forward(n)
+    (GPT-J)."""
 
     norm_first = True
 
@@ -135,8 +138,9 @@ class ParallelBlock(nn.Module):
 class Stack(nn.Module):
     """Layers over one batch, with what they share: compiled visibility, a position bias, the caches.
 
-    `schedule` names the physical layer of every logical one, so that layers can be shared; `rules` gives every
-    logical layer its visibility. The default is one physical layer per logical one, all under the same rule.
+    `schedule` names the physical layer of every logical one, so that layers can be shared; `rules` gives
+    every logical layer its visibility. The default is one physical layer per logical one, all under the
+    same rule.
     """
 
     def __init__(
@@ -167,7 +171,8 @@ class Stack(nn.Module):
         state: KeyValueState | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states `[N, D]`, or those of the flat places `at` alone: the last layer then computes no others."""
+        """Hidden states `[N, D]`, or those of the flat places `at` alone: the last layer then computes no
+        others."""
         narrow = None if at is None or state is not None else self._narrow(batch, at)
         views = {
             rule: self._biased(
@@ -201,7 +206,8 @@ class Stack(nn.Module):
         return x_ND if at is None or narrow is not None else x_ND.index_select(0, at)
 
     def _narrow(self, batch: Batch, at: Tensor) -> Batch | None:
-        """The tokens `at` as a batch of rows of one token, if each sees all of its row in the last layer; else None."""
+        """The tokens `at` as a batch of rows of one token, if each sees all of its row in the last layer;
+        else None."""
         plain = self.rules[-1].plain(batch.layout.longest) if batch.prefix is None else None
         # A first token sees its whole row without a causal order, a last one in any case.
         sees_all = at is batch.layout.last or (plain == "full" and at is batch.layout.first)

@@ -2,7 +2,8 @@
 
 Decodes carry key/value caches and the window of a pointer; streams of text anything that is a `StreamState`.
 
-Legend: N new tokens, R rows, H heads, C capacity, K head width, D width, T most new tokens of a row, M places of a window.
+Legend: N new tokens, R rows, H heads, C capacity, K head width, D width, T most new tokens of a row, M
+places of a window.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Cache:
         self.parts = [part[:rows] for part in self.parts]
 
     def reorder(self, rows: Tensor, filled: int, spare: Tensor | None) -> Tensor | None:
-        """The same where most rows change places: they go to a spare array, and what they leave is the next spare one."""
+        """The same where most rows change places: they go to a spare array, and what they leave is the next
+        spare one."""
         for number, part in enumerate(self.parts):
             if spare is None or spare.shape[1:] != part.shape[1:] or len(spare) < len(rows):
                 spare = torch.zeros_like(part)
@@ -140,7 +142,8 @@ SPARE = 16
 
 
 class PointerWindow:
-    """Hidden states and ids of every row's tokens: those of the last call, behind the `reach` before them (-1: no token)."""
+    """Hidden states and ids of every row's tokens: those of the last call, behind the `reach` before them
+    (-1: no token)."""
 
     def __init__(self, reach: int) -> None:
         self.reach = reach
@@ -191,7 +194,8 @@ Mark = tuple[Any, ...]
 
 
 class KeyValueState:
-    """The caches of a decoder's layers; `cross` holds the encoder's keys, projected once, `window` what a pointer sees."""
+    """The caches of a decoder's layers; `cross` holds the encoder's keys, projected once, `window` what a
+    pointer sees."""
 
     def __init__(self, layers: int, rows: int, capacity: int = 0) -> None:
         self.lengths: tuple[int, ...] = (0,) * rows
@@ -199,7 +203,8 @@ class KeyValueState:
         self.cross_caches = [Cache() for _ in range(layers)]
         self.cross_lengths: tuple[int, ...] = ()
         self.sources: tuple[int, ...] = tuple(range(rows))
-        """The row of the cross caches that each row looks at: neighbours may share one, equally many of them."""
+        """The row of the cross caches that each row looks at: neighbours may share one, equally many of
+        them."""
         self.spare: Tensor | None = None
         self.window: PointerWindow | None = None
 
@@ -233,7 +238,8 @@ class KeyValueState:
         return chosen
 
     def keep(self, rows: Tensor) -> None:
-        """The same in place, for at most as many rows as there are: only rows that change places are copied."""
+        """The same in place, for at most as many rows as there are: only rows that change places are
+        copied."""
         order = rows.tolist()
         moved = [place for place, row in enumerate(order) if place != row]
         # Gradients cannot go through an array that is written over and over.
@@ -254,7 +260,8 @@ class KeyValueState:
         return [cache.pick(rows, max(self.cross_lengths, default=0)) for cache in self.cross_caches]
 
     def _cross_rows(self, rows: Tensor) -> Tensor:
-        """The rows of the cross caches for chosen rows: one for all neighbours that look at the same, if they are equally many."""
+        """The rows of the cross caches for chosen rows: one for all neighbours that look at the same, if
+        they are equally many."""
         wanted = [self.sources[row] for row in rows.tolist()]
         distinct = [row for row, before in zip(wanted, [-1, *wanted]) if row != before]
         share = len(wanted) // max(1, len(distinct))

@@ -20,9 +20,9 @@ from etymon.nn.layers import Dropout, Embedding
 class Embeddings(nn.Module):
     """Word vectors, plus whatever a family adds: positions, segments, a norm, a projection, dropout.
 
-    `position_offset` is where counting starts in the table (RoBERTa and BART: 2). With `count_hidden` off, tokens that
-    nobody may see have no position: they all stand on the row before the first (RoBERTa). Where layers tell positions
-    without a table, `longest` is how many a row may have.
+    `position_offset` is where counting starts in the table (RoBERTa and BART: 2). With `count_hidden` off,
+    tokens that nobody may see have no position: they all stand on the row before the first (RoBERTa). Where
+    layers tell positions without a table, `longest` is how many a row may have.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     def look_up(self, batch: Batch) -> Tensor:
-        """The bare word vectors. Adversarial training replaces this method, here and in other modules that have it."""
+        """The bare word vectors. Adversarial training replaces this method, here and in other modules that
+        have it."""
         return self.words(batch.ids)
 
     def forward(self, batch: Batch, embedded: Tensor | None = None) -> Tensor:
@@ -98,8 +99,8 @@ def _visible_positions(batch: Batch) -> Tensor:
 class BucketedBias(nn.Module):
     """A learned scalar per head and bucket of distance, added to the scores (T5, section 2.1).
 
-    Half of the buckets are exact small distances, the others grow logarithmically up to `longest`. The table is
-    computed once for a batch and shared by all layers of a stack.
+    Half of the buckets are exact small distances, the others grow logarithmically up to `longest`. The
+    table is computed once for a batch and shared by all layers of a stack.
     """
 
     def __init__(self, heads: int, buckets: int, longest: int, *, bidirectional: bool) -> None:
@@ -128,8 +129,8 @@ class BucketedBias(nn.Module):
 
 
 class Sinusoids(nn.Module):
-    """Sines and cosines in turn, of wavelengths from 2 pi to 10,000 times that (Vaswani et al. 2017): nothing is learned, and
-    no text is too long."""
+    """Sines and cosines in turn, of wavelengths from 2 pi to 10,000 times that (Vaswani et al. 2017):
+    nothing is learned, and no text is too long."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -158,9 +159,11 @@ def sinusoidal(table_TD: Tensor, generator: torch.Generator) -> None:
 
 
 class Rotary(nn.Module):
-    """Turns queries and keys by angles that grow with their positions, so that scores know distances (Su et al. 2021).
+    """Turns queries and keys by angles that grow with their positions, so that scores know distances (Su et
+    al. 2021).
 
-    The first `width` numbers of every head are pairs of neighbours, each turned at its own speed; the others stay (GPT-J).
+    The first `width` numbers of every head are pairs of neighbours, each turned at its own speed; the
+    others stay (GPT-J).
     """
 
     def __init__(self, width: int, base: float = 10000.0) -> None:

@@ -1,9 +1,11 @@
-"""Task heads that read features: states of a model's layers beside, or instead of, word vectors of their own (Peters et al.
-2018).
+"""Task heads that read features: states of a model's layers beside, or instead of, word vectors of their
+own (Peters et al. 2018).
 
-The layers are mixed, joined, or the last is taken. The result enters a BiLSTM, stands beside its output, or both.
+The layers are mixed, joined, or the last is taken. The result enters a BiLSTM, stands beside its output, or
+both.
 
-Legend: N tokens, R rows, n positions, D width of a layer, F of features, E of word vectors, H of all that is read out.
+Legend: N tokens, R rows, n positions, D width of a layer, F of features, E of word vectors, H of all that
+is read out.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ JOINED = 4
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class FeatureSettings:
     source: Literal["mix", "last-four", "last"] = "mix"
-    """What of the layers is read: a learnt mix of all, the last four side by side (BERT; of fewer, all, the input of the first
-    layer included), or the last."""
+    """What of the layers is read: a learnt mix of all, the last four side by side (BERT; of fewer, all, the
+    input of the first layer included), or the last."""
     place: Literal["input", "output", "both"] = "input"
     """Where it enters: into the BiLSTM, beside what comes out of it, or both, each with a mix of its own."""
     cells: PositiveInt = 128
@@ -38,7 +40,8 @@ class FeatureSettings:
     words: NonNegativeInt = 0
     """The width of word vectors that are learnt with the task; 0: none."""
     gate: bool = False
-    """Features and word vectors are weighed against each other, dimension by dimension, instead of being joined."""
+    """Features and word vectors are weighed against each other, dimension by dimension, instead of being
+    joined."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """On features, wherever they enter."""
     layer_norm: bool = False
@@ -90,7 +93,8 @@ class FeatureHead(nn.Module):
         self.settings, self.pooled = settings, pooled
         features = width * (min(JOINED, layers) if settings.source == "last-four" else 1)
         entries = (2 if settings.place == "both" else 1) if settings.source == "mix" else 0
-        # Names are not those of a body's parts: as a head it trains at the full rate, wherever layers have their own.
+        # Names are not those of a body's parts: as a head it trains at the full rate, wherever layers have
+        # their own.
         self.mixes = nn.ModuleList(ScalarMix(layers, settings.layer_norm) for _ in range(entries))
         self.dropout = Dropout(settings.dropout)
         self.vectors = Embedding(vocabulary, settings.words) if settings.words else None
@@ -104,8 +108,8 @@ class FeatureHead(nn.Module):
         self.output = Linear(2 * settings.cells + beside, outputs)
 
     def forward(self, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None) -> Tensor:
-        """`[R, outputs]` if pooled, else `[N, outputs]`, or `[n, outputs]` at the flat positions `at`. The input of the first
-        layer is the first of the layers."""
+        """`[R, outputs]` if pooled, else `[N, outputs]`, or `[n, outputs]` at the flat positions `at`. The
+        input of the first layer is the first of the layers."""
         if batch.hidden_keys is not None:
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
         packing = Packing(batch.layout)
@@ -175,7 +179,8 @@ EPSILON = 1e-13
 class ScalarMix(nn.Module):
     """`gamma * sum of softmax(s)_l * h_l` over layers l, as AllenNLP's class of that name.
 
-    With `layer_norm`, every layer is first brought to mean 0 and variance 1 over all tokens and dimensions together.
+    With `layer_norm`, every layer is first brought to mean 0 and variance 1 over all tokens and dimensions
+    together.
     """
 
     def __init__(self, layers: int, layer_norm: bool = False) -> None:
@@ -196,7 +201,8 @@ class ScalarMix(nn.Module):
         return self.gamma * torch.stack([w * x_ND for w, x_ND in zip(self.weights, parts)]).sum(0)
 
     def penalty(self) -> Tensor:
-        """The squared norm of the scalars, to be added to a loss: a strong one keeps the mix near the mean."""
+        """The squared norm of the scalars, to be added to a loss: a strong one keeps the mix near the
+        mean."""
         return torch.cat(list(self.scalars)).square().sum()
 
 

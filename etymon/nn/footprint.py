@@ -37,7 +37,8 @@ class Footprint:
     slices: int = 1
     """Of a step: behind the first one, gradients are there while activations are."""
     program: float = 0.0
-    """What a run holds beside tensors of the model: its tokenizer, the places of its text, samples that are made ahead."""
+    """What a run holds beside tensors of the model: its tokenizer, the places of its text, samples that are
+    made ahead."""
 
     @property
     def total(self) -> float:
@@ -52,35 +53,40 @@ class Footprint:
             "optimiser": self.optimiser,
             "activations": self.activations + self.logits,
         }
-        told = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
-        return f"about {format_bytes(self.total)}" + (f" ({', '.join(told)})" if len(told) > 1 else "")
+        shown = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
+        return f"about {format_bytes(self.total)}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")
 
 
 def extrapolate(value: int, points: Sequence[int], measure: Callable[[int], Footprint]) -> Footprint:
-    """`measure(value)`; beyond the last of the points, on the polynomial through what it is at them."""
+    """`measure(value)`; beyond the last of the points, by the polynomial through its values at them."""
     if value <= points[-1]:
         return measure(value)
+    # Lagrange's form: the share of each measured point in the polynomial's value.
     shares = [
         math.prod((value - other) / (point - other) for other in points if other != point) for point in points
     ]
-    found = [measure(point) for point in points]
+    measured = [measure(point) for point in points]
     names = [part.name for part in fields(Footprint) if part.name != "slices"]
-    sums = {name: sum(share * getattr(one, name) for share, one in zip(shares, found)) for name in names}
-    return Footprint(**{name: max(0.0, size) for name, size in sums.items()}, slices=found[0].slices)
+    sums = {
+        name: sum(share * getattr(footprint, name) for share, footprint in zip(shares, measured))
+        for name in names
+    }
+    return Footprint(**{name: max(0.0, size) for name, size in sums.items()}, slices=measured[0].slices)
 
 
 def available_memory(device: torch.device = CPU) -> float:
-    """Bytes that a process can still take here; of a machine's memory its share, where `torchrun` started several."""
+    """Bytes that a process can still take here; of a machine's memory its share, where `torchrun` started
+    several."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     free = min(float(psutil.virtual_memory().available), container_memory())
     return free / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def container_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> float:
+def container_memory(root: Path = CGROUPS, process: Path = Path("/proc/self/cgroup")) -> float:
     """Bytes that the control groups of this process leave to it; infinite where there is no limit."""
     try:
-        lines = own.read_text(encoding="utf-8").splitlines()
+        lines = process.read_text(encoding="utf-8").splitlines()
     except OSError:
         return math.inf
     left = math.inf

@@ -1,6 +1,7 @@
 """Small heads for tasks: they read hidden states at the positions their family says.
 
-Legend: n positions, D width, R rows, T tokens of a row, S beginnings and E ends of answers that are followed up.
+Legend: n positions, D width, R rows, T tokens of a row, S beginnings and E ends of answers that are
+followed up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from etymon.nn.layers import Activation, Dropout, Linear, identity
 
 
 class Projection(nn.Module):
-    """Dropout and one linear map: classification, tagging, spans, choices. Its output may have an activation and dropout."""
+    """Dropout and one linear map: classification, tagging, spans, choices. Its output may have an
+    activation and dropout."""
 
     def __init__(
         self,
@@ -38,7 +40,8 @@ class Projection(nn.Module):
 
 
 class Pooler(nn.Module):
-    """Dropout, dense (unless it is left out) and activation: dense and tanh are BERT's summary of the first token."""
+    """Dropout, dense (unless it is left out) and activation: dense and tanh are BERT's summary of the first
+    token."""
 
     def __init__(
         self, dim: int, activation: Activation = torch.tanh, *, dense: bool = True, dropout: float = 0.0
@@ -55,8 +58,8 @@ class Pooler(nn.Module):
 class DeepProjection(nn.Module):
     """Dropout, dense, activation, dropout, linear: the classification head of RoBERTa, ELECTRA, BART and T5.
 
-    `input_dropout` is that before the dense map, if it is another one: DistilBERT has none there. Without `dense`, the
-    activation is that of the states themselves.
+    `input_dropout` is that before the dense map, if it is another one: DistilBERT has none there. Without
+    `dense`, the activation is that of the states themselves.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ class DeepProjection(nn.Module):
 
 
 class TokenScore(DeepProjection):
-    """Dense, activation and one score a token, `[n]`: above 0 it looks like a replaced one (ELECTRA's discriminator)."""
+    """Dense, activation and one score a token, `[n]`: above 0 it looks like a replaced one (ELECTRA's
+    discriminator)."""
 
     def __init__(self, dim: int, activation: Activation) -> None:
         super().__init__(dim, 1, activation=activation)
@@ -92,7 +96,8 @@ class TokenScore(DeepProjection):
 
 @dataclass(frozen=True)
 class SpanCandidates:
-    """The likeliest beginnings of answers, the likeliest ends of each, and scores above 0 for texts without an answer."""
+    """The likeliest beginnings of answers, the likeliest ends of each, and scores above 0 for texts without
+    an answer."""
 
     start_probs_RS: Tensor
     starts_RS: Tensor
@@ -102,8 +107,8 @@ class SpanCandidates:
 
 
 class ConditionalSpan(nn.Module):
-    """XLNet's SQuAD head: scores of beginnings `[n]`; of ends given a beginning (`end`); and whether there is no answer
-    at all (`unanswerable`)."""
+    """XLNet's SQuAD head: scores of beginnings `[n]`; of ends given a beginning (`end`); and whether there
+    is no answer at all (`unanswerable`)."""
 
     def __init__(
         self, dim: int, epsilon: float, starts: int = 5, ends: int = 5, dropout: float = 0.0
@@ -125,7 +130,8 @@ class ConditionalSpan(nn.Module):
         return self.end_linear(self.end_norm(inner_nD)).squeeze(-1)
 
     def unanswerable(self, start_RD: Tensor, class_RD: Tensor) -> Tensor:
-        """Scores `[R]` from the mean state of beginnings, weighted by their probabilities, and the class token's state."""
+        """Scores `[R]` from the mean state of beginnings, weighted by their probabilities, and the class
+        token's state."""
         inner_RD = torch.tanh(self.answer_dense(torch.cat([start_RD, class_RD], -1)))
         return self.answer_linear(self.dropout(inner_RD)).squeeze(-1)
 

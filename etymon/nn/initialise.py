@@ -1,7 +1,7 @@
 """First values of parameters, by rules over their names, and where parameters lie in memory.
 
-Every parameter draws from a generator of its own, keyed by seed and name: adding a head or a layer changes no other
-parameter's start.
+Every parameter draws from a generator of its own, keyed by seed and name: adding a head or a layer changes
+no other parameter's start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def uniform(bound: float) -> Filler:
 
 
 def xavier(tensor: Tensor, generator: torch.Generator) -> None:
-    """Uniform, with a variance between those that keep the size of values and the size of gradients (Glorot 2010)."""
+    """Uniform, with a variance between those that keep the size of values and the size of gradients (Glorot
+    2010)."""
     nn.init.xavier_uniform_(tensor, generator=generator)
 
 
@@ -103,9 +104,9 @@ ALIGNMENT = 64
 
 def align(module: nn.Module) -> None:
     """Moves those parameters and buffers of a module that are not aligned."""
-    # A kernel may add up in another order where a row does not begin at a multiple of its vectors' width, so that two
-    # equal models agree to the last bit only if their weights lie alike. PyTorch allocates aligned memory; what is
-    # mapped from a file lies wherever the file's header ends.
+    # A kernel may add up in another order where a row does not begin at a multiple of its vectors' width,
+    # so that two equal models agree to the last bit only if their weights lie alike. PyTorch allocates
+    # aligned memory; what is mapped from a file lies wherever the file's header ends.
     for tensor in chain(module.parameters(), module.buffers()):
         if not is_aligned(tensor):
             tensor.data = tensor.data.clone()

@@ -1,7 +1,7 @@
 """Weights of eight bits, for inference on a processor.
 
-Every row of a matrix has its own scale, and activations are scaled on the fly (FBGEMM's dynamic kernels). A quarter of the
-memory is read a token, which is what decoding waits for.
+Every row of a matrix has its own scale, and activations are scaled on the fly (FBGEMM's dynamic kernels). A
+quarter of the memory is read a token, which is what decoding waits for.
 
 Legend: N tokens, D width, F outputs, V vocabulary.
 """
@@ -57,8 +57,8 @@ def _product(x_ND: Tensor, packed: Any) -> Tensor:
 
 def _unpacked(packed: Any) -> dict[str, Tensor]:
     matrix, bias_F = torch.ops.quantized.linear_unpack(packed)
-    found = {"weight": matrix.int_repr(), "scale": matrix.q_per_channel_scales().float()}
-    return found if bias_F is None else {**found, "bias": bias_F.detach()}
+    tensors = {"weight": matrix.int_repr(), "scale": matrix.q_per_channel_scales().float()}
+    return tensors if bias_F is None else {**tensors, "bias": bias_F.detach()}
 
 
 class Int8Linear(nn.Module):
@@ -133,14 +133,15 @@ class Int8Vocabulary(DenseVocabulary):
         raise EtymonError("a model of eight-bit weights cannot be trained: train the one that it was made of")
 
     def stored(self) -> dict[str, Tensor]:
-        """The word vectors are stored already where the matrix is theirs."""
-        found = _unpacked(self.packed)
-        return {name: found[name] for name in found if name == "bias" or not self.tied}
+        """The bias, and the matrix unless it is that of the word vectors, which store it."""
+        tensors = _unpacked(self.packed)
+        return {name: tensors[name] for name in tensors if name == "bias" or not self.tied}
 
 
 def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) -> nn.Module:
-    """Replaces linear maps, word vectors and vocabulary heads by eight-bit ones: rounded here, or as they were stored."""
-    known = dict(model.named_modules())
+    """Replaces linear maps, word vectors and vocabulary heads by eight-bit ones: rounded here, or as they
+    were stored."""
+    modules = dict(model.named_modules())
     made: dict[int, nn.Module] = {}
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -153,7 +154,7 @@ def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) ->
             )
         return kept[id(weight_FD)]
 
-    for name, part in known.items():
+    for name, part in modules.items():
         if isinstance(part, Linear):
             bias_F: Tensor | None = part.bias
             if bias_F is not None:
@@ -166,11 +167,11 @@ def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) ->
                 part.bias.data.copy_(tensors(f"{name}.bias"))
             tied = id(part.weight) in kept
             made[id(part)] = Int8Vocabulary(part, *values(name, part.weight), tied)
-    for part in known.values():
+    for part in modules.values():
         for child, old in list(part.named_children()):
             if id(old) in made:
                 setattr(part, child, made[id(old)])
-    for name, part in known.items():
+    for name, part in modules.items():
         if type(part) is Attention and not name.endswith("cross"):
             part.joined = Int8Joined({each: getattr(part, each) for each in ("query", "key", "value")})
             del part.query, part.key, part.value
@@ -179,9 +180,9 @@ def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) ->
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
     """Everything to keep of a model that was shrunk, by the names of its modules."""
-    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, part in model.named_modules():
         if isinstance(part, Int8Linear | Int8Embedding | Int8Vocabulary):
             place = name.removesuffix(".joined")
-            found |= {f"{place}.{quantity}": value for quantity, value in part.stored().items()}
-    return found
+            tensors |= {f"{place}.{quantity}": value for quantity, value in part.stored().items()}
+    return tensors

@@ -1,11 +1,11 @@
 """Small parts of every model: linear maps and tables, norms, activations by name, and dropout.
 
-Parameters are left blank until a family initialises or a checkpoint fills them: PyTorch's own constructors would draw random
-numbers that are thrown away at once.
+Parameters are left blank until a family initialises or a checkpoint fills them: PyTorch's own constructors
+would draw random numbers that are thrown away at once.
 
-Dropout draws sixteen random bits an element; PyTorch draws a float, which on a processor took longer than the linear layer
-before it (docs/lab-notes.md). The rate is off by less than 1/65,536. All draws come from the device's generator, so that a
-seed decides them.
+Dropout draws sixteen random bits an element; PyTorch draws a float, which on a processor took longer than
+the linear layer before it (docs/lab-notes.md). The rate is off by less than 1/65,536. All draws come from
+the device's generator, so that a seed decides them.
 
 Legend: R rows, H heads, Q queries, T keys, K head width.
 """
@@ -25,7 +25,8 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 def keep_mask(shape: torch.Size, rate: float, dtype: torch.dtype = torch.bool) -> Tensor:
-    """Which elements stay, on the CPU: each with probability 1 - `rate`. As floats they can be multiplied with."""
+    """Which elements stay, on the CPU: each with probability 1 - `rate`. As floats they can be multiplied
+    with."""
     count = shape.numel()
     # One draw of 64 bits serves four elements: 16 bits are compared with the rate.
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
@@ -71,10 +72,11 @@ class Dropout(nn.Module):
 
 
 class DroppedAttention(torch.autograd.Function):
-    """Scaled dot-product attention with dropout on its weights, on the CPU; `mask` is boolean or a bias to add.
+    """Scaled dot-product attention with dropout on its weights, on the CPU; `mask` is boolean or a bias to
+    add.
 
-    PyTorch's fused kernels have no dropout on a processor, and its general path keeps three arrays of `[R, H, Q, T]`
-    for the way back; this keeps the weights, and a byte an element for what was dropped.
+    PyTorch's fused kernels have no dropout on a processor, and its general path keeps three arrays of `[R,
+    H, Q, T]` for the way back; this keeps the weights, and a byte an element for what was dropped.
     """
 
     @staticmethod
@@ -166,7 +168,8 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def laplace(x: Tensor) -> Tensor:
-    """The normal distribution function around sqrt(1/2), which approximates a squared ReLU (Ma et al. 2022)."""
+    """The normal distribution function around sqrt(1/2), which approximates a squared ReLU (Ma et al.
+    2022)."""
     return torch.special.ndtr((x - 0.707107) / 0.282095)
 
 
@@ -197,5 +200,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "laplace": laplace,
     "linear": identity,
 }
-"""`gelu` is x * Phi(x) by the error function; `gelu_tanh` its approximation by tanh. Published folders spell one function in
-several ways, all of which are names here, so that a folder is written with the spelling it was read with."""
+"""`gelu` is x * Phi(x) by the error function; `gelu_tanh` its approximation by tanh. Published folders
+spell one function in several ways, all of which are names here, so that a folder is written with the
+spelling it was read with."""

@@ -1,9 +1,10 @@
-"""Low-rank adapters (Hu et al. 2021): a matrix stays as it is, and what is learnt is the product of two narrow ones.
+"""Low-rank adapters (Hu et al. 2021): a matrix stays as it is, and what is learnt is the product of two
+narrow ones.
 
     W x + alpha / rank * B A dropout(x)
 
-B begins at zero, so that a model with new adapters computes exactly what it did without. The base's parameters keep their
-names; those of an adapter stand beside them (`query.lora_a`, `query.lora_b`).
+B begins at zero, so that a model with new adapters computes exactly what it did without. The base's
+parameters keep their names; those of an adapter stand beside them (`query.lora_a`, `query.lora_b`).
 
 Legend: D inputs, F outputs, r rank.
 """
@@ -27,7 +28,8 @@ from etymon.nn.layers import Dropout, Linear
 
 USUAL_TARGETS = ("query", "value")
 Adaptable = TypeVar("Adaptable", bound=nn.Module)
-"""A model: with `body` and `heads`, and with `lora`, `lora_base` and `lora_heads` to write down what was done."""
+"""A model: it has `body` and `heads`, and `lora`, `lora_base` and `lora_heads`, which describe its
+adapters."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -38,7 +40,8 @@ class LoraSettings:
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Of what an adapter reads."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = USUAL_TARGETS
-    """Names of the body's linear maps, or patterns: `query`, `feed_*`, `*` for all; `cross.query` looks at two parts of a name."""
+    """Names of the body's linear maps, or patterns: `query`, `feed_*`, `*` for all; `cross.query` looks at
+    two parts of a name."""
 
     def match(self, name: str) -> bool:
         parts = name.split(".")
@@ -81,22 +84,24 @@ class AdaptedLinear(Linear):
 def adapt(
     model: Adaptable, settings: LoraSettings | None = None, seed: int = 0, base: str | Path = ""
 ) -> Adaptable:
-    """The model itself, with adapters on the linear maps of its body that the settings name; all else but its heads is frozen.
+    """The model itself, with adapters on the linear maps of its body that the settings name; all else but
+    its heads is frozen.
 
-    `base` is the folder or hub id that the model came from, without which its adapters cannot be saved. A vocabulary that is
-    tied to the word vectors is frozen with them, unless the base had none.
+    `base` is the folder or hub id that the model came from, without which its adapters cannot be saved. A
+    vocabulary that is tied to the word vectors is frozen with them, unless the base had none.
     """
     owner: Any = model
     settings = settings or LoraSettings()
     if owner.lora is not None or owner.int8:
         raise EtymonError(
-            "a model with adapters or with weights of eight bits takes no adapters: merge it, or take its base"
+            "a model with adapters or with weights of eight bits takes no adapters: "
+            "merge it, or take its base"
         )
-    found = _adaptable(model, settings)
+    names = _adaptable(model, settings)
     local = Path(base).expanduser()
     attach(
         model,
-        dict.fromkeys(found, (settings.rank, settings.alpha)),
+        dict.fromkeys(names, (settings.rank, settings.alpha)),
         settings,
         str(local.resolve()) if str(base) and local.is_dir() else str(base),
         trained_heads(model),
@@ -107,27 +112,31 @@ def adapt(
 
 
 def _adaptable(model: nn.Module, settings: LoraSettings) -> list[str]:
-    """The linear maps of a body that the settings name; refuses names that are not there, and a rank that no product has."""
+    """The linear maps of a body that the settings name; refuses names that are not there, and a rank that
+    no product has."""
     owner: Any = model
     maps = {name: part for name, part in _linear(model).items() if name.startswith("body.")}
-    found = [name for name in maps if settings.match(name)]
+    names = [name for name in maps if settings.match(name)]
     idle = [
-        one for one in settings.targets if not any(LoraSettings(targets=(one,)).match(name) for name in maps)
+        target
+        for target in settings.targets
+        if not any(LoraSettings(targets=(target,)).match(name) for name in maps)
     ]
     # Attention in recurrent models has a query and no value: what is usual need not all be there.
-    if not found or (idle and settings.targets != USUAL_TARGETS):
+    if not names or (idle and settings.targets != USUAL_TARGETS):
         there = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
         raise EtymonError(
-            f"no linear map of {owner.family.title} is called {' or '.join(idle)}: adapters go on {there or 'none'}"
+            f"no linear map of {owner.family.title} is called {' or '.join(idle)}: "
+            f"adapters go on {there or 'none'}"
         )
     # Of all maps, a few are a single row (the energies of recurrent attention): the largest decides.
-    most = max(min(maps[name].in_features, maps[name].out_features) for name in found)
+    most = max(min(maps[name].in_features, maps[name].out_features) for name in names)
     if settings.rank > most:
         raise EtymonError(
-            f"adapters of rank {settings.rank:,} are larger than the matrices they are for, whose rank is {most:,} at most: "
-            "take a smaller one, usually 4 to 64"
+            f"adapters of rank {settings.rank:,} are larger than the matrices they are for, "
+            f"whose rank is {most:,} at most: take a smaller one, usually 4 to 64"
         )
-    return found
+    return names
 
 
 def _as_drawn_by_peft(tensor: Tensor, generator: torch.Generator) -> None:
@@ -141,7 +150,8 @@ def attach(
     base: str,
     heads: Collection[str],
 ) -> None:
-    """Puts blank adapters on linear maps, by name with rank and alpha; they and these parameters of heads train."""
+    """Puts blank adapters on linear maps, by name with rank and alpha; they and these parameters of heads
+    train."""
     owner: Any = model
     maps = _linear(model)
     for name, (rank, alpha) in parts.items():
@@ -156,7 +166,7 @@ def trained_heads(model: nn.Module) -> list[str]:
     owner: Any = model
     body = {id(parameter) for parameter in owner.body.parameters()}
     vocabulary = dict(owner.heads.items()).get("vocabulary")
-    tied = vocabulary is not None and any(id(one) in body for one in vocabulary.parameters())
+    tied = vocabulary is not None and any(id(weight) in body for weight in vocabulary.parameters())
     frozen = "heads.vocabulary." if tied and "vocabulary" not in owner.new_heads else "\0"
     named = (name for name, _ in model.named_parameters())  # tied ones once, as the body's
     return sorted(name for name in named if name.startswith("heads.") and not name.startswith(frozen))

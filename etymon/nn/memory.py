@@ -1,9 +1,10 @@
 """What streams of text and long decodes remember (Transformer-XL, section 3.2).
 
-Training and scoring carry a `SegmentMemory`, every layer's inputs of the last tokens: keys and values are made of them anew,
-with gradients for the maps that make them and none for what was read before. Decoding carries a `SlidingState`, the keys and
-values themselves. A segment, and a decode's prompt, see `length` tokens behind their first one; what a decode goes on with
-sees as many behind itself, token by token, however many come in a call.
+Training and scoring carry a `SegmentMemory`, every layer's inputs of the last tokens: keys and values are
+made of them anew, with gradients for the maps that make them and none for what was read before. Decoding
+carries a `SlidingState`, the keys and values themselves. A segment, and a decode's prompt, see `length`
+tokens behind their first one; what a decode goes on with sees as many behind itself, token by token,
+however many come in a call.
 
 Legend: D width, R rows, Q longest row of a segment, M remembered tokens, H heads, L distances, K head width.
 """
@@ -27,8 +28,8 @@ SPARE = 64
 class SegmentMemory:
     """Every layer's inputs of the last `length` tokens of each row, `[R, M, D]` a layer, the newest last.
 
-    `lengths` says how many of them there are, by row. Rows begin with none, or `filled` with zeros that are seen: the
-    published PyTorch and TensorFlow codes differ in that.
+    `lengths` says how many of them there are, by row. Rows begin with none, or `filled` with zeros that are
+    seen: the published PyTorch and TensorFlow codes differ in that.
     """
 
     def __init__(self, layers: int, rows: int, length: int, *, filled: Tensor | None = None) -> None:
@@ -50,7 +51,8 @@ class SegmentMemory:
         return torch.arange(self.width, device=device) < self.width - lengths_R1
 
     def extend(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        """Adds a segment: every layer's inputs `[R, Q, D]`, of which `lengths` are real. They are detached."""
+        """Adds a segment: every layer's inputs `[R, Q, D]`, of which `lengths` are real. They are
+        detached."""
         totals = [old + new for old, new in zip(self.lengths, lengths, strict=True)]
         kept = min(self.length, max(totals, default=0))
         self.lengths = tuple(min(self.length, total) for total in totals)
@@ -105,10 +107,11 @@ def _latest(past_RMD: Tensor | None, x_RQD: Tensor, lengths: Sequence[int], kept
 
 
 class SlidingState(KeyValueState):
-    """The keys and values of a decode that sees `reach` tokens back (0: all) and drops older ones now and then.
+    """The keys and values of a decode that sees `reach` tokens back (0: all) and drops older ones now and
+    then.
 
-    Cell 0 of the caches holds token `dropped` of every row; with a start `filled` with zeros that number is negative at
-    first. The distances through their maps are computed once and kept as well.
+    Cell 0 of the caches holds token `dropped` of every row; with a start `filled` with zeros that number is
+    negative at first. The distances through their maps are computed once and kept as well.
     """
 
     def __init__(self, layers: int, rows: int, capacity: int, reach: int, *, filled: bool) -> None:

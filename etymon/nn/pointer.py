@@ -1,12 +1,14 @@
-"""The pointer sentinel mixture (Merity et al. 2016): the next word is one of the vocabulary or a copy of a recent one.
+"""The pointer sentinel mixture (Merity et al. 2016): the next word is one of the vocabulary or a copy of a
+recent one.
 
     q = tanh(W h_t + b)        a = softmax([q h_i for the last L positions i <= t, and q s])
     p(w) = a_s p_vocabulary(w) + the sum of a_i over the positions with x_i = w
 
-A position i stands for the word that was read there, x_i, and not for the one that followed it; the newest is t itself.
-What the sentinel s gets is left to the vocabulary.
+A position i stands for the word that was read there, x_i, and not for the one that followed it; the newest
+is t itself. The share of the sentinel s is left to the vocabulary.
 
-Legend: N tokens, n asked positions, D width, L window, K keys, G blocks of S queries, C rows of a chunk, R rows, V vocabulary.
+Legend: N tokens, n positions, D width, L window, K keys, G blocks of S queries, C rows of a chunk, R rows,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from etymon.nn.layers import Linear
 from etymon.nn.vocabulary import Context, DenseVocabulary, Score, linear_loss
 
 BLOCK = 64
-"""Fewest queries that are compared with keys together."""
+"""The smallest number of queries that are compared with keys together: smaller products are slow."""
 
 OPENING, CLOSED = 0.5, 8.0
-"""A pointer begins with the same query everywhere, which normed states, whose entries add up to nothing, do not answer; the
-sentinel does, so that it begins nearly closed. Open from the start it costs more than it gives (docs/lab-notes.md)."""
+"""A pointer begins with the same query everywhere, which normed states, whose entries add up to nothing, do
+not answer; the sentinel does, so that it begins nearly closed. Open from the start it costs more than it
+gives (docs/lab-notes.md)."""
 
 
 def _wide(tensor: Tensor, generator: torch.Generator) -> object:
@@ -53,28 +56,30 @@ class Pointer(nn.Module):
         self.sentinel = nn.Parameter(torch.empty(dim))
 
     def start(self) -> PointerWindow:
-        """What a state carries of the past."""
+        """The window of the past that a state carries."""
         return PointerWindow(self.window - 1)
 
     def forward(
         self, hidden_ND: Tensor, at: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """For every asked position: logarithms of the sentinel's share `[n]` and of its keys' `[n, K]`, and their words."""
+        """Logarithms of the sentinel's share `[n]` and of the keys' shares `[n, K]`, and the keys' words
+        `[n, K]`."""
         window = None if context.state is None else context.state.window
         q_nD, scores_nK, words_nK = (
-            self._beside(hidden_ND, at, context)
+            self._score_batch(hidden_ND, at, context)
             if window is None
-            else self._behind(hidden_ND, at, context, window)
+            else self._score_window(hidden_ND, at, context, window)
         )
         sentinel_n = q_nD @ self.sentinel
         whole_n = torch.logaddexp(scores_nK.logsumexp(-1), sentinel_n)
         return sentinel_n - whole_n, scores_nK - whole_n[:, None], words_nK
 
-    def _beside(
+    def _score_batch(
         self, hidden_ND: Tensor, at: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys of the same batch. Rows lie end to end, so a window is a stretch of the flat axis as far as it is of one row:
-        blocks of queries meet their own stretch and the one before, and nothing is padded but the ends."""
+        """Keys of the same batch. Rows lie end to end, so a window is a stretch of the flat axis as far as
+        it is of one row: blocks of queries meet their own stretch and the one before, and nothing is padded
+        but the ends."""
         batch, reach, size = context.batch, self.window - 1, max(self.window, BLOCK)
         spare = -len(hidden_ND) % size
 
@@ -98,10 +103,11 @@ class Pointer(nn.Module):
         at = torch.arange(len(q_ND), device=q_ND.device) if at is None else at
         return q_ND[at], scores_GSK.flatten(0, 1)[at], stretches(batch.ids, -1)[at // size]
 
-    def _behind(
+    def _score_window(
         self, hidden_ND: Tensor, at: Tensor | None, context: Context, window: PointerWindow
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys of a state that has taken up the batch already: a window for every asked position, which are few."""
+        """Keys of a state that holds the batch already: a window for every position, which are few in a
+        decode."""
         layout = context.batch.layout
         at = torch.arange(len(hidden_ND), device=hidden_ND.device) if at is None else at
         places = layout.row[at, None], layout.index[at, None] + torch.arange(self.window, device=at.device)
@@ -122,35 +128,32 @@ class PointerVocabulary(DenseVocabulary):
     def loss(
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
     ) -> Tensor:
-        log_gate_n, log_copy_n = self._towards(hidden_ND, at, targets_n, context)
-        own_n = torch.empty_like(log_gate_n)
-        score = _mixed(targets_n, log_gate_n.detach(), log_copy_n.detach(), own_n)
+        log_gate_n, log_copy_n = self._target_shares(hidden_ND, at, targets_n, context)
+        log_softmax_n = torch.empty_like(log_gate_n)
+        score = mixture_score(targets_n, log_gate_n.detach(), log_copy_n.detach(), log_softmax_n)
         total = linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
-        # The same value once more, as a function of the pointer alone: it adds nothing but the pointer's gradient.
-        again = -torch.logaddexp(log_gate_n + own_n, log_copy_n).sum()
+        # The same value once more, as a function of the pointer alone: it adds nothing but the pointer's
+        # gradient, which the chunked loss cannot form.
+        again = -torch.logaddexp(log_gate_n + log_softmax_n, log_copy_n).sum()
         return total + (again - again.detach())
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
-        log_gate_n, log_shares_nK, words_nK = self._pointed(hidden_ND, at, context)
-        own_nV = super().logits(hidden_ND, at).log_softmax(-1)
-        copy_nV = torch.zeros_like(own_nV).scatter_add(1, words_nK.clamp(min=0), log_shares_nK.exp())
+        log_gate_n, log_shares_nK, words_nK = self._shares(hidden_ND, at, context)
+        log_softmax_nV = super().logits(hidden_ND, at).log_softmax(-1)
+        copy_nV = torch.zeros_like(log_softmax_nV).scatter_add(1, words_nK.clamp(min=0), log_shares_nK.exp())
         none_nV = copy_nV == 0
         log_copy_nV = copy_nV.masked_fill(none_nV, 1.0).log().masked_fill(none_nV, -math.inf)
-        return torch.logaddexp(log_gate_n[:, None] + own_nV, log_copy_nV)
+        return torch.logaddexp(log_gate_n[:, None] + log_softmax_nV, log_copy_nV)
 
     @torch.no_grad()
     def target_log_probs(
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
     ) -> Tensor:
-        log_gate_n, log_copy_n = self._towards(hidden_ND, at, targets_n, context)
-        own_n = torch.empty_like(log_gate_n)
-        linear_loss(
-            self._features(hidden_ND, at),
-            self.weight,
-            self.bias,
-            _mixed(targets_n, log_gate_n, log_copy_n, own_n),
-        )
-        return torch.logaddexp(log_gate_n + own_n, log_copy_n)
+        log_gate_n, log_copy_n = self._target_shares(hidden_ND, at, targets_n, context)
+        log_softmax_n = torch.empty_like(log_gate_n)
+        score = mixture_score(targets_n, log_gate_n, log_copy_n, log_softmax_n)
+        linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
+        return torch.logaddexp(log_gate_n + log_softmax_n, log_copy_n)
 
     def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         raise EtymonError(
@@ -158,18 +161,19 @@ class PointerVocabulary(DenseVocabulary):
             "leave them or shape.pointer out"
         )
 
-    def _pointed(
+    def _shares(
         self, hidden_ND: Tensor, at: Tensor | None, context: Context | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if context is None:
             raise ValueError("a pointer looks back: give the head its context")
         return self.pointer(hidden_ND, at, context)
 
-    def _towards(
+    def _target_shares(
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None
     ) -> tuple[Tensor, Tensor]:
-        """Logarithms of the sentinel's share, and of what all keys with the target's word have together."""
-        log_gate_n, log_shares_nK, words_nK = self._pointed(hidden_ND, at, context)
+        """Logarithms of the sentinel's share `[n]`, and of the sum of all keys with the target's word
+        `[n]`."""
+        log_gate_n, log_shares_nK, words_nK = self._shares(hidden_ND, at, context)
         alike_nK = (words_nK == targets_n[:, None]) & (log_shares_nK > -math.inf)
         none_n = ~alike_nK.any(-1)
         # Where no key has the word there is no sum to take a logarithm of, and none to differentiate.
@@ -178,18 +182,20 @@ class PointerVocabulary(DenseVocabulary):
         return log_gate_n, log_copy_n.masked_fill(none_n, -math.inf)
 
 
-def _mixed(targets_n: Tensor, log_gate_n: Tensor, log_copy_n: Tensor, own_n: Tensor) -> Score:
-    """`-log(gate * softmax(logits)[target] + copy)`; what the softmax alone gives the targets is left in `own_n`."""
+def mixture_score(targets_n: Tensor, log_gate_n: Tensor, log_copy_n: Tensor, log_softmax_n: Tensor) -> Score:
+    """`-log(gate * softmax(logits)[target] + copy)`; `log_softmax_n` is filled with what the softmax alone
+    gives."""
 
     def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
         targets_C1 = targets_n[part, None]
         normaliser_C1 = logits_CV.logsumexp(-1, keepdim=True)
-        own_C1 = logits_CV.gather(1, targets_C1) - normaliser_C1
-        own_n[part] = own_C1[:, 0]
-        gated_C1 = log_gate_n[part, None] + own_C1
+        log_softmax_C1 = logits_CV.gather(1, targets_C1) - normaliser_C1
+        log_softmax_n[part] = log_softmax_C1[:, 0]
+        gated_C1 = log_gate_n[part, None] + log_softmax_C1
         log_p_C1 = torch.logaddexp(gated_C1, log_copy_n[part, None])
         if not gradient:
             return -log_p_C1.sum(), None
+        # The gradient of the softmax's part, times its share of the mixture's probability.
         error_CV = logits_CV.sub_(normaliser_C1).exp_()
         error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, -1.0))
         return -log_p_C1.sum(), error_CV.mul_((gated_C1 - log_p_C1).exp())

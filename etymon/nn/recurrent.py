@@ -1,6 +1,7 @@
 """Recurrent layers over ragged rows, packed: all first tokens, all second ones, ... the longest row first.
 
-No step computes padding, and on a busy machine padded rows were not clearly faster or slower at the lengths of sentences.
+No step computes padding, and on a busy machine padded rows were not clearly faster or slower at the lengths
+of sentences.
 
 Legend: n rows of a step, D width of states, G of all gates.
 """

@@ -1,13 +1,15 @@
-"""Attention that knows distances (Dai et al. 2019): content meets content, content meets distance, and two learned biases
-stand in for the query where only the key or only the distance matters.
+"""Attention that knows distances (Dai et al. 2019): content meets content, content meets distance, and two
+learned biases stand in for the query where only the key or only the distance matters.
 
     score(i, j) = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K)        r_d = W_r [sin || cos](d)
 
-All queries meet all distances in one product. Where queries and keys are each neighbours, the score of a pair is then found by
-reading that product with another stride (the published shift, without its copy); where queries stand anywhere, by a gather.
+All queries meet all distances in one product. Where queries and keys are each neighbours, the score of a
+pair is then found by reading that product with another stride (the published shift, without its copy);
+where queries stand anywhere, by a gather.
 
-Legend: N query tokens, D width, H heads, R rows, Q queries and T keys of a row, M keys before them, L distances, K head
-width; heads come first in memory, since one product a head then reads its part of all rows.
+Legend: N query tokens, D width, H heads, R rows, Q queries and T keys of a row, M keys before them, L
+distances, K head width; heads come first in memory, since one product a head then reads its part of all
+rows.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from etymon.nn.layers import dropout as drop
 
 
 class DistanceSinusoids(nn.Module):
-    """Sines and then cosines of distances `[L, D]`, at D / 2 speeds. Distances beyond `clamp`, if it is above 0, are
-    taken for it."""
+    """Sines and then cosines of distances `[L, D]`, at D / 2 speeds. Distances beyond `clamp`, if it is
+    above 0, are taken for it."""
 
     def __init__(self, dim: int, *, clamp: int = 0, dropout: float = 0.0) -> None:
         super().__init__()
@@ -48,12 +50,13 @@ class DistanceSinusoids(nn.Module):
 
 @dataclass(frozen=True)
 class RelativeView:
-    """Where the queries and keys of some rows stand to each other, and who sees whom: made once for all layers.
+    """Where the queries and keys of some rows stand to each other, and who sees whom: made once for all
+    layers.
 
-    `table_LD` are the sinusoids of all distances that occur, in falling order. The distance of a query and a key is
-    column `offset - query + key` of it, or else the one in `columns_RQT`. With an offset, pairs whose column is outside
-    of the table have to be hidden, and the table must be wider than there are keys. Several tables `[G, L, D]` are for
-    as many equal parts of the rows, in order.
+    `table_LD` are the sinusoids of all distances that occur, in falling order. The distance of a query and
+    a key is column `offset - query + key` of it, or else the one in `columns_RQT`. With an offset, pairs
+    whose column is outside of the table have to be hidden, and the table must be wider than there are keys.
+    Several tables `[G, L, D]` are for as many equal parts of the rows, in order.
     """
 
     query: Layout
@@ -78,9 +81,11 @@ class RelativeView:
 
 @dataclass
 class RelativeInputs(QuerySubset):
-    """One layer's inputs beside its hidden states: a view, and the remembered inputs of the tokens before, `[R, M, D]`.
+    """One layer's inputs beside its hidden states: a view, and the remembered inputs of the tokens before,
+    `[R, M, D]`.
 
-    A decode has a cache instead, of which cell `first` is the first key, and `r_HLK`, the distances through their map.
+    A decode has a cache instead, of which cell `first` is the first key, and `r_HLK`, the distances through
+    their map.
     """
 
     view: RelativeView
@@ -92,7 +97,8 @@ class RelativeInputs(QuerySubset):
 
 
 class RelativeAttention(Attention):
-    """`biases` are u and v of `[H, K]`; layers may share them. A subclass may score pairs of different segments."""
+    """`biases` are u and v of `[H, K]`; layers may share them. A subclass may score pairs of different
+    segments."""
 
     def __init__(
         self,
@@ -174,7 +180,8 @@ class RelativeAttention(Attention):
         return self.output(view.query.lower((weights @ values).transpose(1, 2).flatten(2)))
 
     def segment_scores(self, q_HRQK: Tensor) -> Tensor | None:
-        """What pairs of different segments score more than others, `[H, R, Q]`, scale included; None if nothing."""
+        """What pairs of different segments score more than others, `[H, R, Q]`, scale included; None if
+        nothing."""
         return None
 
     def distances(self, table_LD: Tensor) -> Tensor:
@@ -208,7 +215,8 @@ def relative_attend(
     segment_HRQ: Tensor | None = None,
     eager: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention output `[H, R, Q, K]`; the weights `[H, R, Q, T]` as well, from the plain formula, if `eager`.
+    """The attention output `[H, R, Q, K]`; the weights `[H, R, Q, T]` as well, from the plain formula, if
+    `eager`.
 
     `biases` are u and v; `segment_HRQ` is added to scores of pairs of different segments, scale included.
     """
@@ -238,11 +246,11 @@ def relative_attend(
 
 
 class RelativeAttend(torch.autograd.Function):
-    """Relative attention that keeps one array of the size of the scores, `[H R, Q, T]`, for the way back, and with
-    dropout a second one of what is left of the weights.
+    """Relative attention that keeps one array of the size of the scores, `[H R, Q, T]`, for the way back,
+    and with dropout a second one of what is left of the weights.
 
-    The scores become the weights in place. Both products of the scores add into that array, and the gradient of the
-    distances reads it by the same stride as the forward pass.
+    The scores become the weights in place. Both products of the scores add into that array, and the
+    gradient of the distances reads it by the same stride as the forward pass.
     """
 
     @staticmethod
@@ -325,7 +333,8 @@ class RelativeAttend(torch.autograd.Function):
 
 
 def pick_distances(products: Tensor, view: RelativeView, queries: int) -> Tensor:
-    """Every pair's entry out of the products of all queries with all distances, `[H, R Q, L]` to `[H, R, Q, T]`."""
+    """Every pair's entry out of the products of all queries with all distances, `[H, R Q, L]` to `[H, R, Q,
+    T]`."""
     products_HRQL = products.view(len(products), -1, queries, products.shape[-1])
     if view.columns_RQT is not None:
         return products_HRQL.gather(-1, view.columns_RQT.expand(*products_HRQL.shape[:3], view.keys))
@@ -344,8 +353,9 @@ def spread_distances(error: Tensor, view: RelativeView, distances: int) -> Tenso
 
 
 def _strides(view: RelativeView, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Sizes, strides and offset that read `[H, R, Q, L]` as `[H, R, Q, T]`: each query's keys begin one column before
-    those of the query before it, so rows are read as if they were one shorter than they lie."""
+    """Sizes, strides and offset that read `[H, R, Q, L]` as `[H, R, Q, T]`: each query's keys begin one
+    column before those of the query before it, so rows are read as if they were one shorter than they
+    lie."""
     heads, rows, queries, distances = shape
     assert view.offset is not None and distances > view.keys and view.offset + view.keys - queries < distances
     row = queries * distances

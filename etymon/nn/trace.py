@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 @dataclass
 class StackTrace:
-    """What one stack showed: `hidden` flat `[tokens, width]` (its input first), weights `[row, head, query, key]`."""
+    """What one stack showed: `hidden` flat `[tokens, width]` (its input first), weights `[row, head, query,
+    key]`."""
 
     hidden: list[Tensor] = field(default_factory=list)
     attention: list[Tensor] = field(default_factory=list)
@@ -35,9 +36,9 @@ class Trace(dict[str, StackTrace]):
 def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
     """Records hidden states and attention weights of the calls made inside the `with` block.
 
-    Attention then runs its eager formula, proven equal to the fast one; with `attention=False` only hidden states are
-    kept, and it stays on the fast path. Nothing is detached: gradients flow through what is seen unless the caller
-    turned them off.
+    Attention then runs its eager formula, proven equal to the fast one; with `attention=False` only hidden
+    states are kept, and it stays on the fast path. Nothing is detached: gradients flow through what is seen
+    unless the caller turned them off.
     """
     recorded = Trace()
     watched: list[tuple[Any, list[Tensor] | None]] = []
@@ -47,7 +48,8 @@ def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
         part.seen = records
 
     for name, part in model.named_modules():
-        # Whatever keeps what it computes has `seen`: stacks, which have layers, and attentions inside of them.
+        # Whatever keeps what it computes has `seen`: stacks, which have layers, and attentions inside of
+        # them.
         if not hasattr(part, "seen") or not hasattr(part, "layers"):
             continue
         stack = name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"

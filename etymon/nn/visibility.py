@@ -3,7 +3,8 @@
 A *rule* says which keys a query may see, as a pure function of their columns. A *view* is a rule compiled for
 one batch, once, whatever the number of layers: to nothing, to the causal flag, or to a mask.
 
-Legend: N query tokens, M key tokens, R rows (of a group), H heads, Q and T longest query and key row, K head width.
+Legend: N query tokens, M key tokens, R rows (of a group), H heads, Q and T longest query and key row, K
+head width.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ COPY_COST = 100.0
 Bias = Callable[[Tensor, Tensor], Tensor]
 """Positions of queries `[R|1, Q]` and keys `[R|1, T]` to an additive bias `[R|1, H, Q, T]`."""
 PairBias = Callable[[Tensor, Tensor, int | Tensor, float], Tensor]
-"""Queries, keys, their distances and the scale of scores to an additive bias `[R, H, Q, T]`. Distances are query minus key
-position, `[R|1, Q, T]`, or that of the first query from the first key where both are neighbours."""
+"""Queries, keys, their distances and the scale of scores to an additive bias `[R, H, Q, T]`. Distances are
+query minus key position, `[R|1, Q, T]`, or that of the first query from the first key where both are
+neighbours."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Rule(Protocol):
     """Which keys a query may see, by their places in the row."""
 
     def plain(self, longest: int) -> str | None:
-        """How it compiles without a mask for rows up to a length: `full`, `causal`, or None if it takes a mask."""
+        """How it compiles without a mask for rows up to a length: `full`, `causal`, or None if it takes a
+        mask."""
 
     def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
         """`[R, Q, T]`. `prefix_RT` is the length of a row's prefix, which is read in both directions."""
@@ -69,8 +72,8 @@ class FullRule:
 
 @dataclass(frozen=True)
 class CausalRule:
-    """A query sees itself and what came before (decoders). Within a row's prefix, if it has one, it sees what comes
-    after as well."""
+    """A query sees itself and what came before (decoders). Within a row's prefix, if it has one, it sees
+    what comes after as well."""
 
     def plain(self, longest: int) -> str | None:
         return "causal"
@@ -82,8 +85,8 @@ class CausalRule:
 
 @dataclass(frozen=True)
 class BandRule(CausalRule):
-    """A query sees itself and the `width - 1` tokens before it (the sparse layers of GPT-3). A prefix lifts the order,
-    not the reach: within it, a query sees as many tokens after itself as before."""
+    """A query sees itself and the `width - 1` tokens before it (the sparse layers of GPT-3). A prefix lifts
+    the order, not the reach: within it, a query sees as many tokens after itself as before."""
 
     width: int
 
@@ -267,7 +270,8 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
 
 
 def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = False) -> CachedView:
-    """The rule compiled for new tokens on top of rows of `past` lengths; `fixed` keys do not grow (cross-attention)."""
+    """The rule compiled for new tokens on top of rows of `past` lengths; `fixed` keys do not grow
+    (cross-attention)."""
     if batch.prefix is not None:
         raise ValueError("a prefix is read at once, before anything else: its first tokens see its last")
     new, device = batch.layout, batch.device

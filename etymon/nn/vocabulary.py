@@ -1,14 +1,14 @@
-"""Heads over the vocabulary. They are asked only at the positions somebody wants, and never hold
-`[tokens, vocabulary]`: all they offer is computed in chunks of rows.
+"""Heads over the vocabulary. They compute only the positions that are wanted, and never hold `[tokens,
+vocabulary]`: everything is computed in chunks of rows.
 
-Legend: n asked positions, C rows of a chunk, D width, V vocabulary.
+Legend: N tokens, n positions, C rows of a chunk, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,22 +30,24 @@ def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
 
 
 Look = Callable[[Tensor, slice], None]
-"""Is shown a chunk's distributions `[C, V]`, while they are at hand."""
+"""Gets a chunk's distributions `[C, V]` while they are in memory."""
 Score = Callable[[Tensor, slice, bool], tuple[Tensor, Tensor | None]]
-"""A chunk's logits (to be overwritten) to their summed loss and, if asked for, its gradient by the logits."""
+"""A chunk's logits (which it may overwrite), its rows, and whether a gradient is wanted, to the summed loss
+and its gradient by the logits."""
 
 
-class _LinearLoss(torch.autograd.Function):
-    """The summed loss of the logits `x W^T + b`. The gradient is formed beside the loss, while a chunk's logits
-    are at hand, so that nothing of size `[n, V]` is kept and no product is computed twice."""
+class LinearLoss(torch.autograd.Function):
+    """The summed loss of the logits `x W^T + b`. The gradient is formed beside the loss, while a chunk's
+    logits are in memory, so that nothing of size `[n, V]` is kept and no product is computed twice."""
 
     @staticmethod
-    def forward(ctx, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: Score) -> Tensor:  # type: ignore[no-untyped-def]
-        want_x, want_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+    def forward(ctx: Any, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: Score) -> Tensor:
+        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        # Sums of many chunks are kept in 32 bits at least, whatever the hidden states have.
         total = x_nD.new_zeros((), dtype=torch.promote_types(x_nD.dtype, torch.float32))
-        gradient_x = torch.empty_like(x_nD) if want_x else None
-        gradient_weight = torch.zeros_like(weight_VD) if want_weight else None
-        gradient_bias = torch.zeros_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None
+        gradient_x = torch.empty_like(x_nD) if wants_x else None
+        gradient_weight = torch.zeros_like(weight_VD) if wants_weight else None
+        gradient_bias = torch.zeros_like(bias_V) if bias_V is not None and wants_bias else None
         for part in chunks(len(x_nD), len(weight_VD)):
             x_CD = x_nD[part]
             loss, error_CV = score(F.linear(x_CD, weight_VD, bias_V), part, any(ctx.needs_input_grad))
@@ -63,7 +65,7 @@ class _LinearLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the vocabulary loss can be back-propagated once: compute it again")
         scaled = [None if part is None else part.mul_(gradient) for part in ctx.gradients]
@@ -73,13 +75,12 @@ class _LinearLoss(torch.autograd.Function):
 
 def linear_loss(x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: Score) -> Tensor:
     """The sum of `score` over the logits `x W^T + b`, without ever holding all of them."""
-    if not torch.is_grad_enabled():  # a function is not told: without this it would form gradients for nobody
-        x_nD, weight_VD, bias_V = (
-            x_nD.detach(),
-            weight_VD.detach(),
-            None if bias_V is None else bias_V.detach(),
-        )
-    return _LinearLoss.apply(x_nD, weight_VD, bias_V, score)
+    if not torch.is_grad_enabled():
+        # `needs_input_grad` is true here all the same: without this, gradients would be formed and thrown
+        # away.
+        x_nD, weight_VD = x_nD.detach(), weight_VD.detach()
+        bias_V = None if bias_V is None else bias_V.detach()
+    return LinearLoss.apply(x_nD, weight_VD, bias_V, score)
 
 
 def cross_entropy(
@@ -89,16 +90,17 @@ def cross_entropy(
     z_loss: float = 0.0,
     weights_n: Tensor | None = None,
 ) -> Score:
-    """`-log softmax(logits)[target]`; with `smoothing`, that share of the target is every word in equal parts, and
-    `z_loss` times the squared logarithm of the normaliser is added. Targets count by their `weights_n`."""
+    """`-log softmax(logits)[target]`; with `smoothing`, that share of the target is every word in equal
+    parts, and `z_loss` times the squared logarithm of the normaliser is added. Targets count by their
+    `weights_n`."""
 
     def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
         targets_C1 = targets_n[part, None]
         normaliser_C1 = logits_CV.logsumexp(-1, keepdim=True)
-        wanted_C1 = logits_CV.gather(1, targets_C1)
+        logit_C1 = logits_CV.gather(1, targets_C1)
         if smoothing:
-            wanted_C1 = (1 - smoothing) * wanted_C1 + smoothing * logits_CV.mean(-1, keepdim=True)
-        loss_C1 = normaliser_C1 - wanted_C1
+            logit_C1 = (1 - smoothing) * logit_C1 + smoothing * logits_CV.mean(-1, keepdim=True)
+        loss_C1 = normaliser_C1 - logit_C1
         if z_loss:
             loss_C1 = loss_C1 + z_loss * normaliser_C1.square()
         weights_C1 = None if weights_n is None else weights_n[part, None]
@@ -121,7 +123,8 @@ def cross_entropy(
 
 
 def divergence(teacher: Callable[[slice], Tensor], temperature: float) -> Score:
-    """`T^2 KL(softmax(teacher / T) || softmax(logits / T))`: T^2 keeps the size of the gradient (Hinton et al. 2015)."""
+    """`T^2 KL(softmax(teacher / T) || softmax(logits / T))`: T^2 keeps the size of the gradient (Hinton et
+    al. 2015)."""
 
     def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
         log_q_CV = logits_CV.div_(temperature).log_softmax(-1)
@@ -134,7 +137,8 @@ def divergence(teacher: Callable[[slice], Tensor], temperature: float) -> Score:
 
 
 BLOCK = 256
-"""Words whose weights are added up first in drawing one: the sums tell the block, a second look the word in it."""
+"""A word is drawn in two steps, a block of so many words and then the word in it: a running sum over the
+whole vocabulary would be an array of its size."""
 
 
 def draw(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
@@ -146,27 +150,30 @@ def draw(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
         sums_CB = torch.cat([sums_CB, weights_CV[:, whole * BLOCK :].sum(-1, keepdim=True)], 1)
     running_CB = sums_CB.cumsum(-1)
     goal_C1 = uniforms_C[:, None].to(running_CB.dtype) * running_CB[:, -1:]
-    # Rounding may leave the goal at the very end: the last one then.
+    # Rounding may leave the goal beyond the last sum: the last block then.
     block_C1 = torch.searchsorted(running_CB, goal_C1, right=True).clamp_(max=sums_CB.shape[1] - 1)
     goal_C1 = goal_C1 - (running_CB - sums_CB).gather(1, block_C1)
     index_CK = block_C1 * BLOCK + torch.arange(BLOCK, device=weights_CV.device)
     inside_CK = weights_CV.gather(1, index_CK.clamp(max=words - 1)).masked_fill_(index_CK >= words, 0.0)
-    found_C1 = torch.searchsorted(inside_CK.cumsum(-1), goal_C1, right=True).clamp_(max=BLOCK - 1)
-    return (block_C1 * BLOCK + found_C1)[:, 0].clamp_(max=words - 1)
+    place_C1 = torch.searchsorted(inside_CK.cumsum(-1), goal_C1, right=True).clamp_(max=BLOCK - 1)
+    return (block_C1 * BLOCK + place_C1)[:, 0].clamp_(max=words - 1)
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where hidden states come from: a batch, and the state that it went on from. Heads that look back want to know."""
+    """Where hidden states come from: a batch, and the state that it continued. Only heads that look back
+    read it."""
 
     batch: Batch
     state: KeyValueState | None = None
 
 
 class DenseVocabulary(nn.Module):
-    """One score per word: `transform(h) * scale @ weight^T + bias`; the weight may be the embedding table itself.
+    """One score per word: `transform(h) * scale @ weight^T + bias`; the weight may be the embedding table
+    itself.
 
-    `at` is a flat index of the positions asked for (None: all of them). A `fixed` bias is stored and never trained (BART).
+    `at` is a flat index of the positions to compute (None: all of them). A `fixed` bias is stored and never
+    trained (BART).
     """
 
     def __init__(
@@ -220,7 +227,8 @@ class DenseVocabulary(nn.Module):
         uniforms_n: Tensor,
         temperature: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """The loss, and a word drawn at every position by the same logits: no gradient runs through the draw."""
+        """The loss, and a word `[n]` drawn at every position by the same logits: no gradient runs through
+        the draw."""
         drawn_n = torch.empty_like(targets_n)
 
         def look(p_CV: Tensor, part: slice) -> None:
@@ -232,11 +240,11 @@ class DenseVocabulary(nn.Module):
     def divergence(
         self, hidden_ND: Tensor, at: Tensor | None, teacher: Callable[[slice], Tensor], temperature: float
     ) -> Tensor:
-        """The summed `T^2 KL` to the distributions of a teacher, whose logits are asked for chunk by chunk."""
+        """The summed `T^2 KL` to the distributions of a teacher, whose logits are computed chunk by chunk."""
         return self._scored(hidden_ND, at, divergence(teacher, temperature))
 
     def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
-        """Where all that scores plain logits goes through: heads of another kind refuse it."""
+        """All losses of plain logits but `loss` of other heads, which refuse the rest by overriding this."""
         return linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:

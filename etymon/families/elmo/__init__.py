@@ -1,7 +1,8 @@
-"""ELMo (Peters et al. 2018): two language models, one ahead and one back, over words that are read by their letters.
+"""ELMo (Peters et al. 2018): two language models, one ahead and one back, over words that are read by their
+letters.
 
-There is no Hugging Face layout. Folders are ours, with AllenNLP's names of the parameters; `bilm.py` reads and writes
-the published `options.json` and HDF5 files.
+There is no Hugging Face layout. Folders are ours, with AllenNLP's names of the parameters; `bilm.py` reads
+and writes the published `options.json` and HDF5 files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Shape:
     vocabulary: PositiveInt = 793471
     """Words of the tokenizer. Their letters are read, so that none of them has a vector of its own."""
     targets: PositiveInt | None = None
-    """Words that can be predicted: the first ones, which are the most frequent. All others are unknown where they are asked for."""
+    """Words that can be predicted: the first ones, which are the most frequent. All others are unknown
+    where they are asked for."""
     cutoffs: tuple[PositiveInt, ...] = ()
     """Where the bins of an adaptive softmax end; none: one softmax over all words, which training samples."""
     divisor: PositiveInt = 1
@@ -59,7 +61,8 @@ class Shape:
     skip_connections: bool = True
     """What goes into an LSTM is added to what comes out of it, in all layers but the first."""
     mix_norm: bool = False
-    """In the head `mix`, every layer is first brought to mean 0 and variance 1 over all of a batch (AllenNLP's `do_layer_norm`)."""
+    """In the head `mix`, every layer is first brought to mean 0 and variance 1 over all of a batch
+    (AllenNLP's `do_layer_norm`)."""
     dropout: Rate = 0.1
 
     def __post_init__(self) -> None:
@@ -154,7 +157,8 @@ def names(shape: Shape) -> NameMap:
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    """Those of bilm-tf. There, one is added to the forget gates when they are used, and the sign of what is carried is the other."""
+    """Those of bilm-tf. There, one is added to the forget gates when they are used, and the sign of what is
+    carried is the other."""
     filters = sum(number for _, number in shape.convolutions)
     # Both matrices of a layer's gates are one in TensorFlow, and Glorot's bound is that one's.
     gates = (6 / (2 * shape.dim + 4 * shape.cells)) ** 0.5

@@ -1,8 +1,9 @@
 """ELMo as bilm-tf and AllenNLP publish it: `options.json` beside an HDF5 file with TensorFlow's weights.
 
-These are no relabellings: there, the forget gates get a one at run time, highways say how much is *not* carried, and the row of
-the character table for no word at all is left out. So weights come and go this way, and gradients do not. Names and layout on our
-side are AllenNLP's. The softmax over words is in no such file.
+These are no relabellings: there, the forget gates get a one at run time, highways say how much is *not*
+carried, and the row of the character table for no word at all is left out. So weights come and go this way,
+and gradients do not. Names and layout on our side are AllenNLP's. The softmax over words is in no such
+file.
 """
 
 from __future__ import annotations
@@ -113,15 +114,17 @@ def _weights(file: Any, shape: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]
 
 
 def write(folder: str | Path, shape: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """`options.json` and `lm_weights.hdf5` of a shape and weights in AllenNLP's names; the folder appears whole."""
+    """`options.json` and `lm_weights.hdf5` of a shape and weights in AllenNLP's names; the folder appears
+    whole."""
     options = {
         "lstm": {
-            "cell_clip": shape["cell_clip"], "proj_clip": shape["projection_clip"], "use_skip_connections": shape["skip_connections"],
+            "cell_clip": shape["cell_clip"], "proj_clip": shape["projection_clip"],
+            "use_skip_connections": shape["skip_connections"],
             "n_layers": shape["layers"], "projection_dim": shape["dim"], "dim": shape["cells"],
         },
         "char_cnn": {
             "embedding": {"dim": shape["letter_dim"]},
-            "filters": [[int(part) for part in one.split("x")] for one in shape["filters"].split()],
+            "filters": [[int(part) for part in pair.split("x")] for pair in shape["filters"].split()],
             "n_highway": shape["highways"], "n_characters": 262,
             "max_characters_per_token": shape["word_length"], "activation": shape["activation"],
         },

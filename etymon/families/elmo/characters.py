@@ -1,6 +1,8 @@
-"""Words by their letters (Kim et al. 2016, as ELMo has it): convolutions over characters, highways, a projection.
+"""Words by their letters (Kim et al. 2016, as ELMo has it): convolutions over characters, highways, a
+projection.
 
-Legend: N tokens, U distinct words, C characters of a word, E width of a character, K filters, P width of a word.
+Legend: N tokens, U distinct words, C characters of a word, E width of a character, K filters, P width of a
+word.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from etymon.families.elmo import Shape
 
 CHARACTERS, PADDING = 262, 261
-"""Codes of characters: no word at all; 256 bytes; begin and end of a text, begin and end of a word; padding."""
+"""Codes of characters: no word at all; 256 bytes; begin and end of a text, begin and end of a word;
+padding."""
 
 
 class Convolution(nn.Conv1d):
@@ -27,7 +30,8 @@ class Convolution(nn.Conv1d):
 
 
 class Highway(nn.Module):
-    """`g x + (1 - g) relu(T x)` with `g = sigmoid(C x)`: what is carried past the layer, and what goes through it."""
+    """`g x + (1 - g) relu(T x)` with `g = sigmoid(C x)`: what is carried past the layer, and what goes
+    through it."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -40,8 +44,8 @@ class Highway(nn.Module):
 class Characters(nn.Module):
     """The embeddings of a model that reads letters: every distinct word of a batch is computed once.
 
-    Gives `[N, 2P]`: the words as they are read from the beginning, and as they are read from the end. In training these
-    may be other words.
+    Gives `[N, 2P]`: the words as they are read from the beginning, and as they are read from the end. In
+    training these may be other words.
     """
 
     room = None

@@ -1,12 +1,13 @@
-"""Long short-term memory (Hochreiter & Schmidhuber 1997), with a projection of its output and with clipped values.
+"""Long short-term memory (Hochreiter & Schmidhuber 1997), with a projection of its output and with clipped
+values.
 
-PyTorch's own LSTM hides the cells, so that they cannot be clipped. Here is one loop over time for all directions at once. It
-forms its gradients by itself: only what has to be sequential is inside, and the gradients of all weights are a few large
-products behind the loop. Rows of any lengths take no padding: tokens are sorted by time, longest rows first, so that the tokens
-of one moment lie side by side.
+PyTorch's own LSTM hides the cells, so that they cannot be clipped. Here is one loop over time for all
+directions at once. It forms its gradients by itself: only what has to be sequential is inside, and the
+gradients of all weights are a few large products behind the loop. Rows of any lengths take no padding:
+tokens are sorted by time, longest rows first, so that the tokens of one moment lie side by side.
 
-Legend: N tokens, R rows, G directions, L layers, D width of the input, C cells, F four times that (gates in the order input,
-forget, candidate, output), P width of the output.
+Legend: N tokens, R rows, G directions, L layers, D width of the input, C cells, F four times that (gates in
+the order input, forget, candidate, output), P width of the output.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ if TYPE_CHECKING:
 
 
 class LoopWeights(nn.Linear):
-    """A blank matrix that is never called: `LstmLoop` multiplies by itself. Not a `Linear`, since neither adapters nor
-    eight-bit weights could take its place."""
+    """A blank matrix that is never called: `LstmLoop` multiplies by itself. Not a `Linear`, since neither
+    adapters nor eight-bit weights could take its place."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class Lstm(nn.Module):
-    """The parameters of one direction of one layer; `projection` is None where the cells' output is the layer's."""
+    """The parameters of one direction of one layer; `projection` is None where the cells' output is the
+    layer's."""
 
     def __init__(self, dim: int, cells: int, projected: int | None = None) -> None:
         super().__init__()
@@ -71,7 +73,8 @@ def run(
 def _run_fused(
     parts: Sequence[Lstm], x_GND: Sequence[Tensor], steps: int, hidden_GRP: Tensor, cell_GRC: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's own LSTM. It can clip nothing, and for small models it is up to twice as fast (docs/lab-notes.md)."""
+    """PyTorch's own LSTM. It can clip nothing, and for small models it is up to twice as fast
+    (docs/lab-notes.md)."""
     directions = []
     for g, (part, x_ND) in enumerate(zip(parts, x_GND, strict=True)):
         weights = [part.input.weight, part.state.weight, part.state.bias, torch.zeros_like(part.state.bias)]
@@ -84,11 +87,11 @@ def _run_fused(
 
 
 class LstmLoop(torch.autograd.Function):
-    """The part of the directions that is sequential. `given_GNF` is what the inputs and the bias give the gates;
-    `weights` are the recurrent matrices of the directions, then their projections, if any.
+    """The part of the directions that is sequential. `given_GNF` is what the inputs and the bias give the
+    gates; `weights` are the recurrent matrices of the directions, then their projections, if any.
 
-    The backward pass keeps the gates, the cells before clipping and the states before every token, so that the
-    gradients of all weights are one product each after the loop.
+    The backward pass keeps the gates, the cells before clipping and the states before every token, so that
+    the gradients of all weights are one product each after the loop.
     """
 
     @staticmethod
@@ -113,7 +116,8 @@ class LstmLoop(torch.autograd.Function):
         for begin, stop in steps:
             now, active = slice(begin, stop), stop - begin
             before_GNP[:, now], before_GNC[:, now] = hidden_GRP[:, :active], cell_GRC[:, :active]
-            # One product a direction: a batched one of two large matrices took three times as long on a processor.
+            # One product a direction: a batched one of two large matrices took three times as long on a
+            # processor.
             for g in range(directions):
                 torch.addmm(given_GNF[g, now], before_GNP[g, now], weights[g].T, out=gates_GNF[g, now])
             gates = gates_GNF[:, now]
@@ -187,7 +191,8 @@ def _unclipped(gradient: Tensor, x: Tensor, limit: float | None) -> Tensor:
 
 
 class LstmState:
-    """Hidden and cell states of every layer's directions, `[L, G, R, ...]`, which streams of text carry. Detached."""
+    """Hidden and cell states of every layer's directions, `[L, G, R, ...]`, which streams of text carry.
+    Detached."""
 
     def __init__(self, hidden_LGRP: Tensor, cell_LGRC: Tensor, lengths: Sequence[int]) -> None:
         self.hidden_LGRP, self.cell_LGRC = hidden_LGRP, cell_LGRC
@@ -215,11 +220,12 @@ class LstmState:
 
 
 class TwoWayStack(nn.Module):
-    """Two stacks of LSTMs, one from the beginning of every row and one from its end, which never look at each other.
+    """Two stacks of LSTMs, one from the beginning of every row and one from its end, which never look at
+    each other.
 
-    Inputs and outputs are `[N, 2P]`: the first half is the way ahead, the second the way back. With `skip_connections`,
-    a layer's input is added to its output, but not around the first. Dropout is on every layer's input and on the
-    last output.
+    Inputs and outputs are `[N, 2P]`: the first half is the way ahead, the second the way back. With
+    `skip_connections`, a layer's input is added to its output, but not around the first. Dropout is on
+    every layer's input and on the last output.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -14,7 +14,8 @@ from pydantic.dataclasses import dataclass
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
-from etymon.families.rnn.encoder_decoder import RecurrentDecoder, RecurrentEncoder, RecurrentEncoderDecoder
+from etymon.families.rnn.encoder import RecurrentEncoder
+from etymon.families.rnn.encoder_decoder import RecurrentDecoder, RecurrentEncoderDecoder
 from etymon.families.seq2seq import SPECIALS, heads
 from etymon.nn.blocks import EncoderDecoder
 from etymon.nn.initialise import Filler, constant, normal, orthogonal, uniform, xavier
@@ -58,8 +59,9 @@ class Shape:
     copied: bool = False
     """The decoder begins with the encoder's last states, layer by layer, and not with a map of them."""
     bridge: Literal["backward", "both", "states"] | None = None
-    """What that map reads: the backward direction's last hidden state (Bahdanau's, unless told), both directions' (the
-    others'), or both directions' hidden state for the hidden state and their cells for the cells."""
+    """What that map reads: the backward direction's last hidden state (Bahdanau's, unless told), both
+    directions' (the others'), or both directions' hidden state for the hidden state and their cells for the
+    cells."""
     dropout: Rate = 0.0
     head_dropout: Rate = 0.0
     tied: bool = False
@@ -107,14 +109,29 @@ class Shape:
 
 
 POCKET = {
-    "vocabulary": 4096, "word_dim": 256, "dim": 256, "encoder_dim": 128, "readout_dim": 256, "readout": "tanh",
+    "vocabulary": 4096,
+    "word_dim": 256,
+    "dim": 256,
+    "encoder_dim": 128,
+    "readout_dim": 256,
+    "readout": "tanh",
     "tied": True,
-}  # fmt: skip
+}
 LUONG = {
-    "vocabulary": 50000, "word_dim": 1000, "layers": 4, "cell": "lstm", "bidirectional": False, "backwards": True,
-    "attention": "luong", "score": "general", "feed": True, "readout": "tanh", "readout_dim": 1000, "copied": True,
+    "vocabulary": 50000,
+    "word_dim": 1000,
+    "layers": 4,
+    "cell": "lstm",
+    "bidirectional": False,
+    "backwards": True,
+    "attention": "luong",
+    "score": "general",
+    "feed": True,
+    "readout": "tanh",
+    "readout_dim": 1000,
+    "copied": True,
     "dropout": 0.2,
-}  # fmt: skip
+}
 SIZES: dict[str, dict[str, Any]] = {
     "pocket": POCKET,
     "tiny": {**POCKET, "word_dim": 128, "dim": 128, "encoder_dim": 64, "readout_dim": 128},
@@ -147,8 +164,9 @@ SETTINGS = SettingsMap(fields=[Field(name, name) for name in Shape.__dataclass_f
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    """As published: Bahdanau's small and recurrent maps orthogonal, Luong's uniform. Of such small values minutes make little,
-    so sizes that nobody published, whose words are tied, begin with maps that keep the size of what they map."""
+    """As published: Bahdanau's small and recurrent maps orthogonal, Luong's uniform. Of such small values
+    minutes make little, so sizes that nobody published, whose words are tied, begin with maps that keep the
+    size of what they map."""
     if shape.tied:
         return [
             ("*bias*", constant(0.0)),
@@ -173,7 +191,8 @@ def _layers(shape: Shape) -> tuple[int, int]:
     return shape.layers + (shape.word_dim == shape.annotation_dim), shape.annotation_dim
 
 
-# Adadelta and a plain gradient descent that halves its rate, as published, need days: Adam and a falling rate do not.
+# Adadelta and a plain gradient descent that halves its rate, as published, need days: Adam and a falling
+# rate do not.
 RECIPE = Recipe(
     learning_rate=1e-3,
     weight_decay=0.0,

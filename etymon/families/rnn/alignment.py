@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Alignment(nn.Module):
     """How well the source fits a state: `dot` q.h, `general` q.Wh, `concat` v.tanh(Wq + Uh).
 
-    With a `window` attention is local (Luong's local-p, section 3.2): each state predicts where to look, only so many
-    tokens to both sides are scored, and their weights fall off as a Gaussian of half the window's width. Positions
-    are counted from 0.
+    With a `window` attention is local (Luong's local-p, section 3.2): each state predicts where to look,
+    only so many tokens to both sides are scored, and their weights fall off as a Gaussian of half the
+    window's width. Positions are counted from 0.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -49,8 +49,8 @@ class Alignment(nn.Module):
     def forward(
         self, s_nqD: Tensor, source: Source, query_nqA: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Contexts `[n, q, H]` and weights `[n, q, T]` of states. `query_nqA` saves the query's map where a caller has
-        computed it already."""
+        """Contexts `[n, q, H]` and weights `[n, q, T]` of states. `query_nqA` saves the query's map where a
+        caller has computed it already."""
         keys_RTA = source.keys_RTA
         assert keys_RTA is not None
         if self.query is None or self.energy is None:
@@ -66,7 +66,8 @@ class Alignment(nn.Module):
             outside_nqT = distance_nqT.abs() > self.window
             hidden_nqT = outside_nqT if hidden_nqT is None else hidden_nqT | outside_nqT
         if hidden_nqT is not None:
-            # The lowest number and not -inf: a window may lie beyond the source, and its weights must not be NaN.
+            # The lowest number and not -inf: a window may lie beyond the source, and its weights must not
+            # be NaN.
             scores_nqT = scores_nqT.masked_fill(hidden_nqT, torch.finfo(scores_nqT.dtype).min)
         weights_nqT = scores_nqT.softmax(-1)
         if self.place is not None:

@@ -1,12 +1,13 @@
 """Recurrent encoders and decoders with attention between them (Bahdanau et al. 2014, Luong et al. 2015).
 
-Rows are read packed: all first tokens, all second ones, ... the longest row first, so that no step computes padding. What a
-step does not depend on is computed for all steps at once: everything, where attention only looks at the decoder's states
-(Luong's without input feeding, or none at all); else the source's part of the scores, the words' part of the gates, and what is
-read out.
+Rows are read packed: all first tokens, all second ones, ... the longest row first, so that no step computes
+padding. What a step does not depend on is computed for all steps at once: everything, where attention only
+looks at the decoder's states (Luong's without input feeding, or none at all); else the source's part of the
+scores, the words' part of the gates, and what is read out.
 
-Legend: N target tokens, M source tokens, R rows, Q and T longest target and source, n rows of a step, E width of words, D of
-states, H of annotations, A of alignments, G of all gates, F of what is read out, L layers.
+Legend: N target tokens, M source tokens, R rows, Q and T longest target and source, n rows of a step, E
+width of words, D of states, H of annotations, A of alignments, G of all gates, F of what is read out, L
+layers.
 """
 
 from __future__ import annotations
@@ -32,64 +33,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class FinalMemory(Memory):
-    """An encoder's output with the last states of its layers: of every layer the hidden one, of an LSTM the cell, too."""
+    """An encoder's output with the last states of its layers: of every layer the hidden one, of an LSTM the
+    cell, too."""
 
     final: list[tuple[Tensor, ...]]
-
-
-class RecurrentEncoder(nn.Module):
-    """Annotations of every token `[M, H]`, and the last states of every layer, both directions side by side `[R, H]`."""
-
-    positions = None
-
-    def __init__(self, words: Embedding, shape: Shape) -> None:
-        super().__init__()
-        self.words, self.backwards, self.width = words, shape.backwards, shape.annotation_dim
-        widths = [shape.word_dim] + [self.width] * (shape.layers - 1)
-        self.layers = nn.ModuleList(
-            recurrent(shape.cell, inputs, shape.encoder_width, bidirectional=shape.bidirectional)
-            for inputs in widths
-        )
-        self.dropout = Dropout(shape.dropout)
-        self.seen: list[Tensor] | None = None
-        """Set by `etymon.trace`: every layer's output is then kept, and the input if it is as wide."""
-
-    def look_up(self, batch: Batch) -> Tensor:
-        return self.words(batch.ids)
-
-    def forward(
-        self, batch: Batch, embedded: Tensor | None = None
-    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-        if batch.hidden_keys is not None:
-            raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
-        packing, finals = Packing(batch.layout, backwards=self.backwards), []
-        x_ME = self.dropout(self.look_up(batch) if embedded is None else embedded)
-        if self.seen is not None and self.width == x_ME.shape[1]:
-            self.seen.append(x_ME)
-        x_MH = packing.pack(x_ME)
-        for number, layer in enumerate(self.layers):
-            x_MH, last = packing.run(layer, self.dropout(x_MH) if number else x_MH)
-            parts = last if isinstance(last, tuple) else (last,)
-            finals.append(tuple(torch.cat(part[:, packing.back].unbind(), -1) for part in parts))
-            if self.seen is not None:
-                self.seen.append(packing.flat(x_MH))
-        return packing.flat(x_MH), finals
 
 
 class RecurrentDecoder(nn.Module):
     """From words so far and an encoder's memory to what the next words are read from, `[N, F]`.
 
-    - `bahdanau`: the context comes of the state before, goes into the step, and is read out with that state and the word.
+    - `bahdanau`: the context comes of the state before, goes into the step, and is read out with that state
+      and the word.
     - `luong`: the step comes first, then its context, and both are read out; with `feed`, into the next step.
-    - `none`: one fixed vector, the encoder's last states, stands for the source at every step (Cho et al. 2014).
+    - `none`: one fixed vector, the encoder's last states, stands for the source at every step (Cho et al.
+      2014).
 
     The first state comes from the encoder's last one (`shape.first_state`):
 
     - `copied`: the encoder's own, layer by layer.
-    - `backward`, `both`: hidden and cell are maps of its last hidden state, of the backward direction or of both.
+    - `backward`, `both`: hidden and cell are maps of its last hidden state, of the backward direction or of
+      both.
     - `states`: hidden is a map of its hidden state, cell one of its cell, of both directions.
 
-    A new hidden state goes through tanh. Maps read the last `final_dim` numbers, which are the backward direction's.
+    A new hidden state goes through tanh. Maps read the last `final_dim` numbers, which are the backward
+    direction's.
     """
 
     positions = None
@@ -183,7 +150,8 @@ class RecurrentDecoder(nn.Module):
     def _all_steps(
         self, batch: Batch, packing: Packing, y_NE: Tensor, source: Source, begin: States
     ) -> Tensor:
-        """Where no step reads what attention gave: a fused kernel a layer, then attention of all states at once."""
+        """Where no step reads what attention gave: a fused kernel a layer, then attention of all states at
+        once."""
         layout = batch.layout
         context_NH = source.values_RTH[:, 0][layout.row] if self.alignment is None else None
         x_ND = packing.pack(y_NE if context_NH is None else torch.cat([y_NE, context_NH], -1))
@@ -270,8 +238,8 @@ class RecurrentDecoder(nn.Module):
         return read_NX if self.feed_dim else self._read(read_NX), states
 
     def _joint_query(self) -> tuple[tuple[Tensor, Tensor], list[int] | None]:
-        """The query's map and the last layer's recurrent one, both of the state before, as one product, and how it
-        splits; None for the latter if there is no such query."""
+        """The query's map and the last layer's recurrent one, both of the state before, as one product, and
+        how it splits; None for the latter if there is no such query."""
         layer: Any = self.layers[-1]
         weight, bias = layer.weight_hh_l0, layer.bias_hh_l0
         query = None if self.alignment is None or self.order != "bahdanau" else self.alignment.query

@@ -1,7 +1,7 @@
 """What a recurrent decoder carries from one call to the next.
 
-Legend: R rows, N tokens, L layers, D width of states, F width of what is fed to the next step, T longest source, A width of
-alignments, H width of annotations.
+Legend: R rows, N tokens, L layers, D width of states, F width of what is fed to the next step, T longest
+source, A width of alignments, H width of annotations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from etymon.nn.batch import Layout
 from etymon.nn.cache import SPARE
 
 States = list[Tensor]
-"""Hidden states `[L, R, D]`, an LSTM's cells `[L, R, D]`, and with input feeding what is fed next, `[1, R, F]`.
+"""Hidden states `[L, R, D]`, an LSTM's cells `[L, R, D]`, and with input feeding what is fed next, `[1, R,
+F]`.
 
 Rows are always the second axis; behind every token of a call they are N and not R.
 """
@@ -33,12 +34,14 @@ def concatenate_states(parts: Sequence[States]) -> States:
 
 @dataclass
 class Source:
-    """The encoded source rows that a decoder attends to, and the part of the scores that depends on them alone."""
+    """The encoded source rows that a decoder attends to, and the part of the scores that depends on them
+    alone."""
 
     values_RTH: Tensor
     lengths_R: Tensor
     numbers: tuple[int, ...]
-    """Rows of the same number are copies of one source: such rows need no copying when beams change places."""
+    """Rows of the same number are copies of one source: such rows need no copying when beams change
+    places."""
     keys_RTA: Tensor | None = None
     missing_RT: Tensor | None = None
 
@@ -59,15 +62,16 @@ class Source:
 
 
 class RecurrentState:
-    """The states of a decoder's rows, and those behind the tokens of the last `SPARE` calls, to which it can be cropped."""
+    """The states of a decoder's rows, and those behind the tokens of the last `SPARE` calls, to which it
+    can be cropped."""
 
     def __init__(self, rows: int) -> None:
         self.lengths: tuple[int, ...] = (0,) * rows
         self.now: States | None = None
         self.source: Source | None = None
         self.past: list[tuple[States, list[tuple[int, int, int]]]] = []
-        """A call's states, and by row its lengths before and after and an offset: the state behind the token that
-        makes a row `n` tokens long is number `offset + n`."""
+        """A call's states, and by row its lengths before and after and an offset: the state behind the
+        token that makes a row `n` tokens long is number `offset + n`."""
 
     def begin(self, source: Source, first: States) -> None:
         self.source, self.now = source, first
@@ -113,7 +117,8 @@ class RecurrentState:
         raise ValueError(f"a recurrent state can be cropped by {SPARE} calls")
 
     def mark(self) -> Any:
-        """Where the rows are, for `rewind`. Nothing is copied: no list or tensor of it is changed in place."""
+        """Where the rows are, for `rewind`. Nothing is copied: no list or tensor of it is changed in
+        place."""
         return self.lengths, self.now, self.past
 
     def rewind(self, mark: Any) -> None:

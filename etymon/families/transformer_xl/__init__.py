@@ -1,4 +1,5 @@
-"""Transformer-XL (Dai et al. 2019): a causal decoder that knows distances and remembers the segments before."""
+"""Transformer-XL (Dai et al. 2019): a causal decoder that knows distances and remembers the segments
+before."""
 
 from __future__ import annotations
 
@@ -38,16 +39,16 @@ class Shape:
     same_length: bool = True
     """Every token sees as many as the memory is long, itself included."""
     zero_start: bool = True
-    """A text begins behind a memory of zeros, which are seen (the TensorFlow code and Transformers), or behind nothing."""
+    """A text begins behind a memory of zeros that are seen (as in Transformers), or behind nothing."""
     cutoffs: tuple[PositiveInt, ...] = (20000, 40000, 200000)
     """Ids at which rarer words begin, for the adaptive input and softmax; none: a plain softmax."""
     divisor: PositiveInt = 4
     """Word vectors are narrower by it from each cutoff to the next."""
     embedding_dim: PositiveInt | None = None
-    """Of the most frequent words' vectors; the width unless told."""
+    """Of the most frequent words' vectors; None: the width."""
     tied: bool = True
     tied_maps: tuple[bool, ...] | None = None
-    """Whether input and output share the maps between word vectors and the width, by bin; all but the first unless told."""
+    """Whether input and output share the maps of word vectors, by bin; None: all but the first."""
     norm_first: bool = False
     own_biases: bool = True
     """Each layer has its own u and v; otherwise all share them (the PyTorch code)."""
@@ -62,9 +63,10 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.same_length and not self.memory:
-            # Transformers then hides every token, and its softmax becomes the mean over all of them, later ones included.
+            # Transformers then hides every token: its softmax is the mean of all, later ones included.
             raise ValueError(
-                "same_length lets a token see as many tokens as the memory is long, and memory is 0: set same_length to false"
+                "same_length lets a token see as many tokens as the memory is long, and memory is 0: "
+                "set same_length to false"
             )
         if self.embedding_dim is None:
             object.__setattr__(self, "embedding_dim", self.dim)
@@ -87,11 +89,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "pocket": POCKET,
     "pocket-large": {**POCKET, "vocabulary": 8192, "dim": 384, "layers": 6, "heads": 6, "inner_dim": 1536},
     "wt103-base": {
-        "dim": 410, "layers": 16, "heads": 10, "head_dim": 41, "inner_dim": 2100, "memory": 150, "divisor": 1, **TORCH,
+        "dim": 410, "layers": 16, "heads": 10, "head_dim": 41, "inner_dim": 2100, "memory": 150, "divisor": 1,
+        **TORCH,
     },
     "wt103-large": {},
     "enwik8-12": {
-        "vocabulary": 205, "dim": 512, "layers": 12, "heads": 8, "inner_dim": 2048, "memory": 512, **CHARACTERS,
+        "vocabulary": 205, "dim": 512, "layers": 12, "heads": 8, "inner_dim": 2048, "memory": 512,
+        **CHARACTERS,
     },
     "enwik8-24": {"vocabulary": 205, **ENWIK8},
     "text8-24": {"vocabulary": 27, **ENWIK8},
@@ -100,7 +104,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "dropout": 0.0, "tied": False, "tied_maps": (False,) * 4, **TORCH, "own_biases": True,
     },
 }  # fmt: skip
-"""`wt103-large` is as it was published, with the memory of its evaluation; train it with one of 384, no clamp and dropouts of 0.2."""
+"""`wt103-large` has the memory of its evaluation; train it with one of 384, no clamp and dropouts of 0.2."""
 
 
 def body(shape: Shape, heads: frozenset[str]) -> RecurrentBody:
@@ -132,11 +136,9 @@ def body(shape: Shape, heads: frozenset[str]) -> RecurrentBody:
     return RecurrentBody(embeddings, stack, zero_start=shape.zero_start)
 
 
-def vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
-    assert isinstance(body, RecurrentBody)
-    return AdaptiveVocabulary(
-        body.embeddings.words, shape.cutoffs, tied=shape.tied, tied_maps=shape.tied_maps or ()
-    )
+def vocabulary(shape: Shape, body: Any, labels: int) -> nn.Module:
+    words, maps = body.embeddings.words, shape.tied_maps or ()
+    return AdaptiveVocabulary(words, shape.cutoffs, tied=shape.tied, tied_maps=maps)
 
 
 # --- as it is published
@@ -190,19 +192,11 @@ def names(shape: Shape) -> NameMap:
             table[LAYER.format(0) + f"attention.{ours}"] = BODY + theirs
             copies = (f"{THEIRS.format(layer)}dec_attn.{theirs}" for layer in range(shape.layers))
             ties |= dict.fromkeys(copies, BODY + theirs)
-    clusters = Reversed if shape.reversed_clusters else Row
+    row = Reversed if shape.reversed_clusters else Row
+    clusters = [row((f"heads.vocabulary.clusters.{p}",), f"crit.cluster_{p}") for p in ("weight", "bias")]
+    attention = tuple(LAYER + f"attention.{part}.*" for part in ("query", "key", "value"))
     return NameMap(
-        [
-            Row(
-                tuple(LAYER + f"attention.{part}.*" for part in ("query", "key", "value")),
-                THEIRS + "dec_attn.qkv_net.*",
-            ),
-            *(
-                clusters((f"heads.vocabulary.clusters.{part}",), f"crit.cluster_{part}")
-                for part in ("weight", "bias")
-            ),
-            *rows(table),
-        ],
+        [Row(attention, THEIRS + "dec_attn.qkv_net.*"), *clusters, *rows(table)],
         prefix=BODY,
         ties=ties,
         ignored=[r"(transformer\.)?pos_emb\.inv_freq"],

@@ -1,7 +1,7 @@
 """Stacks over a segment and what is remembered of those before it (Transformer-XL, section 3.2).
 
-Legend: N tokens, D width, R rows, Q and T longest row of queries and of keys, M remembered tokens, H heads, L distances,
-K head width.
+Legend: N tokens, D width, R rows, Q and T longest row of queries and of keys, M remembered tokens, H heads,
+L distances, K head width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from etymon.nn.memory import SegmentMemory, SlidingState
 from etymon.nn.relative import DistanceSinusoids, RelativeInputs, RelativeView
 
 PIECE = 512
-"""Tokens of a row that a decode reads at once (or its reach, if that is more): scores of a long prompt would not fit."""
+"""Tokens of a row that a decode reads at once (or its reach, if that is more): scores of a long prompt
+would not fit."""
 
 
 InputsOfLayer = Callable[[int, Any], RelativeInputs]
@@ -29,8 +30,8 @@ InputsOfLayer = Callable[[int, Any], RelativeInputs]
 
 
 class RecurrentStack(Stack):
-    """Layers of relative attention over a segment and what is remembered. With `same_length`, every query sees as many
-    tokens as the memory is long, itself included, wherever in its segment it stands."""
+    """Layers of relative attention over a segment and what is remembered. With `same_length`, every query
+    sees as many tokens as the memory is long, itself included, wherever in its segment it stands."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class RecurrentStack(Stack):
         return self.dropout(hidden[-1] if at is None else hidden[-1].index_select(0, at))
 
     def _read(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> InputsOfLayer:
-        """All rows side by side: memories end where segments begin, so that distances are the same in each row."""
+        """All rows side by side: memories end where segments begin, so that distances are the same in each
+        row."""
         before, layout, device = 0 if state is None else state.width, batch.layout, x_ND.device
         queries = layout.longest
         distance_QT = torch.arange(queries, device=device)[:, None] + before
@@ -174,7 +176,8 @@ class RecurrentBody(Body):
         return self.stack.memory or None
 
     def remember(self, rows: int, length: int | None = None) -> SegmentMemory:
-        """The memory of `rows` streams before their first segment, with room for `length` tokens (None: the shape's)."""
+        """The memory of `rows` streams before their first segment, with room for `length` tokens (None: the
+        shape's)."""
         length = self.stack.memory if length is None else length
         zeros = next(self.parameters()).detach().new_zeros(self.stack.sinusoids.dim)
         return SegmentMemory(len(self.stack.layers), rows, length, filled=zeros if self.zero_start else None)

@@ -1,7 +1,8 @@
 """XLNet (Yang et al. 2019): an encoder that learns to predict a text's tokens in any order.
 
-Layers know distances and segments, and remember the segments of text before. Fine-tuning, embedding and masked words use the
-content stream alone; permutation language modelling and generation use both (`two_stream.py`).
+Layers know distances and segments, and remember the segments of text before. Fine-tuning, embedding and
+masked words use the content stream alone; permutation language modelling and generation use both
+(`two_stream.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Shape:
     activation: ActivationName = "gelu"
     """The published checkpoints run with the exact `gelu`; the first TensorFlow code used `gelu_tanh`."""
     memory: NonNegativeInt | None = 512
-    """Tokens before a segment that it sees. None: no memory in training, and generation that sees all of its text."""
+    """Tokens before a segment that it sees. None: no memory in training, and generation that sees all of
+    its text."""
     reuse: NonNegativeInt | None = None
     """Of a segment, only so many tokens at its beginning are remembered; none or 0: all."""
     causal: bool = False
@@ -61,7 +63,8 @@ class Shape:
     same_length: bool = False
     """If causal, tokens see as far back as the memory is long."""
     both_ways: bool = False
-    """The second half of every batch are texts that were turned round. Batches may tell it themselves instead."""
+    """The second half of every batch are texts that were turned round. Batches may tell it themselves
+    instead."""
     own_biases: bool = True
     """Each layer has its own biases of content, distance and segment; otherwise all share them."""
     dropout: Rate = 0.1
@@ -204,7 +207,8 @@ def names(shape: Shape) -> NameMap:
 
 
 class XlnetSettings(SettingsMap):
-    """The width of heads is always written, since Transformers 4 refuses null, and read as None where it is the usual one."""
+    """The width of heads is always written, since Transformers 4 refuses null, and read as None where it is
+    the usual one."""
 
     def read(
         self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
@@ -254,8 +258,8 @@ SETTINGS = XlnetSettings(
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
     fill = normal(shape.deviation)
-    own = [*(f"*attention.{bias}" for bias in BIASES), "*attention.segments", "*embeddings.blank"]
-    return [*((name, fill) for name in own), *COMMON, ("*.weight", fill)]
+    names = [*(f"*attention.{bias}" for bias in BIASES), "*attention.segments", "*embeddings.blank"]
+    return [*((name, fill) for name in names), *COMMON, ("*.weight", fill)]
 
 
 FAMILY = Family(
@@ -273,13 +277,14 @@ FAMILY = Family(
     capabilities=frozenset({"bidirectional", "segments", "two-stream", "memory", "state"}),
     objective="permutation",
     recipe=Recipe(
-        learning_rate=4e-4, optimiser="adam-bert", epsilon=1e-6, weight_decay=0.01, clip=0.25, warmup=0.08, length=512
+        learning_rate=4e-4, optimiser="adam-bert", epsilon=1e-6, weight_decay=0.01, clip=0.25, warmup=0.08,
+        length=512,
     ),
     tokenizer=TokenizerChoice(
         "unigram",
         {
-            "unknown": "<unk>", "begin": "<s>", "end": "</s>", "class": "<cls>", "separator": "<sep>", "pad": "<pad>",
-            "mask": "<mask>",
+            "unknown": "<unk>", "begin": "<s>", "end": "</s>", "class": "<cls>", "separator": "<sep>",
+            "pad": "<pad>", "mask": "<mask>",
         },
     ),
     # What a text says is read at its end, in a segment of its own.
@@ -294,7 +299,5 @@ FAMILY = Family(
     ),
     special_ids={"begin": 1, "end": 2, "pad": 5},
     tuning=Recipe(learning_rate=2e-5, epsilon=1e-6),
-    size_recipes=dict.fromkeys(
-        ("pocket", "tiny"), replace(POCKET_RECIPE, length=128)
-    ),
+    size_recipes=dict.fromkeys(("pocket", "tiny"), replace(POCKET_RECIPE, length=128)),
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Two streams over one text (XLNet, section 2.3): the content of tokens, and queries for what stands in a place.
+"""Two streams over one text (XLNet, section 2.3): the content of tokens, and queries for places.
 
-The content stream knows every token. The query stream exists only where something is predicted: it knows its place, never
-its token, and reads the content of what comes before it in the order of factorisation. Both go through the same layers, and
-both see the same keys and values, which are computed once.
+The content stream knows every token. The query stream exists only where something is predicted: it knows
+its place, never its token, and reads the content of what comes before it in the order of factorisation.
+Both go through the same layers, and both see the same keys and values, which are computed once.
 
-Legend: N tokens, n query positions, D width, H heads, R rows, Q queries and T keys of a row, M keys before them, L distances,
-G tables, K head width.
+Legend: N tokens, n query positions, D width, H heads, R rows, Q queries and T keys of a row, M keys before
+them, L distances, G tables, K head width.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class StreamInputs(QuerySubset):
 
 
 class SegmentAttention(RelativeAttention):
-    """Relative attention that also scores whether two tokens are of the same segment. `biases` are u, v and the
-    segments' one."""
+    """Relative attention that also scores whether two tokens are of the same segment. `biases` are u, v and
+    the segments' one."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class SegmentAttention(RelativeAttention):
         return self.attend_to_cache(x_ND, inputs) if inputs.places is None else super().forward(x_ND, inputs)
 
     def segment_scores(self, q_HRQK: Tensor) -> Tensor:
-        # Only the difference counts: what keys of the same segment get is added to all, and the softmax takes it out.
+        # Only the difference counts: what is added to all keys alike, the softmax takes out.
         difference_HK = (self.segments[1] - self.segments[0]) * self.scale
         return ((q_HRQK + self.segment_bias[:, None, None]) * difference_HK[:, None, None]).sum(-1)
 
 
 class TwoStreamStack(Stack):
-    """Layers under both streams. `causal` is the published attention type "uni"; `same_length` then hides what is
-    further back than the memory is long."""
+    """Layers under both streams. `causal` is the published attention type "uni"; `same_length` then hides
+    what is further back than the memory is long."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class TwoStreamStack(Stack):
         queries: QueryPositions | None = None,
         reuse: int | None = None,
     ) -> Tensor:
-        """Hidden states of the tokens `[N, D]`, or with queries `g_nD` theirs. The state keeps the first `reuse` tokens
-        of the rows (None: all)."""
+        """Hidden states of the tokens `[N, D]`, or with queries `g_nD` theirs. The state keeps the first
+        `reuse` tokens of the rows (None: all)."""
         layout, layer_inputs = batch.layout, []
         content, query = build_views(self, batch, state, x_ND.dtype, queries)
         for number, layer in enumerate(self.layers):
@@ -145,10 +145,11 @@ class TwoStreamStack(Stack):
     def look_ahead(
         self, x_ND: Tensor, g_RD: Tensor, layout: Layout, begins: Sequence[int], state: LookaheadState
     ) -> tuple[Tensor, Tensor]:
-        """Reads tokens of every row, from place `begins` on, behind what the state holds of those before them. They see
-        each other. Returns their hidden states `[N, D]`, and those of one query a row `[R, D]` in the place behind."""
+        """Reads tokens of every row, from place `begins` on, behind what the state holds of those before
+        them. They see each other. Returns their hidden states `[N, D]`, and those of one query a row `[R,
+        D]` in the place behind."""
         past = [begin - state.dropped for begin in begins]
-        # Two tokens of the published window are the one that is read again and the one that is asked for.
+        # Two of the `reach` tokens that a query sees are the new one and the one that is read again with it.
         reach = None if state.empty or not state.reach else max(0, state.reach - 2)
         first = 0 if reach is None else max(0, min(past) - reach)
         device, queries = x_ND.device, layout.longest
@@ -195,8 +196,8 @@ class TwoStreamStack(Stack):
 
 
 class LookaheadState(SlidingState):
-    """A decode that queries the next place. Its last token is read again with the next one, which it then sees (as in
-    the published code, whose authors saw slightly better text)."""
+    """A decode that queries the next place. Its last token is read again with the next one, which it then
+    sees (as published, where that was a little better)."""
 
     def __init__(self, layers: int, rows: int, capacity: int, reach: int) -> None:
         super().__init__(layers, rows, capacity, reach, filled=False)
@@ -249,7 +250,8 @@ class TwoStreamBody(Body):
         embedded: Tensor | None = None,
         reuse: int | None = None,
     ) -> Tensor:
-        """Hidden states `[n, D]` of what stands in some places, given what comes before them in the batch's order."""
+        """Hidden states `[n, D]` of what stands in some places, given what comes before them in the batch's
+        order."""
         x_ND = self.embeddings(batch, embedded)
         g_nD = self._blanks(len(queries.at))
         return self.stack.streams(x_ND, batch, state, g_nD, queries, self.reuse if reuse is None else reuse)
@@ -265,8 +267,8 @@ class TwoStreamBody(Body):
         return self.embeddings.dropout(blank_1D.expand(count, -1))
 
     def _look_ahead(self, batch: Batch, state: LookaheadState) -> Tensor:
-        """For every new token, the hidden state `[N, D]` of a query in the place behind it. A prefix is read at once, and
-        only its last token has a query: of the others there is the content."""
+        """For every new token, the hidden state `[N, D]` of a query in the place behind it. A prefix is
+        read at once, and only its last token has a query: of the others there is the content."""
         old, new, device = state.lengths, batch.layout.lengths, batch.device
         prefix = [1] * len(old)
         if state.empty and batch.prefix is not None:

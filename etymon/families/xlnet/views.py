@@ -1,4 +1,5 @@
-"""Who sees whom in the two streams of XLNet (section 2.2): the order of factorisation, memory, segments and distances.
+"""Who sees whom in the two streams of XLNet (section 2.2): the order of factorisation, memory, segments and
+distances.
 
 Legend: N tokens, n query positions, D width, R rows, Q queries and T keys of a row, L distances.
 """
@@ -39,8 +40,9 @@ def build_views(
     segments_RT = None if batch.segments is None else _behind(before, layout.lift(batch.segments), 0)
     absent_RT = _absent_keys(batch, state, before)
     cell_T = torch.arange(keys, device=device)
-    # Texts that were turned round are the last rows. Their distances have the other sign: they get a table of their
-    # own, and where both kinds are not equally many, both tables are one and columns say which half.
+    # Texts that were turned round are the last rows. Their distances have the other sign: they get a table
+    # of their own, and where both kinds are not equally many, both tables are one and columns say which
+    # half.
     back = batch.backward
     if back is None:
         back = rows // 2 if stack.both_ways else 0
