@@ -70,7 +70,7 @@ def ours(folder: Path, what: str) -> Callable[[], Seconds]:
     course = StepStream([Phase(0, Feed(task, examples, SEED, slices=1, rows=1))])
     settings = TrainingSettings(steps=1_000_000, optimiser=OptimiserChoice(learning_rate=5e-5), seed=SEED)
     trainer = Trainer(
-        unit, course, settings, RunFolder(folder / "run"), progress=make_progress("silent"), validate=lambda step: {},
+        unit, course, settings, RunFolder(folder / "run"), progress=make_progress("silent"), validate=lambda *arguments: {},
         save_members=lambda folder: None,
     )  # fmt: skip
     steps = course.steps(0, Position(), 1_000_000)

@@ -57,18 +57,21 @@ def measure(settings: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
     """In a process of its own: the peak of a run beyond its imports, and the estimate with the vocabulary that it then had."""
     import etymon.report.plots
     import etymon.runs.dry_run  # noqa: F401
-    from etymon.runs.pretraining import Pretraining
+    from etymon.runs.folder import Job
+    from etymon.runs.run import run
     from etymon.runs.run_file import RunFile, assemble
+    from etymon.runs.text_data import TextData
     from etymon.text.sources import text_source
 
     file = assemble(RunFile, {**settings, "data": [str(text)], "budget": f"{STEPS}steps"}, None, ())
     source = text_source(file.data, file.documents, file.column, file.errors)
-    run = Pretraining(out, file, source, "silent")
-    run.memory_plan().footprint()  # what that imports, too
+    job = Job(out, file)
+    data = TextData(job, source)
+    data.memory_plan().footprint()  # what that imports, too
     before = peak_resident()
-    result = run.go()
+    result = run(job, data)
     peak = peak_resident() - before
-    estimate = run.memory_plan(result.model.shape).footprint()
+    estimate = data.memory_plan(result.model.shape).footprint()
     return {
         "measured": peak,
         "estimate": estimate.total,

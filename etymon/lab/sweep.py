@@ -21,10 +21,11 @@ from etymon.families.loading import model_folder, read_history
 from etymon.files import finite, read_json, write_json
 from etymon.objectives import objective_class
 from etymon.report.page import Code, Curve, Figures, ReportTable, Section, write_report
-from etymon.runs.folder import claimed, require_free
-from etymon.runs.pretraining import USUAL_BUDGET, Pretraining
+from etymon.runs.folder import Job, lock_folder, require_free, resume_job
 from etymon.runs.result import Pretrained
+from etymon.runs.run import USUAL_BUDGET, run
 from etymon.runs.run_file import RunFile, assemble, differing, plain
+from etymon.runs.text_data import TextData
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore
 from etymon.training.budgets import parse_budget
@@ -70,8 +71,12 @@ class Member:
 
     cell: Cell
     outcome: Outcome
-    folder: Path
-    run: Pretraining
+    job: Job
+    data: TextData
+
+    @property
+    def folder(self) -> Path:
+        return self.job.folder
 
     def finished(self) -> bool:
         """Whether the run came to its end: what its folder says is taken over."""
@@ -84,9 +89,9 @@ class Member:
     @property
     def text(self) -> tuple[Any, ...]:
         """What decides about tokenizer and store: members that agree in it share them."""
-        file = self.run.file
+        file = self.data.file
         return (
-            file.vocabulary if file.start else self.run.vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.documents,
+            file.vocabulary if file.start else self.data.model_plan.vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.documents,
             file.column, file.errors, file.validation,
         )  # fmt: skip
 
@@ -94,7 +99,7 @@ class Member:
     def cost(self) -> RunFile:
         """What the time of a step depends on."""
         free: dict[str, Any] = dict.fromkeys(FREE)
-        return replace(self.run.file, **free, seed=0)
+        return replace(self.data.file, **free, seed=0)
 
     @property
     def question(self) -> tuple[Any, ...]:
@@ -103,13 +108,13 @@ class Member:
         Bits per byte of the same text can, whatever the tokens, but not with those of what follows a prefix; bits per target
         only if the targets are the same.
         """
-        number, phase = len(self.run.phase_files) - 1, self.run.phase_files[-1]
+        number, phase = len(self.data.phases) - 1, self.data.phases[-1]
         store = TokenStore.open(self.folder / (f"store-{number}" if phase.data else "store")).description
         text = (self.cell.unit, store["source"], store["validation"])
         if self.cell.unit == "bits_per_byte":
-            return (*text, "prefix" in objective_class(self.run._objective_name(phase)).requires)
-        options = json.dumps(self.run._options(phase), sort_keys=True)
-        return (*text, store["tokenizer"], self.run._objective_name(phase), options)
+            return (*text, "prefix" in objective_class(phase.objective).requires)
+        options = json.dumps(phase.options, sort_keys=True)
+        return (*text, store["tokenizer"], phase.objective, options)
 
     def curve(self) -> list[tuple[float, float]]:
         """Validation by tokens."""
@@ -196,9 +201,9 @@ class Sweep:
                 begun = (place / "run.yaml").is_file()
                 if begun:  # which may have gone on from a model of another size
                     file = replace(file, size=load_yaml(place / "run.yaml", RunFile).size)
-                run = Pretraining(place, file, None, "silent", resuming=begun, **self.options)
+                job = Job(place, file, resuming=begun, **self.options)
                 cell.runs.append(Outcome(folder, file.seed))
-                members.append(Member(cell, cell.runs[-1], place, run))
+                members.append(Member(cell, cell.runs[-1], job, TextData(job, None)))
         return members
 
     def go(self) -> Swept:
@@ -210,10 +215,11 @@ class Sweep:
         each = f" ({len(self.cells)} cells x {self.seeds} seeds)" if self.seeds > 1 else ""
         with open_world(self.options.get("device")) as world:
             for member in {repr(member.cost): member for member in self.members}.values():
-                member.run.require_memory(world.device)
+                if not member.job.resuming:
+                    member.data.require_memory(world.device)
         self.progress.note(f"{len(self.members)} runs of {budget} each{whole}{each}")
         command = f"etymon sweep {self.file.family} --out {shlex.quote(str(self.folder))} --resume"
-        with claimed(self.folder, World()):
+        with lock_folder(self.folder, World()):
             self._write([])
             try:
                 signal = self._run_all()
@@ -254,10 +260,11 @@ class Sweep:
         return None
 
     def _trained(self, member: Member) -> Pretrained:
-        file = member.run.file
+        file = member.data.file
         if (member.folder / "run.yaml").is_file():
             asked = RunFile(file.family)  # as it began
-            return Pretraining.resumed(member.folder, asked, None, progress=self.kind, **self.options).go()
+            job = resume_job(Job(member.folder, asked, make_progress(self.kind), **self.options))
+            return run(job, TextData(job, None))
         source: TextSource | None = self.source
         if source is None and file.data:
             source = text_source(file.data, file.documents, file.column, file.errors)
@@ -268,13 +275,14 @@ class Sweep:
         shared = next((store for store in stores if (store / "tokenizer").is_dir()), None)
         if shared is not None and not isinstance(source, PreparedText) and shared.parent != member.folder:
             source = PreparedText(shared, source.description)
-        run = Pretraining(member.folder, self._measured(member), source, self.kind, **self.options)
-        run.revises = False  # runs of the same cost are compared, and so take the same steps
-        return run.go()
+        progress, file = make_progress(self.kind), self._measured(member)
+        # Runs of the same cost are compared, and so take the same steps.
+        job = Job(member.folder, file, progress, fixed_steps=True, **self.options)
+        return run(job, TextData(job, source))
 
     def _measured(self, member: Member) -> RunFile:
         """A time as the steps that a run of the same cost had in it: a busy moment would favour one of them."""
-        file = member.run.file
+        file = member.data.file
         twins = (other.folder / "run.yaml" for other in self.members if other.cost == member.cost)
         begun = next((path for path in twins if path.is_file()), None)
         if begun is None or parse_budget(file.budget or USUAL_BUDGET).unit != "seconds":

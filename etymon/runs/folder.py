@@ -1,4 +1,4 @@
-"""The folder of a run as a place that belongs to one process at a time and to nobody else."""
+"""A run as it was asked for, and its folder, which belongs to one run at a time."""
 
 from __future__ import annotations
 
@@ -6,23 +6,102 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
+from etymon.checkpoints.folder import ensure_replaceable
+from etymon.checkpoints.settings import pass_over
 from etymon.errors import EtymonError
-from etymon.training.distributed import World
+from etymon.families import get_family
+from etymon.families.family import Recipe
+from etymon.runs.run_file import begun, differing, shown
+from etymon.runs.training_settings import training_settings
+from etymon.training.distributed import World, open_world
+from etymon.training.progress import Progress
+from etymon.training.state import require_tensorboard
 
-OWN = {
-    *"checkpoints metrics.jsonl milestones model report.html run.yaml source tensorboard tokenizer".split()
-}
+Built = TypeVar("Built")
+
+RUN_FILES = frozenset(
+    "checkpoints metrics.jsonl milestones model report.html run.yaml source tensorboard tokenizer".split()
+)
 """What a run's folder holds, beside its stores."""
 LOCK = ".lock"
 
 
+@dataclass(frozen=True)
+class Job:
+    """A run as it was asked for, and the part of this process in it."""
+
+    folder: Path
+    file: Any
+    """`RunFile` or `TaskFile`."""
+    progress: Progress = field(default_factory=Progress)
+    resuming: bool = False
+    device: str | None = None
+    workers: int = 0
+    """Processes that prepare samples; 0: a thread does it."""
+    fixed_steps: bool = False
+    """Whether the steps that a time budget was measured to be enough for stay as they are, however busy the machine."""
+    world: World = field(default_factory=World)
+
+    @property
+    def note(self) -> Callable[[str], None]:
+        """Prints a line that stays."""
+        return self.progress.note
+
+
+def resume_job(job: Job) -> Job:
+    """Returns the job with the settings that the run in its folder began with.
+
+    `job.file` may repeat them, or leave them out; a setting that differs is refused.
+    """
+    folder, given = job.folder, job.file
+    file = begun(folder, type(given))
+    if get_family(file.family) is not get_family(given.family):
+        raise EtymonError(f"the run in {folder} trains {file.family}, not {given.family}")
+    if (difference := differing(given, file)) is not None:
+        name, now, then = difference
+        before = f"with {name} {shown(then)}, not"
+        if then in (None, ()):
+            before = "from scratch, not with" if name == "start" else f"without {name}, not with"
+        raise EtymonError(
+            f"the run in {folder} began {before} {shown(now)}: it goes on as it "
+            "began; leave that out, or give another --out for a new run"
+        )
+    return replace(job, file=file, resuming=True)
+
+
+def check_job(job: Job, recipe: Recipe, model_name: str = "model") -> None:
+    """Refuses settings that contradict each other and folders that are in use, before any work."""
+    training_settings(recipe, job.file, steps=1, validations=1)
+    if job.workers < 0:
+        raise EtymonError(f"workers cannot be fewer than 0, and {job.workers} were asked for")
+    if not job.resuming:
+        require_free(job.folder)
+    ensure_replaceable(job.folder / model_name)
+    if job.file.tensorboard:
+        require_tensorboard()
+
+
+@contextmanager
+def join_processes(job: Job) -> Iterator[Job]:
+    """Yields the job with its place among the processes that `torchrun` started, of which only the first prints."""
+    with open_world(job.device) as world, pass_over(job.file.ignore_config_key):
+        if job.file.slices % world.size:
+            raise EtymonError(
+                f"a step of {job.file.slices} slices cannot be shared by {world.size} processes: "
+                f"make --slices a multiple of {world.size}"
+            )
+        require_agreement(job.folder, job.resuming, world)
+        yield replace(job, world=world, progress=job.progress if world.first else Progress())
+
+
 def require_free(folder: Path) -> None:
-    """Refuses a folder with a run, and one with anything that a run did not write: it would be in the way or be lost."""
+    """Refuses a folder that holds a run, or files that no run wrote."""
     if (folder / "run.yaml").exists():
         raise EtymonError(f"{folder} holds a run already: go on with --resume, or give another --out")
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -37,7 +116,7 @@ def require_free(folder: Path) -> None:
             f"{folder} holds checkpoints of a run, but no run.yaml: bring that back, or give another --out"
         )
     stores = {path.parent.name for path in folder.glob("store*/store.json")}
-    foreign = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - OWN - stores
+    foreign = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - RUN_FILES - stores
     if foreign:
         raise EtymonError(
             f"{folder} holds something else ({', '.join(sorted(foreign)[:5])}): give another --out"
@@ -45,12 +124,13 @@ def require_free(folder: Path) -> None:
 
 
 @contextmanager
-def claimed(folder: Path, world: World) -> Iterator[None]:
-    """The folder, made if need be, for the processes of one run alone: a second run in it would tear it apart.
+def lock_folder(folder: Path, world: World) -> Iterator[None]:
+    """Locks the folder, made if need be, for the processes of one run: a second run would overwrite its files.
 
-    The lock is the operating system's, which frees it however the process ends. A folder in which nothing came about
-    is removed again, and so is a new one whose run was refused before it began, unless it holds a text that was encoded.
+    A new folder is removed again if it is empty in the end, or if the run was refused before it began, unless it holds
+    a text that was encoded.
     """
+    # The operating system's lock, not a file of our own: it is freed however the process ends.
     lock = FileLock(folder / LOCK)
     with world.first_alone() as mine:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -71,7 +151,7 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
         yield
     except EtymonError:
         if world.size == 1:  # another process may still be at work there
-            worthless |= OWN - {"run.yaml"}
+            worthless |= RUN_FILES - {"run.yaml"}
         raise
     finally:
         if mine:
@@ -84,17 +164,16 @@ def claimed(folder: Path, world: World) -> Iterator[None]:
 
 
 def require_agreement(folder: Path, resuming: bool, world: World) -> None:
-    """Refuses to begin in one process what another one goes on with."""
+    """Refuses a run that some processes begin and others resume."""
     if world.add({"resuming": float(resuming)})["resuming"] not in (0, world.size):
         raise EtymonError(
-            f"some processes find a run in {folder} to go on with, and others find none: give an --out that all of them see"
+            f"some processes find a run in {folder} to resume, and others find none: give an --out that all of them see"
         )
 
 
-def made_once(world: World, make: Callable[[], Any]) -> Any:
-    """What the first process makes, and the others then find in the run's folder."""
-    made = None
-    with world.first_alone() as mine:
-        if mine:
-            made = make()
-    return make() if made is None else made
+def build_once(world: World, build: Callable[[bool], Built]) -> Built:
+    """Returns `build(True)` in the first process; the others wait for it, then read its files by `build(False)`."""
+    with world.first_alone() as is_first:
+        if is_first:
+            return build(True)
+    return build(False)

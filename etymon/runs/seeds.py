@@ -1,60 +1,57 @@
-"""Several runs that differ in their seed alone: their scores, with mean and deviation."""
+"""Fine-tuning runs that differ in their seed alone: the scores of each, their mean and deviation."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from etymon.errors import EtymonError
 from etymon.files import finite, write_json
-from etymon.runs.finetuning import Finetuning
+from etymon.runs.folder import Job, resume_job
 from etymon.runs.result import Finetuned
-from etymon.runs.task_file import TaskFile
+from etymon.runs.run import run
+from etymon.runs.table_data import TableData
 from etymon.tasks.task import value_to_minimise
 
 SUMMARY = "seeds.json"
 
 
-def finetune_seeds(
-    folder: Path, file: TaskFile, seeds: Sequence[int], *, resume: bool, **options: Any
-) -> Finetuned:
-    """Runs in `folder/seed-N`. What comes back is the run whose first metric was best, with the metrics of all."""
+def finetune_seeds(job: Job, seeds: Sequence[int], train: Any, validation: Any, *, resume: bool) -> Finetuned:
+    """Fine-tunes in `folder/seed-N` for each seed; returns the run with the best first metric, and all metrics."""
     if len(set(seeds)) < 2:
         raise EtymonError(
             f"several seeds are at least two different ones, not {', '.join(map(str, seeds))}: give others, or --seed"
         )
-    if file.mixture is not None:
+    if job.file.mixture is not None:
         raise EtymonError("a mixture is trained with one seed: leave --seeds out")
-    runs: dict[int, Finetuned] = {}
+    results: dict[int, Finetuned] = {}
     for seed in seeds:
-        own, wanted = folder / f"seed-{seed}", replace(file, seed=seed)
-        going = resume and (own / "run.yaml").is_file()
-        run = Finetuning.resumed(own, wanted, **options) if going else Finetuning(own, wanted, **options)
-        runs[seed] = done = run.go()
-        if done.stopped:
-            done.command = "the same command and --resume"
-            return done
-        metrics = run.metrics
-    first = metrics[0]
-    known = {
-        seed: {name: done.metrics[name] for name in metrics if name in done.metrics}
-        for seed, done in runs.items()
+        seed_job = replace(job, folder=job.folder / f"seed-{seed}", file=replace(job.file, seed=seed))
+        if resume and (seed_job.folder / "run.yaml").is_file():
+            seed_job = resume_job(seed_job)
+        data = TableData(seed_job, train, validation)
+        results[seed] = result = run(seed_job, data)
+        if result.stopped:
+            result.command = "the same command and --resume"
+            return result
+    metrics = {
+        seed: {name: result.metrics[name] for name in data.metrics if name in result.metrics}
+        for seed, result in results.items()
     }
-    judged = value_to_minimise(first)
-    best = min(runs, key=lambda seed: judged(runs[seed].metrics) or 0.0)
-    if not runs[best].quiet:  # of several processes, the first alone knows the scores
-        summary = {"seeds": {str(seed): known[seed] for seed in known}, **spread(known), "best": best}
-        write_json(folder / SUMMARY, finite(summary))
-    return replace(runs[best], seeds=known)
+    criterion = value_to_minimise(data.metrics[0])
+    best = min(results, key=lambda seed: criterion(results[seed].metrics) or 0.0)
+    if not results[best].quiet:  # of several processes, only the first has the scores
+        summary = {"seeds": {str(seed): metrics[seed] for seed in metrics}, **spread(metrics), "best": best}
+        write_json(job.folder / SUMMARY, finite(summary))
+    return replace(results[best], seeds=metrics)
 
 
-def spread(known: dict[int, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation (of a sample) of every metric."""
-    names = dict.fromkeys(name for own in known.values() for name in own)
-    values = {name: [own[name] for own in known.values() if name in own] for name in names}
+def spread(metrics: dict[int, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns the mean and the standard deviation (of a sample) of each metric over the seeds."""
+    names = dict.fromkeys(name for of_seed in metrics.values() for name in of_seed)
+    values = {name: [of_seed[name] for of_seed in metrics.values() if name in of_seed] for name in names}
     return {
         "mean": {name: statistics.fmean(each) for name, each in values.items()},
         "deviation": {

@@ -1,15 +1,15 @@
-"""What the report of a fine-tuning run says beside its curves: scores next to baselines and under typos, and errors."""
+"""What the report of a task says beside its training curve: scores, baselines and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etymon.families.model import Model
 from etymon.generation.settings import DecodingSettings
 from etymon.lab.baselines import baselines
-from etymon.report.page import Section, label_report, score_table, value_report
+from etymon.report.page import Curve, Section, label_report, score_table, value_report
+from etymon.runs.report import Records
 from etymon.tables.table import Table
 from etymon.tasks.classify import Classify, LabelPrediction
 from etymon.tasks.label_scores import label_figures
@@ -17,70 +17,111 @@ from etymon.tasks.regress import Regress, ValuePrediction
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Task
 from etymon.tasks.typos import with_typos
+from etymon.training.state import VALIDATION_PREFIX
 
 MODEL, TYPOS = "this model", "this model, texts with typos in a tenth of their letters"
 
 
-@dataclass
-class Judged:
-    """A model's answers to all validation rows, and what they are worth."""
+def score_figures(scores: Mapping[str, MetricScore], metrics: Mapping[str, float]) -> dict[str, str]:
+    """Returns the validation figures of a report: scores with their intervals, and the loss."""
+    figures = {}
+    for name, score in scores.items():
+        interval = "" if score.low is None else f" ({score.low:.2f} to {score.high:.2f})"
+        figures[f"validation {name}"] = f"{score.value:.2f}{interval}"
+    losses = {name: bits for name, bits in metrics.items() if name.startswith("bits_per_")}
+    return figures | {f"validation {name.replace('_', ' ')}": f"{bits:.3f}" for name, bits in losses.items()}
 
-    answers: list[Any] = field(default_factory=list)
-    scores: dict[str, MetricScore] = field(default_factory=dict)
-    beside: dict[str, dict[str, MetricScore]] = field(default_factory=dict)
-    """The same scores of the baselines, and of the model where texts have typos."""
+
+def validation_curve(records: Records, name: str, y_label: str, title: str) -> list[Section]:
+    """Returns the curve of a validation figure by step; nothing if there is no such figure."""
+    points = [
+        (record["step"], record[VALIDATION_PREFIX + name])
+        for record in records
+        if VALIDATION_PREFIX + name in record
+    ]
+    return [Curve({"validation": points}, y_label=y_label, title=title)] if points else []
 
 
-def compare(
-    task: Task, model: Model, judged: Judged, train: Table, held: Table, metrics: Sequence[str], resamples: int,
-    beams: int, tell: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Adds the scores of baselines, learnt from the same rows, and of the model under typos."""
+def describe_rows(name: str, train: Table, held_out: Table | None) -> str:
+    """Returns a line with the task's name, its table, and how many rows are for training and for validation."""
+    count, place = (0, train.description) if held_out is None else (len(held_out), held_out.description)
+    other = "" if place == train.description else f" of {place}"
+    return f"{name} on {train.description}: {len(train):,} rows to train on, {count:,}{other} to judge by"
+
+
+def compare_with_baselines(
+    task: Task,
+    model: Model,
+    train: Table,
+    held_out: Table,
+    metrics: Sequence[str],
+    resamples: int,
+    beams: int,
+    note: Callable[[str], None],
+) -> dict[str, dict[str, MetricScore]]:
+    """Returns scores of baselines that learn from the same rows, and of the model on texts with typos, by name.
+
+    Only tasks that classify or regress have them.
+    """
     inner: Any = getattr(task, "task", task)
     if not isinstance(inner, Classify | Regress):
-        return
-    texts = [tuple(pair for pair in rows[0] if pair is not None) for rows in inner.pairs(train)]
-    others = [tuple(pair for pair in rows[0] if pair is not None) for rows in inner.pairs(held)]
-    wanted: list[Any] = inner.row_values(train) if isinstance(inner, Regress) else inner.row_labels(train)
+        return {}
+    train_texts, texts = (
+        [tuple(pair for pair in rows[0] if pair is not None) for rows in inner.pairs(table)]
+        for table in (train, held_out)
+    )
+    targets: list[Any] = inner.row_values(train) if isinstance(inner, Regress) else inner.row_labels(train)
     if isinstance(inner, Classify) and not inner.options.multi_label:
-        wanted = [names[0] for names in wanted]
-    for name, guesses in baselines(texts, wanted, others, tell).items():
+        targets = [names[0] for names in targets]
+    beside = {}
+    for name, guesses in baselines(train_texts, targets, texts, note).items():
         answers: list[Any] = (
             [ValuePrediction(float(guess)) for guess in guesses]
             if isinstance(inner, Regress)
             else [LabelPrediction(guess if isinstance(guess, str) else tuple(guess), {}) for guess in guesses]
         )
-        judged.beside[name] = inner.score(answers, held, metrics, resamples)
-    mistyped = Table(_mistyped(held, inner.input_columns), held.places, held.description)
-    found = task.predict(model, mistyped, DecodingSettings(beams=beams))
-    judged.beside[TYPOS] = inner.score(found, held, metrics, resamples)
-
-
-def _mistyped(table: Table, columns: Sequence[str]) -> list[Any]:
-    changed = {column: with_typos(table.texts(column)) for column in columns}
-    return [
-        {**row, **{column: texts[number] for column, texts in changed.items()}}
-        for number, row in enumerate(table.rows)
+        beside[name] = inner.score(answers, held_out, metrics, resamples)
+    changed = {column: with_typos(held_out.texts(column)) for column in inner.input_columns}
+    rows: list[Any] = [
+        {**row, **{column: column_texts[number] for column, column_texts in changed.items()}}
+        for number, row in enumerate(held_out.rows)
     ]
+    mistyped = Table(rows, held_out.places, held_out.description)
+    answers = task.predict(model, mistyped, DecodingSettings(beams=beams))
+    return beside | {TYPOS: inner.score(answers, held_out, metrics, resamples)}
 
 
-def error_sections(task: Task, judged: Judged, held: Table) -> list[Section]:
-    """Scores, the confusion matrix and the worst errors, as far as the task has such."""
+def error_sections(
+    task: Task,
+    answers: Sequence[Any],
+    scores: Mapping[str, MetricScore],
+    beside: Mapping[str, dict[str, MetricScore]],
+    held_out: Table,
+) -> list[Section]:
+    """Returns scores beside those of baselines, and, of labels and values, the confusion matrix and the worst errors."""
     inner: Any = getattr(task, "task", task)
-    if not judged.scores:
+    if not scores:
         return []
-    scores = {MODEL: judged.scores, **judged.beside}
-    if isinstance(inner, Regress | Classify):
-        texts = [" / ".join(str(row[column]) for column in inner.input_columns) for row in held.rows]
-        if isinstance(inner, Regress):
-            return value_report(scores, texts, inner.row_values(held), [one.value for one in judged.answers])
-        several, named = inner.options.multi_label, inner.row_labels(held)
-        given = [one.label if several else (one.label,) for one in judged.answers]
-        actual, predicted = ([", ".join(sorted(names)) for names in rows] if several else [names[0] for names in rows]
-                             for rows in (named, given))  # fmt: skip
-        sure = [one.worst_error(names) for one, names in zip(judged.answers, named, strict=True)]
-        return label_report(
-            scores, texts, actual, predicted, () if several else inner.label_names, sure if any(sure) else None,
-            label_figures(given, named, inner.label_names),
-        )  # fmt: skip
-    return [score_table(scores)]
+    all_scores = {MODEL: dict(scores), **beside}
+    if not isinstance(inner, Regress | Classify):
+        return [score_table(all_scores)]
+    texts = [" / ".join(str(row[column]) for column in inner.input_columns) for row in held_out.rows]
+    if isinstance(inner, Regress):
+        return value_report(
+            all_scores, texts, inner.row_values(held_out), [answer.value for answer in answers]
+        )
+    is_multi, targets = inner.options.multi_label, inner.row_labels(held_out)
+    given = [answer.label if is_multi else (answer.label,) for answer in answers]
+    actual, predicted = (
+        [", ".join(sorted(names)) if is_multi else names[0] for names in rows] for rows in (targets, given)
+    )
+    confidences = [answer.worst_error(names) for answer, names in zip(answers, targets, strict=True)]
+    return label_report(
+        all_scores,
+        texts,
+        actual,
+        predicted,
+        () if is_multi else inner.label_names,
+        confidences if any(confidences) else None,
+        label_figures(given, targets, inner.label_names),
+    )

@@ -1,11 +1,22 @@
-"""How a run's tokenizer is trained: by its kind, its family and its size."""
+"""The tokenizer of a run: kept from before, given, or trained on its text."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from etymon.errors import EtymonError
+from etymon.files import read_json, write_json
+from etymon.text.sources import PreparedText, TextSource, sample_texts
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_growing import extends, grow_tokenizer
+from etymon.text.tokenizer_training import LOSSLESS, train_tokenizer
+
+if TYPE_CHECKING:
+    from etymon.families.family import Family
+    from etymon.runs.run_file import CommonFile
 
 DEFAULT_SIZE = 8000
 PLAIN_SPECIALS = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>", "mask": "<mask>"}
@@ -25,8 +36,6 @@ def training_choice(
 
     `kind` or `family` must be given; without a `size` it is 8,000, or all bytes or characters of those kinds.
     """
-    from etymon.text.tokenizer_training import LOSSLESS
-
     if kind is None and family is None:
         raise EtymonError(
             "say which tokenizer: --kind byte-bpe, unigram, wordpiece, ..., or --family gpt2, bert, t5, ..."
@@ -61,3 +70,93 @@ def training_choice(
         "framing": framing,
         "min_frequency": min_frequency,
     }
+
+
+def build_tokenizer(
+    folder: Path,
+    file: CommonFile,
+    family: Family,
+    text: TextSource | None,
+    vocabulary: int,
+    given: Tokenizer | None = None,
+    *,
+    is_kept: bool,
+    note: Callable[[str], None],
+) -> Tokenizer:
+    """Returns the run's tokenizer, which `folder/tokenizer` keeps for resumed runs and for other processes.
+
+    If it `is_kept` there, it is read, and no `text` is needed. Otherwise it is the `given` one (of the model to go on
+    from, or of a teacher), that of the run file or of a prepared text, or one of `vocabulary` tokens that is trained
+    on the text, or grown from the given one.
+    """
+    place = folder / "tokenizer"
+    ready = None if is_kept else _ready_tokenizer(file, text, given)
+    present = ready or given
+    if present is not None and file.kind not in (None, present.kind):
+        raise EtymonError(
+            f"the tokenizer that is there already is of the kind {present.kind!r}: leave --tokenizer "
+            f"{file.tokenizer} out"
+        )
+    if is_kept:
+        tokenizer = Tokenizer.load(place)
+    elif ready is not None:
+        tokenizer = ready
+        (place / "origin.json").unlink(missing_ok=True)
+        tokenizer.save(place)  # a copy: the given one may be gone when the run is resumed
+    else:
+        assert text is not None, "only a resumed run does without its text"
+        tokenizer = _train_on_text(place, file, family, text, vocabulary, given, note)
+    tokenizer.framing = family.framing
+    return tokenizer
+
+
+def _ready_tokenizer(file: CommonFile, text: TextSource | None, given: Tokenizer | None) -> Tokenizer | None:
+    """Returns a tokenizer that exists already; None if one has to be trained on the text."""
+    if given is None and file.tokenizer is not None and file.kind is None:
+        given = Tokenizer.load(file.tokenizer)
+        given.forget_reading()  # by the model that it was made for
+    if isinstance(text, PreparedText):
+        if file.vocabulary is not None and not text.text:
+            raise EtymonError(f"{text.folder} was prepared with its tokenizer: leave out the vocabulary")
+        stored = Tokenizer.load(text.folder / "tokenizer")
+        stored.forget_reading()
+        return stored if given is None or extends(stored, given) else given
+    return None if file.start is not None and file.vocabulary is not None else given
+
+
+def _train_on_text(
+    place: Path,
+    file: CommonFile,
+    family: Family,
+    text: TextSource,
+    vocabulary: int,
+    old: Tokenizer | None,
+    note: Callable[[str], None],
+) -> Tokenizer:
+    """Trains a tokenizer on the text, or grows `old` by it; one that an earlier attempt trained alike is used again."""
+    # There are 256 bytes, and all characters are taken: the room that the shape has does not matter.
+    size = file.vocabulary if file.kind in ("byte", "character") else vocabulary
+    choice = training_choice(file.kind, family.name, size)
+    origin = {name: value for name, value in choice.items() if name != "framing"}
+    if old is not None:
+        origin = {"size": size, "grown_from": old.fingerprint}
+    if (place / "origin.json").is_file():
+        if read_json(place / "origin.json") == origin | {"text": text.fingerprint()}:
+            return Tokenizer.load(place)
+        (place / "origin.json").unlink()
+    if file.kind == "byte":  # there is nothing to learn
+        tokenizer = train_tokenizer(texts=(), **choice)
+        tokenizer.save(place)
+        return tokenizer
+    what = f"{size:,} tokens" if size else "all characters"
+    note(f"{'training' if old is None else 'growing'} a tokenizer of {what} on the text")
+    with sample_texts(text.documents(), hold_out=False) as (texts, _):
+        if old is None:
+            tokenizer = train_tokenizer(texts=texts, **choice)
+        else:
+            tokenizer = grow_tokenizer(old, lambda: texts, size or 0)
+            note(f"the tokenizer has grown from {old.size:,} to {tokenizer.size:,} tokens")
+    tokenizer.save(place)
+    # The fingerprint comes last: files that were just read need not be read once more for it.
+    write_json(place / "origin.json", origin | {"text": text.fingerprint()})
+    return tokenizer

@@ -1,79 +1,333 @@
-"""Validation during a run."""
+"""Validation: figures of held-out data during a run, and the evaluation of the trained model at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from etymon.families.model import Model
 from etymon.objectives.objective import MicroBatch, Objective
-from etymon.runs.report import sample_text
+from etymon.runs.folder import Job
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
-from etymon.training.progress import Progress
-from etymon.training.unit import TrainingUnit, evaluate
+from etymon.training.unit import TrainingUnit, averages, evaluate
+
+if TYPE_CHECKING:
+    from etymon.generation.settings import DecodingSettings
+    from etymon.sampling.examples import Examples
+    from etymon.tables.table import Table
+    from etymon.tasks.scores import MetricScore
+    from etymon.tasks.task import Task
 
 VALIDATION_SAMPLES = 512
-"""Of the validations on the way; the last one reads everything."""
+"""Of the validations during a run; the last one reads everything."""
+MIXTURE_SAMPLES = 128
+"""The same of each text of a mixture."""
+FEW_ROWS, MANY_ROWS, FEW_TOKENS = 200, 1000, 32_768
+"""Rows that the validations of a task answer during a run: a few, or, where a head answers, up to many with not too
+many tokens. When the run is over, all are answered."""
+RESAMPLES = 1000
+SHOWN_ANSWERS = 3
+SAMPLE_TOKENS = 60
+"""Tokens of a text that the model writes to show itself."""
+
+Log = Callable[[dict[str, Any]], None]
+"""Writes a record into the run's metrics."""
 
 
 @dataclass
 class PhasePlan:
-    """A phase as it will run."""
+    """A phase of a run as it will be trained."""
 
     share: float
+    """Of the run's steps."""
     length: int
-    rows: int
-    objective: Objective
-    store: Any
-    """A `TokenStore`, or what else has `train` and `validation`."""
     feed: Feed
+    store: Any = None
+    """The `TokenStore` of text."""
 
-    def rest_of_validation(self, seed: int) -> float:
-        """What the last validation reads beyond one on the way, in multiples of that."""
-        samples = len(self.objective.plan(self.store.validation, seed, 0, shuffle=False))
-        return max(0.0, samples / VALIDATION_SAMPLES - 1)
+    @property
+    def objective(self) -> Objective:
+        return self.feed.objective
 
 
 @dataclass
-class Judge:
-    """Validation: a sample of the held-out text on the way, all of it at the end, and what the model writes."""
+class Evaluation:
+    """How good the trained model is: figures and, of a task, the answers to all validation rows and their scores."""
 
+    metrics: dict[str, Any] = field(default_factory=dict)
+    answers: list[Any] = field(default_factory=list)
+    scores: dict[str, MetricScore] = field(default_factory=dict)
+    beside: dict[str, dict[str, MetricScore]] = field(default_factory=dict)
+    """The same scores of the baselines, and of the model on texts with typos."""
+
+
+class Validator(Protocol):
+    def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
+        """Returns figures of held-out data after `step` steps, the last of them of phase number `phase`."""
+
+    def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
+        """Returns the evaluation of the trained model, whose last validation gave `metrics`.
+
+        `is_restored`: it is not the model that was validated last, but an earlier and better one.
+        """
+
+    def try_few(self) -> None:
+        """Validates a few samples, to see that it works."""
+
+    def extra_cost(self) -> float:
+        """Returns how much more the last validation reads than the others, in multiples of one of those."""
+
+
+@dataclass
+class TextValidator:
+    """Validation on text: a sample of what is held out, all of it after the last step, and a text by the model."""
+
+    job: Job
     unit: TrainingUnit
     phases: Sequence[PhasePlan]
-    seed: int
-    progress: Progress
-    world: World
-    on_sample: Callable[[int, str], None]
+    log: Log
     _slices: dict[int, Sequence[MicroBatch]] = field(default_factory=dict)
     _first: tuple[int, dict[str, Any]] | None = None
-    """The phase and the figures before the first step, which are asked for when a budget is measured and once more."""
+    """The phase and the figures before the first step, which measuring a time budget asks for, and the run again."""
 
-    def validate(self, step: int, number: int, *, last: bool) -> dict[str, Any]:
-        """The figures after `step` steps, by the objective and the text of phase `number`."""
-        phase = self.phases[number]
-        slices = self._read(phase, None) if last else self._slices.get(number)
-        if slices is None:
-            slices = self._read(phase, VALIDATION_SAMPLES)
-            self._slices = {number: slices}  # those of an earlier phase will not be asked for again
+    def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
+        if not is_last and phase not in self._slices:
+            self._slices = {phase: self._read(phase, VALIDATION_SAMPLES)}  # earlier phases do not come back
+        slices = self._read(phase, None) if is_last else self._slices[phase]
         if not slices:
             if step == 0:
-                self.progress.note(
-                    "no text is held out: only the training loss will tell how good the model is"
-                )
+                self.job.note("no text is held out: only the training loss will tell how good the model is")
             return {}
-        self.unit.objective = phase.objective
-        known = self._first if step == 0 and not last else None
-        figures = dict(known[1]) if known and known[0] == number else evaluate(self.unit, slices, self.world)
-        if step == 0 and not last:
-            self._first = number, dict(figures)
+        is_first = step == 0 and not is_last
+        if is_first and self._first is not None and self._first[0] == phase:
+            figures = dict(self._first[1])
+        else:
+            figures = self._figures(phase, slices)
+        if is_first:
+            self._first = phase, dict(figures)
         model: Any = self.unit.model
-        if self.world.first and (text := sample_text(model, self.seed)):
-            self.on_sample(step, text)
+        if self.job.world.first and (text := sample_text(model, self.job.file.seed)):
+            self.log({"step": step, "sample": text})
         return figures
 
-    def _read(self, phase: PhasePlan, most: int | None) -> Sequence[MicroBatch]:
-        held = phase.store.validation
+    def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
+        if is_restored:
+            slices = self._read(phase, None)
+            metrics = self._figures(phase, slices) if slices else {}
+        return Evaluation(metrics)
+
+    def try_few(self) -> None:
+        number = len(self.phases) - 1
+        if slices := self._read(number, self.phases[number].feed.rows):
+            self._figures(number, slices)
+
+    def extra_cost(self) -> float:
+        phase = self.phases[-1]
+        samples = len(phase.objective.plan(phase.store.validation, self.job.file.seed, 0, shuffle=False))
+        return max(0.0, samples / VALIDATION_SAMPLES - 1)
+
+    def _figures(self, phase: int, slices: Sequence[MicroBatch]) -> dict[str, Any]:
+        self.unit.objective = self.phases[phase].objective
+        return evaluate(self.unit, slices, self.job.world)
+
+    def _read(self, number: int, most: int | None) -> Sequence[MicroBatch]:
+        phase = self.phases[number]
         return validation_slices(
-            phase.objective, held, self.seed, rows=phase.rows, slices=phase.feed.slices, most=most
-        )
+            phase.objective, phase.store.validation, self.job.file.seed,
+            rows=phase.feed.rows, slices=phase.feed.slices, most=most,
+        )  # fmt: skip
+
+
+def sample_text(model: Model, seed: int) -> str | None:
+    """Returns a short text that the model writes out of nothing, the same for a seed; None if it cannot write."""
+    if "causal" not in model.capabilities or model.tokenizer is None or "vocabulary" not in model.heads:
+        return None
+    from etymon.generation import DecodingSettings, generate_texts  # which few objectives need
+
+    room = min(SAMPLE_TOKENS, (model.positions or SAMPLE_TOKENS) - 1)
+    settings = DecodingSettings(max_new_tokens=room, sample=True, temperature=0.8, top_k=40, seed=seed)
+    return generate_texts(model, [""], settings)[0].text
+
+
+@dataclass
+class TaskRows:
+    """The rows of a task, encoded."""
+
+    train: Examples
+    validation: Examples | None
+    table: Table | None
+    """The validation rows themselves; None if there are none."""
+
+    def count_during_run(self, writes: bool) -> int:
+        """Returns how many validation rows are answered before the run's end, by a head or, if it `writes`, as text."""
+        if self.table is None or self.validation is None:
+            return 0
+        count = FEW_ROWS
+        if not writes:
+            cheap = FEW_TOKENS * len(self.table) // max(int(self.validation.sizes.sum()), 1)
+            count = max(FEW_ROWS, min(MANY_ROWS, cheap))
+        return min(count, len(self.table))
+
+
+@dataclass
+class TaskValidator:
+    """Validation of a task: its loss, and scores of the model's answers."""
+
+    job: Job
+    unit: TrainingUnit
+    task: Task
+    rows: TaskRows
+    metrics: Sequence[str]
+    log: Log
+    baseline_rows: Table | None = None
+    """Training rows of the baselines that are scored at the end, beside the model; None: no baselines."""
+    _noted_step: int | None = None
+
+    def __post_init__(self) -> None:
+        self.scored = [name for name in self.metrics if name != "loss"]
+        table = self.rows.table
+        if table is not None:
+            # The same rows at every validation, so that the best model can be told.
+            places = np.linspace(0, len(table) - 1, self.rows.count_during_run(self.task.writes_text))
+            self.few = table.at(places.astype(int).tolist())
+            self._few_examples = self.task.encode(self.few)
+
+    def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
+        job, scores = self.job, dict.fromkeys(self.scored, 0.0)
+        if self.rows.table is None:
+            if step == 0:
+                job.note("no rows are held out: only the training loss will tell how good the model is")
+            return {}
+        figures, answers = self._answer(self._few_examples, self.few, job.world)
+        if self.scored and job.world.first:
+            values = self.task.score(answers, self.few, self.scored)
+            scores = {name: score.value for name, score in values.items()}
+            for place in range(min(SHOWN_ANSWERS, len(self.few))):
+                self.log({"step": step, "sample": self.task.format_row(self.few, place, answers[place])})
+        scores = job.world.add(scores)  # only the first process has answered
+        if self.scored and step != self._noted_step:  # measuring a time budget validates once more
+            self._noted_step = step
+            listed = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+            unit = "byte" if "bits_per_byte" in figures else "target"
+            loss = figures[f"bits_per_{unit}"]
+            job.note(f"step {step:,}: {listed}, a loss of {loss:.3f} bits per {unit}")
+        return figures | scores
+
+    def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
+        with self.job.world.first_alone() as is_first:
+            return self.evaluate_alone() if is_first else Evaluation()
+
+    def evaluate_alone(self) -> Evaluation:
+        """Returns loss and scores over all validation rows, computed by this process alone."""
+        from etymon.generation.settings import DecodingSettings
+
+        table, examples, beams = self.rows.table, self.rows.validation, self.job.file.beams
+        if table is None or examples is None:
+            return Evaluation()
+        figures, answers = self._answer(examples, table, World(), DecodingSettings(beams=beams))
+        if not self.scored:
+            return Evaluation(figures)
+        scores = self.task.score(answers, table, self.scored, RESAMPLES)
+        figures |= {name: score.value for name, score in scores.items()}
+        beside: dict[str, dict[str, MetricScore]] = {}
+        if self.baseline_rows is not None and scores:
+            from etymon.runs.task_report import (
+                compare_with_baselines,  # with libraries that pretraining has no use for
+            )
+
+            model: Any = self.unit.model
+            beside = compare_with_baselines(
+                self.task, model, self.baseline_rows, table, list(scores), RESAMPLES, beams, self.job.note
+            )
+        return Evaluation(figures, answers, scores, beside)
+
+    def try_few(self) -> None:
+        if self.scored and self.rows.table is not None:
+            model: Any = self.unit.model
+            few = self.few.at(range(min(2, len(self.few))))
+            self.task.score(self.task.predict(model, few), few, self.scored)
+
+    def extra_cost(self) -> float:
+        rows = 0 if self.rows.table is None else len(self.rows.table)
+        return self.job.file.beams * rows / max(self.rows.count_during_run(self.task.writes_text), 1)
+
+    def _answer(
+        self, examples: Any, table: Table, world: World, decoding: DecodingSettings | None = None
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Returns the loss of rows and, where there are scores, the answers to them (of the first process only)."""
+        model: Model = self.unit.model  # type: ignore[assignment]
+        self.unit.objective = self.task
+        if (
+            self.scored
+            and world.size == 1
+            and (both := self.task.evaluate(model, examples, table)) is not None
+        ):
+            answers, loss = both  # a head gives both in one pass
+            return averages({"loss": loss}, {"loss": 1.0}, None), answers
+        slices = list(validation_slices(self.task, examples, self.job.file.seed, rows=1))
+        figures = evaluate(self.unit, slices, world)
+        return figures, self.task.predict(model, table, decoding) if self.scored and world.first else []
+
+
+@dataclass
+class MixtureValidator:
+    """Each part of a mixture on its own held-out data; `bits_per_target` is the mean over them."""
+
+    job: Job
+    unit: TrainingUnit
+    tasks: Mapping[str, TaskValidator]
+    texts: Mapping[str, tuple[Objective, Any]]
+    """The objective and the held-out text of parts that are no tasks."""
+    names: Sequence[str]
+    """Of all parts, in the order of the mixture."""
+
+    def __post_init__(self) -> None:
+        self._slices = {
+            name: validation_slices(objective, split, self.job.file.seed, rows=8, most=MIXTURE_SAMPLES)
+            for name, (objective, split) in self.texts.items()
+        }
+
+    def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
+        return self._merge({name: task.validate(step, phase, is_last) for name, task in self.tasks.items()})
+
+    def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
+        with self.job.world.first_alone() as is_first:
+            if not is_first:
+                return Evaluation()
+            parts = {name: task.evaluate_alone() for name, task in self.tasks.items()}
+            scores = {
+                f"{name}/{metric}": score
+                for name, part in parts.items()
+                for metric, score in part.scores.items()
+            }
+            figures = {name: part.metrics for name, part in parts.items()}
+            return Evaluation(self._merge(figures, World(device=self.job.world.device)), scores=scores)
+
+    def try_few(self) -> None:
+        for validator in self.tasks.values():
+            validator.try_few()
+
+    def extra_cost(self) -> float:
+        return 0.0
+
+    def _merge(
+        self, task_figures: Mapping[str, dict[str, Any]], world: World | None = None
+    ) -> dict[str, Any]:
+        """Returns the figures of tasks and texts under `name/figure`, the loss of each as `name/bits`."""
+        merged: dict[str, Any] = {}
+        for name in self.names:
+            if name in self.tasks:
+                figures = dict(task_figures[name])
+            else:
+                self.unit.objective, slices = self.texts[name][0], self._slices[name]
+                figures = evaluate(self.unit, slices, world or self.job.world) if slices else {}
+            bits = figures.pop("bits_per_target", figures.get("bits_per_byte"))
+            merged |= {f"{name}/{key}": value for key, value in figures.items()}
+            if bits is not None:
+                merged[f"{name}/bits"] = bits
+        losses = [value for key, value in merged.items() if key.endswith("/bits")]
+        return merged | ({"bits_per_target": sum(losses) / len(losses)} if losses else {})

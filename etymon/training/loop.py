@@ -92,7 +92,8 @@ class TrainingResult:
     """Which one, if it was stopped."""
 
 
-Validate = Callable[[int], dict[str, Any]]
+Validate = Callable[[int, int, bool], dict[str, Any]]
+"""Figures of a validation after so many steps, the last of a phase (by number), and whether it is the run's last one."""
 Criterion = Callable[[Mapping[str, Any]], float | None]
 """The metric of a validation that is to fall. With one, there is a checkpoint of every model that is the best yet."""
 
@@ -346,7 +347,8 @@ class Trainer:
                         milestone.act()
 
     def _validate(self) -> None:
-        self.metrics = self.validate(self.state.step)
+        step = self.state.step
+        self.metrics = self.validate(step, self.stream.phase_number_after(step), step >= self.plan.steps)
         if not self.metrics:
             return
         state, score = self.state, self.criterion(self.metrics)

@@ -154,11 +154,15 @@ def finetune(
     from etymon.config import read_yaml
     from etymon.families import REGISTRY, get_family
     from etymon.families.loading import read_shape
-    from etymon.runs.finetuning import Finetuning
-    from etymon.runs.mixing import Mixing
+    from etymon.runs.dry_run import rehearse
+    from etymon.runs.folder import Job, resume_job
+    from etymon.runs.mixture_data import MixtureData
+    from etymon.runs.run import run
     from etymon.runs.run_file import assemble, begun, settings_of
+    from etymon.runs.table_data import TableData
     from etymon.runs.task_file import TaskFile
     from etymon.tables.table import rows_or_paths
+    from etymon.training.progress import make_progress
 
     train, validation = (None if given is None else rows_or_paths(given) for given in (train, validation))
     asked |= {"train": train, "validation": validation}
@@ -206,6 +210,7 @@ def finetune(
     )  # fmt: skip
     file = assemble(TaskFile, given, config, tuple(overrides))
     folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
+    job = Job(folder, file, make_progress(progress), device=device, workers=workers)
     if seeds is not None:
         if seed is not None or dry_run:
             raise EtymonError("give --seed, --dry-run or --seeds, not several of them")
@@ -216,23 +221,18 @@ def finetune(
             raise EtymonError(
                 f"--seeds {wanted[0]} asks for that many models, and a mean needs two or more: say --seeds 3, or --seed N for one model"
             )
-        return finetune_seeds(
-            folder, file, [*range(wanted[0])] if len(wanted) == 1 else wanted, resume=bool(resume),
-            progress=progress, device=device, workers=workers, train=_rows(train), validation=_rows(validation),
-        )  # fmt: skip
+        every_seed = [*range(wanted[0])] if len(wanted) == 1 else wanted
+        return finetune_seeds(job, every_seed, _rows(train), _rows(validation), resume=bool(resume))
     resume = options.resumes(resume, folder)
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
-    mixed = (begun(folder, TaskFile) if resume else file).mixture is not None
-    if mixed and dry_run:
-        raise EtymonError("a mixture cannot be rehearsed: try it with --steps 1")
-    kind: type[Mixing | Finetuning] = Mixing if mixed else Finetuning
-    own: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
-    if not mixed:
-        own |= {"train": _rows(train), "validation": _rows(validation)}
     if resume:
-        return kind.resumed(folder, file, **own).go()
-    return Finetuning(folder, file, **own).rehearse() if dry_run else kind(folder, file, **own).go()
+        job = resume_job(job)
+    is_mixture = job.file.mixture is not None
+    if is_mixture and dry_run:
+        raise EtymonError("a mixture cannot be rehearsed: try it with --steps 1")
+    data = MixtureData(job) if is_mixture else TableData(job, _rows(train), _rows(validation))
+    return rehearse(job, data) if dry_run else run(job, data)
 
 
 def _paths(given: Any) -> list[str] | None:

@@ -133,26 +133,35 @@ def started(
     set: Sequence[str] | None,
     resume: bool | Literal["auto"],
     dry_run: bool,
-    **options: Any,
+    progress: Literal["auto", "rich", "plain", "silent"],
+    device: str | None,
+    workers: int,
 ) -> Pretrained:
-    """A run as it was asked for, from the beginning or from where it was stopped."""
-    from etymon.runs.pretraining import Pretraining
+    """Runs what was asked for, from the beginning or from where it was stopped."""
+    from etymon.runs.dry_run import rehearse
+    from etymon.runs.folder import Job, resume_job
+    from etymon.runs.run import run
     from etymon.runs.run_file import RunFile, assemble
+    from etymon.runs.text_data import TextData
     from etymon.text.sources import text_source
+    from etymon.training.progress import make_progress
 
     file = assemble(RunFile, given, config, tuple(set or ()))
     target = Path(out or Path("runs") / f"{file.family}-{file.size}")
+    job = Job(target, file, make_progress(progress), device=device, workers=workers)
     resume = resumes(resume, target)
     if resume and dry_run:
         raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
     if resume:
-        return Pretraining.resumed(target, file, source, **options).go()
+        job = resume_job(job)
+        return run(job, TextData(job, source))
     if source is None:
         if not file.data:
             raise EtymonError("there is no text to train on: give --data with files, folders or globs")
         source = text_source(file.data, file.documents, file.column, file.errors)
-    run = Pretraining(target, file, source, **options)
-    return run.rehearse() if dry_run else run.go()
+    if dry_run:
+        return rehearse(job, TextData(job, source, beginning_only=True))
+    return run(job, TextData(job, source))
 
 
 def present(result: Pretrained) -> None:

@@ -24,7 +24,7 @@ import torch._dynamo
 
 from etymon import generation
 from etymon.checkpoints import weights
-from etymon.runs import pretraining
+from etymon.runs import dry_run, text_data
 from etymon.training import state as runs
 from etymon.training.speed import matmul_peak
 from tests.verbs.small_runs import pretrain, with_test_sizes
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "save_at": ["20steps"],
 }
 KILLED = 9
-IMPORTED = (matplotlib.backends.backend_svg, matplotlib.figure, torch._dynamo, generation, pretraining)
+IMPORTED = (matplotlib.backends.backend_svg, matplotlib.figure, torch._dynamo, generation, dry_run, text_data)
 """What a run imports on its way; here it is there already."""
 
 

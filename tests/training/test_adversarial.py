@@ -51,7 +51,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
         return Trainer(
             unit, StepStream([Phase(0, feed)]),
             TrainingSettings(steps=10, clip=None, adversarial=chosen, seed=seed),
-            RunFolder(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=make_progress("silent"),
+            RunFolder(tmp_path), validate=lambda *arguments: {}, save_members=lambda folder: None, progress=make_progress("silent"),
         )  # fmt: skip
 
     return make

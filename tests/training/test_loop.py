@@ -46,7 +46,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
             StepStream([Phase(0, feed)]),
             TrainingSettings(optimiser=optimiser, schedule=schedule, **chosen),
             RunFolder(tmp_path),
-            validate=lambda step: {},
+            validate=lambda *arguments: {},
             save_members=lambda folder: None,
             progress=make_progress("silent"),
         )
@@ -235,7 +235,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(trainer: Maker, tmp_path: Pa
         made.train("test")
     assert RunFolder(tmp_path).checkpoints() == []
     made = trainer("gpt2", "causal")
-    made.validate = lambda step: {"bits_per_byte": math.nan}
+    made.validate = lambda *arguments: {"bits_per_byte": math.nan}
     with pytest.raises(EtymonError, match="validation loss after step 0 is not finite"):
         made.train("test")
 
@@ -253,7 +253,7 @@ def test_the_display_is_closed_when_training_fails(trainer: Maker, monkeypatch: 
 def test_the_best_validation_is_remembered(trainer: Maker) -> None:
     made = trainer("gpt2", "causal", steps=4, validate_every=1)
     figures = iter([5.0, 3.0, 2.0, 4.0, 2.0])
-    made.validate = lambda step: {"bits_per_byte": next(figures)}
+    made.validate = lambda *arguments: {"bits_per_byte": next(figures)}
     result = made.train("test")
     assert (result.state.best, result.state.best_step, result.metrics) == (2.0, 2, {"bits_per_byte": 2.0})
     assert not result.stopped

@@ -47,7 +47,7 @@ def trainer(stores: dict[str, Any], tmp_path: Path) -> Maker:
         return Trainer(
             TrainingUnit(model, objective, companions), StepStream([Phase(0, feed)]),
             TrainingSettings(**{"steps": 12, "unfreeze": 0.5, **settings}),
-            RunFolder(tmp_path), validate=lambda step: {}, save_members=lambda folder: None, progress=make_progress("silent"),
+            RunFolder(tmp_path), validate=lambda *arguments: {}, save_members=lambda folder: None, progress=make_progress("silent"),
         )  # fmt: skip
 
     return make

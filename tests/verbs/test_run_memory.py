@@ -48,7 +48,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(
     family: str, asked: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(8e9, monkeypatch)
-    monkeypatch.setattr("etymon.runs.running.build", None)
+    monkeypatch.setattr("etymon.runs.model.build", None)
     with pytest.raises(EtymonError, match=refusal) as found:
         pretrain(family, tmp_path / "run", **asked)
     assert "this machine has 8 GB free" in str(found.value) and "\n" not in str(found.value)

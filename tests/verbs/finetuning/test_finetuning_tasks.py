@@ -27,9 +27,10 @@ from etymon.errors import EtymonError
 from etymon.families.loading import build
 from etymon.families.saving import save
 from etymon.runs import seeds
+from etymon.runs.folder import Job
 from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
-from etymon.runs.task_validation import TaskData
+from etymon.runs.validation import TaskRows
 from etymon.sampling.examples import Examples
 from etymon.tables.table import read_table
 from etymon.text.sources import Texts
@@ -190,10 +191,9 @@ def test_a_process_that_knows_no_scores_writes_no_summary(
     learnt: Finetuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = replace(learnt, metrics={}, quiet=True)
-    monkeypatch.setattr(
-        seeds, "Finetuning", lambda *_, **__: SimpleNamespace(go=lambda: other, metrics=["accuracy"])
-    )
-    seeds.finetune_seeds(tmp_path, TaskFile(family="bert"), [0, 1], resume=False)
+    monkeypatch.setattr(seeds, "TableData", lambda *_: SimpleNamespace(metrics=["accuracy"]))
+    monkeypatch.setattr(seeds, "run", lambda *_: other)
+    seeds.finetune_seeds(Job(tmp_path, TaskFile(family="bert")), [0, 1], None, None, resume=False)
     assert not (tmp_path / "seeds.json").exists()
 
 
@@ -623,8 +623,7 @@ def test_validations_on_the_way_answer_as_many_rows_as_are_cheap(
 ) -> None:
     table = read_table([{"text": "a"}] * rows)
     examples = Examples({}, np.full(rows, tokens), np.ones(rows))
-    task: Any = SimpleNamespace(writes_text=writes)
-    assert TaskData(examples, examples, table).on_the_way(task) == expected
+    assert TaskRows(examples, examples, table).count_during_run(writes) == expected
 
 
 def test_several_seeds_of_a_pretrained_model_go_on(start: Callable[[str], Path], tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import etymon
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.runs import mixing
-from etymon.runs.mixing import Mixing
+from etymon.runs import mixture_data
+from etymon.runs.folder import Job
+from etymon.runs.mixture_data import MixtureData
 from etymon.runs.result import Finetuned
 from etymon.runs.task_file import TaskFile
 from etymon.tasks.task import value_to_minimise
@@ -186,14 +187,10 @@ def test_a_pretrained_model_is_mixed_by_the_way_it_is_fine_tuned(mixture: Path, 
     assert (kept["optimiser"]["name"], kept["schedule"]["name"]) == ("adafactor", "constant")
     assert etymon.translate(done.folder, "The dog.", max_new_tokens=2)
     file = load_yaml(tmp_path / "run" / "run.yaml", TaskFile)
-    larger = Mixing(
-        tmp_path / "larger", replace(file, vocabulary=9999, rows=None), "silent"
-    )  # and with more words
-    assert (
-        larger.recipe
-        == larger.family.tuning_for(larger.file.size)
-        != larger.family.recipe_for(larger.file.size)
-    )
+    # And with more words.
+    larger = MixtureData(Job(tmp_path / "larger", replace(file, vocabulary=9999, rows=None)))
+    plan = larger.model_plan
+    assert plan.recipe == plan.family.tuning_for(plan.size) != plan.family.recipe_for(plan.size)
 
 
 def test_a_prepared_store_is_no_member(mixture: Path, tmp_path: Path) -> None:
@@ -210,13 +207,13 @@ def test_text_is_hidden_as_the_family_does(
     mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    made = mixing.get_objective
+    made = mixture_data.get_objective
 
     def get_objective(name: str, *arguments: Any, **options: Any) -> Any:
         seen.append(options)
         return made(name, *arguments, **options)
 
-    monkeypatch.setattr(mixing, "get_objective", get_objective)
+    monkeypatch.setattr(mixture_data, "get_objective", get_objective)
     tree = yaml.safe_load(mixture.read_text(encoding="utf-8"))
     tree["members"][0] |= {"objective": "masked", "options": {"density": 0.2}}
     (tmp_path / "labels.jsonl").write_text('{"text": "a river", "label": "x"}\n{"text": "b", "label": "y"}\n')

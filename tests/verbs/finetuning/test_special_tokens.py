@@ -14,7 +14,7 @@ import etymon
 from etymon.errors import EtymonError
 from etymon.families.loading import load
 from etymon.nn.batch import Batch
-from etymon.runs.running import TrainingRun
+from etymon.runs import run as run_module
 from etymon.text.tokenizer_growing import with_roles
 from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
@@ -52,14 +52,14 @@ def test_what_is_missing_is_added_told_and_opened_by_transformers(
     old = load(published)
     assert old.tokenizer is not None and set(old.tokenizer.roles) == {"unknown"}
     known, first = old.tokenizer.size, []
-    reached = TrainingRun.completed
+    complete = run_module.complete_model
 
-    def completed(self: Any, *arguments: Any, **named: Any) -> Any:
-        model = reached(self, *arguments, **named)
+    def complete_model(*arguments: Any) -> Any:
+        model = complete(*arguments)
         first.append(model.stored_tensors()["body.embeddings.words.weight"].clone())  # before the first step
         return model
 
-    monkeypatch.setattr(TrainingRun, "completed", completed)
+    monkeypatch.setattr(run_module, "complete_model", complete_model)
     done = finetune(published, tmp_path / "run", progress="plain")
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "_start_" in line]
     assert "has no _start_ and no _delimiter_ and no _classify_" in told

@@ -12,9 +12,10 @@ import pytest
 
 import etymon
 from etymon.errors import EtymonError
-from etymon.runs.pretraining import Pretraining
+from etymon.runs.folder import Job
 from etymon.runs.result import Pretrained
 from etymon.runs.run_file import PhaseFile, RunFile
+from etymon.runs.text_data import TextData
 from etymon.runs.training_settings import ramped
 from etymon.text.sources import Texts
 from etymon.training.state import RunFolder, read_state
@@ -217,9 +218,9 @@ def test_a_phase_of_the_same_objective_has_the_run_s_options(
     file = RunFile(
         family="bert", size="test", options={"density": 0.3}, phases=phases, **{"objective": "masked", **run}
     )
-    made = Pretraining(tmp_path, file, Texts(tiny.texts()), "silent")
-    assert {"density": 0.15, **made._options(phases[1])}["density"] == expected
-    assert made._options(phases[0])["density"] == 0.3
+    first, second = TextData(Job(tmp_path, file), Texts(tiny.texts())).phases
+    assert {"density": 0.15, **second.options}["density"] == expected
+    assert first.options["density"] == 0.3
 
 
 def test_a_growing_batch_may_skip_stages_where_steps_are_few(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile
-from etymon.runs.running import TrainingRun
 from etymon.runs.training_settings import steps_within, training_settings
 from etymon.text.sources import Texts
 from etymon.text.store import TokenStore
@@ -220,7 +219,7 @@ def test_a_budget_becomes_steps_and_measuring_changes_nothing(
         return 0.5
 
     monkeypatch.setattr(Trainer, "seconds_per_step", half_a_second)
-    monkeypatch.setattr(TrainingRun, "clock", staticmethod(lambda: 1.0))
+    monkeypatch.setattr("etymon.runs.run.clock", lambda: 1.0)
     measured = pretrain("gpt2", tmp_path / "budget", steps=None, budget="3.2s")
     settings = yaml.safe_load((measured.folder / "run.yaml").read_text(encoding="utf-8"))
     assert settings["budget"] == "3.2s"
@@ -276,7 +275,7 @@ def test_leftovers_of_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.M
             pretrain("gpt2", tmp_path / "run")
     assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("etymon.runs.data.train_tokenizer", lambda *_, **__: crash())
+        patch.setattr("etymon.runs.tokenizer.train_tokenizer", lambda *_, **__: crash())
         result = pretrain("gpt2", tmp_path / "run", steps=1)  # the same text: nothing is trained again
     never_begun(tmp_path / "run")
     other = pretrain("gpt2", tmp_path / "run", steps=1, data=Texts(tiny.texts(30, seed=5)), vocabulary=300)

@@ -252,7 +252,7 @@ def test_the_display_gets_what_it_shows(
             self.seen.append((step, dict(values)))
 
     watching = Watching()
-    monkeypatch.setattr("etymon.runs.running.make_progress", lambda kind: watching)
+    monkeypatch.setattr("etymon.training.progress.make_progress", lambda kind: watching)
     pretrain(family, tmp_path / "run", steps=3)
     assert [step for step, _ in watching.seen] == [1, 2, 3]
     for _, values in watching.seen:
@@ -268,8 +268,8 @@ def test_the_display_gets_what_it_shows(
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etymon.runs.dry_run.MOST", 2000)
-    monkeypatch.setattr("etymon.runs.dry_run.WHOLE", 2000)
+    monkeypatch.setattr("etymon.runs.text_data.BEGINNING_BYTES", 2000)
+    monkeypatch.setattr("etymon.runs.text_data.WHOLE_BYTES", 2000)
     text = tmp_path / "text"
     text.mkdir()
     for number, content in enumerate(tiny.texts(80)):

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from etymon.runs.result import Pretrained
-from etymon.runs.running import TrainingRun
 from etymon.training.loop import Trainer
 from tests.verbs.small_runs import crash, metrics, pretrain, resume
 
@@ -51,7 +50,7 @@ class Machine:
 
         monkeypatch.setattr(Trainer, "train_step", timed_step)
         monkeypatch.setattr(Trainer, "train", timed_train)
-        monkeypatch.setattr(TrainingRun, "clock", staticmethod(lambda: self.now))
+        monkeypatch.setattr("etymon.runs.run.clock", lambda: self.now)
 
 
 def run(out: Path, **changes: Any) -> Pretrained:

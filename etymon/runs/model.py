@@ -1,0 +1,288 @@
+"""The model of a run: which one it is, where its weights come from, and what is trained beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from etymon.checkpoints.settings import pass_over
+from etymon.errors import EtymonError
+from etymon.families import get_family
+from etymon.families.family import Family, Recipe
+from etymon.families.loading import build, load, model_folder, read_shape, shape_of
+from etymon.families.model import Model
+from etymon.families.saving import save
+from etymon.families.surgery import copy_layers, generator_for, grow, share_embeddings, spread_layers
+from etymon.nn.initialise import initialise, normal
+from etymon.objectives.objective import Objective, check_fit
+from etymon.runs.run_file import CommonFile, RunFile
+from etymon.runs.task_file import TaskFile
+from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer_growing import extends, require_room, spellings, with_roles
+from etymon.training.unit import TrainingUnit
+
+Note = Callable[[str], None]
+
+
+@dataclass
+class ModelPlan:
+    """Which model a run trains and by which recipe, decided before anything is built."""
+
+    family: Family
+    size: str | None
+    shape: Any
+    """But for its vocabulary, which the text decides where no tokenizer is given."""
+    recipe: Recipe
+    vocabulary: int
+    """Tokens of a tokenizer that has to be trained."""
+    title: str
+    heads: frozenset[str] = frozenset()
+    labels: Sequence[str] = ()
+    folder: str = "model"
+    """Its name in the run's folder and in checkpoints."""
+    fields: dict[str, int] = field(default_factory=dict)
+    """Fields of the shape that only a tokenizer or a teacher decides."""
+
+
+def plan_model(file: CommonFile, resuming: bool) -> ModelPlan:
+    """Returns the model that a run file asks for: of a size, or of the shape of the model to go on from."""
+    family = get_family(file.family)
+    if isinstance(file, TaskFile) and file.features is not None:
+        family = family.with_features(file.features)
+    size, shape = file.size, shape_of(family, file.size, **file.shape)
+    if file.start is not None and not resuming:
+        with pass_over(file.ignore_config_key):
+            start_family, shape = read_shape(file.start)
+        if start_family.name != family.name:
+            raise EtymonError(f"{file.start} is {start_family.title}, not {family.title}")
+        size = _size_of(family, shape)
+    if isinstance(file, TaskFile) and file.start is not None:
+        recipe = family.tuning_for(size)
+    else:
+        # A student's shape may be that of another size than the one it was made from.
+        is_student = isinstance(file, RunFile) and file.teacher is not None
+        recipe = family.recipe_for(_size_of(family, shape) if is_student else size)
+    title = f"{family.title} {size if file.start is None else f'from {file.start}'}"
+    return ModelPlan(family, size, shape, recipe, file.vocabulary or int(shape.vocabulary), title)
+
+
+def _size_of(family: Family, shape: Any) -> str | None:
+    """Returns the family's size that has this shape, whatever its vocabulary; None if there is none."""
+    fields = {**asdict(shape), "vocabulary": 0}
+    return next(
+        (size for size in family.sizes if {**asdict(shape_of(family, size)), "vocabulary": 0} == fields), None
+    )
+
+
+# --- where its weights come from
+
+
+@dataclass
+class StartModel:
+    """The model that a run goes on from, or a new one, and what is known of its past."""
+
+    model: Model | None = None
+    """None until it is built, if it is new."""
+    is_new: bool = True
+    tokenizer: Tokenizer | None = None
+    """Of a model to go on from; a resumed run has its own."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """The runs before this one."""
+    grown: dict[str, int] | None = None
+    """The sizes that its vocabulary grew `from` and `to` in this run."""
+
+
+def open_start(plan: ModelPlan, file: CommonFile, checkpoint: Path | None, note: Note) -> StartModel:
+    """Opens the model of a checkpoint, or the one to go on from; nothing if the run begins from scratch."""
+    if checkpoint is not None:
+        model = load(checkpoint / plan.folder)
+        past, entry = model.history[:-1], model.history[-1]
+        return StartModel(model, False, None, past, entry.get("grown"))
+    if file.start is None:
+        return StartModel()
+    model = load(
+        file.start,
+        heads=plan.heads,
+        labels=plan.labels or None,
+        features=file.features if isinstance(file, TaskFile) else None,
+        seed=file.seed,
+    )
+    if model.new_heads:
+        kinds = " and no ".join(model.new_heads) + " head" + (" for these labels" if plan.labels else "")
+        note(f"{file.start} has no {kinds}: starting anew there")
+    return StartModel(model, False, start_tokenizer(file, model, note), model.history)
+
+
+def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
+    """Returns the tokenizer of the model to go on from, or the given one if that extends it.
+
+    Special tokens that the family frames texts by are added where they are missing: GPT-1's were never published.
+    """
+    if model.int8:
+        raise EtymonError(
+            f"{file.start} has weights of eight bits and cannot be trained: go on from the whole model"
+        )
+    given = None if file.tokenizer is None or file.kind else Tokenizer.load(file.tokenizer)
+    tokenizer = given or model.tokenizer
+    if tokenizer is None:
+        raise EtymonError(f"{file.start} has no tokenizer: give its own with --tokenizer")
+    if model.tokenizer is None:
+        if tokenizer.size > model.shape.vocabulary:
+            raise EtymonError(
+                f"the tokenizer {file.tokenizer} has {tokenizer.size:,} tokens, and {file.start} only "
+                f"{model.shape.vocabulary:,} word vectors: it is not its own"
+            )
+        model.tokenizer = tokenizer
+    if not extends(tokenizer, model.tokenizer):
+        raise EtymonError(
+            f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer out"
+        )
+    if file.vocabulary is not None:
+        require_room(tokenizer, file.vocabulary)
+    specials, framing = model.family.tokenizer.specials, model.family.framing
+    lacking = {specials[role] for role in framing.roles if role not in tokenizer.roles}
+    # By token, not by role: what begins a text may also end it.
+    missing = {
+        role: token for role, token in specials.items() if token in lacking and role not in tokenizer.roles
+    }
+    if missing:
+        tokenizer = with_roles(tokenizer, missing)
+        note(
+            f"{file.start} has no {' and no '.join(dict.fromkeys(missing.values()))}, which texts are framed by: "
+            "added to its tokenizer, with new word vectors"
+        )
+    return tokenizer
+
+
+def complete_model(plan: ModelPlan, file: CommonFile, start: StartModel, tokenizer: Tokenizer) -> Model:
+    """Returns the model with its tokenizer and a word vector for each token: the start's, or a new one."""
+    if start.model is None:
+        suggested = plan.family.suggest_cutoffs(tokenizer, file.size, file.shape)
+        shape = {
+            **suggested,
+            **file.shape,
+            **plan.family.tokenizer_fields(tokenizer),
+            "vocabulary": tokenizer.size,
+        }
+        labels: Any = {"labels": plan.labels} if plan.labels else {}
+        model = build(
+            plan.family, file.size, heads=plan.heads, seed=file.seed, shape={**shape, **plan.fields}, **labels
+        )
+    else:
+        model, sizes = grow_vocabulary(start.model, tokenizer, file.seed)
+        start.grown = sizes or start.grown
+    model.tokenizer = tokenizer
+    start.model = model  # a model that has grown is not needed as it was
+    return model
+
+
+def grow_vocabulary(model: Model, tokenizer: Tokenizer, seed: int = 0) -> tuple[Model, dict[str, int] | None]:
+    """Returns the model with a word vector for each token of a tokenizer that extends its own.
+
+    Also the sizes that its vocabulary grew `from` and `to`; None if they are the same.
+    """
+    old = model.tokenizer
+    if old is None or old.size == tokenizer.size:
+        return model, None
+    return grow(model, old.size, spellings(tokenizer, old), seed), {"from": old.size, "to": tokenizer.size}
+
+
+# --- distillation: the teacher
+
+
+def load_teacher(
+    file: RunFile, family: Family, objectives: Sequence[type[Objective]], device: torch.device
+) -> Model | None:
+    """Returns the frozen teacher of a distillation; None if no objective learns from one. Refuses what cannot teach."""
+    distilling = next((each.name for each in objectives if each.needs_teacher), None)
+    if file.teacher is None:
+        if distilling is not None:
+            raise EtymonError(f"the objective {distilling!r} needs a teacher: use `etymon distill TEACHER`")
+        return None
+    if distilling is None:
+        raise EtymonError(f"no objective of this run learns from a teacher: leave {file.teacher} out")
+    teacher = load(file.teacher, device=device, heads=("vocabulary",))
+    if teacher.new_heads:
+        raise EtymonError(f"{file.teacher} has no vocabulary head, so it has no distributions to teach")
+    if teacher.tokenizer is None:
+        raise EtymonError(f"{file.teacher} has no tokenizer, which its student would read the text with")
+    theirs, ours = teacher.family.framing, family.framing
+    if (theirs.single, theirs.pair) != (ours.single, ours.pair):
+        raise EtymonError(
+            f"{teacher.family.title} puts other tokens around a text than {family.title}: "
+            f"a student of the family {teacher.family.name} reads as it does"
+        )
+    for each in objectives:
+        check_fit(each, teacher.family)
+    return teacher.requires_grad_(False)
+
+
+def init_from_teacher(model: Model, teacher: Model, layers: Sequence[int] | None, note: Note) -> None:
+    """Copies `layers` of the teacher into the student: evenly spread ones if None, where their widths are the same."""
+    if layers is None and model.shape.dim != teacher.shape.dim:
+        note("the student is of another width than its teacher: it begins anew")
+        return
+    depths = (len(each.body.stack.schedule) for each in (model, teacher))
+    chosen = spread_layers(*depths) if layers is None else list(layers)
+    if chosen:
+        missing = copy_layers(model, teacher, chosen)
+        note(f"the student begins with layers {', '.join(map(str, chosen))} of its teacher")
+        if missing:
+            note(f"what the teacher does not have begins anew: {', '.join(missing)}")
+
+
+# --- what is trained together, and its folders
+
+
+def build_unit(
+    model: Model,
+    objectives: Sequence[Objective],
+    file: RunFile,
+    checkpoint: Path | None,
+    teacher: Model | None = None,
+) -> TrainingUnit:
+    """Returns the model with what the objectives train beside it: a generator, a projection to the teacher's width."""
+    companions: dict[str, nn.Module] = {}
+    bridges: dict[str, nn.Module] = {}
+    is_attended = any(getattr(getattr(each, "teaching", None), "attention", 0) for each in objectives)
+    if teacher is not None and is_attended and teacher.shape.heads != model.shape.heads:
+        raise EtymonError(
+            f"attention is followed head by head, and the teacher has {teacher.shape.heads} of them, the student "
+            f"{model.shape.heads}: leave --attention out, or give the student as many"
+        )
+    if teacher is not None and teacher.shape.dim != model.shape.dim:
+        # Hidden states of different widths are compared through a map that is trained with the student.
+        projection = nn.utils.skip_init(nn.Linear, model.shape.dim, teacher.shape.dim, bias=False)
+        initialise(projection, [("*", normal(model.shape.dim**-0.5))], file.seed)
+        bridges["projection"] = projection
+    if any("generator" in objective.companions for objective in objectives):
+        place = checkpoint or (None if file.start is None else model_folder(file.start).parent)
+        if place is not None and (place / "generator" / "config.json").is_file():
+            assert model.tokenizer is not None
+            # It shares the word vectors of the model, and grows with it.
+            generator, _ = grow_vocabulary(load(place / "generator"), model.tokenizer)
+            generator.tokenizer = model.tokenizer
+            companions["generator"] = share_embeddings(generator, model)
+        else:
+            companions["generator"] = generator_for(model, file.generator, file.seed)
+    model.reads_prefix = "prefix" in objectives[-1].requires
+    return TrainingUnit(model, objectives[0], companions, bridges, teacher)
+
+
+def models_of(unit: TrainingUnit, name: str) -> dict[str, Model]:
+    """Returns the models of a unit by the names of their folders; `name` is that of the trained one."""
+    parts = {name: unit.model, **unit.companions}
+    return {folder: part for folder, part in parts.items() if isinstance(part, Model)}
+
+
+def save_models(
+    unit: TrainingUnit, name: str, folder: Path, *, history: Sequence[Mapping[str, Any]], fold: bool = True
+) -> None:
+    """Writes a model folder for each model of a unit."""
+    for place, model in models_of(unit, name).items():
+        save(model, folder / place, history=history, fold=fold)

@@ -1,0 +1,359 @@
+"""The story of a run, from its settings to the saved model.
+
+`pretrain`, `distill` and `finetune`, with one task or a mixture, all go this way: they differ in the data that they hand in.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from etymon.errors import EtymonError
+from etymon.families.loading import load
+from etymon.families.model import Model
+from etymon.families.saving import save
+from etymon.nn.footprint import Footprint
+from etymon.nn.lora import merge
+from etymon.runs.folder import Job, join_processes, lock_folder
+from etymon.runs.model import ModelPlan, StartModel, complete_model, models_of, open_start, save_models
+from etymon.runs.report import Records, ReportParts, write_run_report
+from etymon.runs.result import Finetuned, Pretrained
+from etymon.runs.run_file import CommonFile, begun, plain
+from etymon.runs.task_file import TaskFile
+from etymon.runs.training_settings import VALIDATIONS, steps_within, training_settings
+from etymon.runs.validation import Evaluation, Log, PhasePlan, Validator
+from etymon.text.tokenizer import Tokenizer
+from etymon.training.budgets import Pace, Revision, TimeBudget, mean_pace, parse_budget
+from etymon.training.feeding import Phase, StepStream
+from etymon.training.loop import Criterion, Milestone, Trainer, TrainingSettings
+from etymon.training.state import RunFolder, TrainingState, read_state
+from etymon.training.unit import TrainingUnit
+
+USUAL_BUDGET = "10m"
+clock = time.perf_counter
+
+
+class TrainingData(Protocol):
+    """What a run trains on: `TextData`, `TableData` or `MixtureData`. Made from the settings, before any work."""
+
+    file: Any
+    """The run file, with the size of the model to go on from."""
+    model_plan: ModelPlan
+    criterion: Criterion | None
+    """Picks the validation figure by which the best model is kept; None: the loss, if the run may end early."""
+    keeps_best: bool
+    """Whether the model of the best validation is saved in the end, or that of the last step."""
+
+    def require_memory(self, device: torch.device) -> None: ...
+
+    def prepare(self, job: Job, given: Tokenizer | None) -> Tokenizer: ...
+
+    def build_unit(
+        self, job: Job, model: Model, start: StartModel, checkpoint: Path | None
+    ) -> tuple[TrainingUnit, list[PhasePlan]]: ...
+
+    def build_validator(
+        self, job: Job, unit: TrainingUnit, phases: list[PhasePlan], log: Log
+    ) -> Validator: ...
+
+    def resolved_file(self, budget: str, phases: list[PhasePlan]) -> CommonFile: ...
+
+    def history_entry(self) -> dict[str, Any]: ...
+
+    def report_parts(
+        self, job: Job, model: Model, evaluation: Evaluation | None, records: Records
+    ) -> ReportParts: ...
+
+    def share_read(self) -> float: ...
+
+    def describe(self, phases: list[PhasePlan]) -> dict[str, str]: ...
+
+    def footprint(self, unit: TrainingUnit, phases: list[PhasePlan], device: torch.device) -> Footprint: ...
+
+
+def run(job: Job, data: TrainingData) -> Any:
+    """Trains a model as `job` asks on `data`; returns `Pretrained`, or `Finetuned` of tasks.
+
+    The folder then holds `model/`, `report.html`, `run.yaml`, `metrics.jsonl` and checkpoints to resume from.
+    """
+    file, plan = data.file, data.model_plan
+    with join_processes(job) as job, lock_folder(job.folder, job.world):
+        world = job.world
+        if not job.resuming:
+            data.require_memory(world.device)
+
+        # The folder, and the checkpoint in it to resume from.
+        folder = RunFolder(job.folder)
+        with world.first_alone() as is_first:
+            if is_first:
+                folder.tidy()
+        checkpoint = folder.latest(job.note) if job.resuming else None
+        if job.resuming and checkpoint is None:
+            job.note("there is no whole checkpoint yet: starting from step 0")
+
+        # Text or tables, tokenizer, model and objectives.
+        unit, phases, start = prepare(job, data, checkpoint)
+        model: Model = unit.model  # type: ignore[assignment]
+        validator = data.build_validator(job, unit, phases, folder.log)
+
+        # How long to train. A run file that was taken over from another run says how many steps that came to.
+        settings = file.training or plan_training(job, data, unit, phases, validator)
+        if file.training and not job.resuming:
+            settings = replace(settings, time=None)
+
+        # The trainer, which may refuse its settings: so nothing is written before it.
+        state, optimiser_state = (TrainingState(), None) if checkpoint is None else read_state(checkpoint)
+        stream = build_stream(job, data, phases, settings.steps)
+        writer = ModelWriter(job, data, unit, start)
+        trainer = Trainer(
+            unit,
+            stream,
+            settings,
+            folder,
+            validate=validator.validate,
+            save_members=writer.save_checkpoint,
+            progress=job.progress,
+            state=state,
+            optimiser_state=optimiser_state,
+            world=world,
+            milestones=writer.milestones(),
+            criterion=data.criterion,
+            record_revisions=writer.record_revisions,
+            clock=clock,
+        )
+        writer.trainer = trainer
+        pace = mean_pace([(phase.share, phase.feed) for phase in phases])
+        for amount in file.save_at:
+            if pace.exact_steps(parse_budget(amount)) > settings.steps + 1:
+                job.note(f"nothing will be kept at {amount}: the run ends before it gets there")
+        with world.first_alone() as is_first:
+            if is_first:
+                # Measuring and earlier attempts leave no metrics; a resumed run repeats those after its checkpoint.
+                folder.forget_after(state.step if checkpoint is not None else -1)
+                if not job.resuming:
+                    resolved = data.resolved_file(file.budget or USUAL_BUDGET, phases)
+                    replace(resolved, training=settings).write(job.folder / "run.yaml")
+                if file.tensorboard:
+                    folder.write_tensorboard(state.step)
+
+        # Training, with a validation every so many steps.
+        try:
+            result = trainer.train(f"{plan.title}, {model.parameter_count():,} parameters")
+        finally:
+            folder.close()
+        model.eval()
+        if state.step < trainer.plan.steps and not result.stopped:
+            job.note(
+                f"ended after {state.step:,} of {trainer.plan.steps:,} steps: no validation was better than that of "
+                f"step {state.best_step:,}"
+            )
+
+        # The best model instead of the last, where the run waited for it, and its evaluation.
+        is_restored = state.best_step not in (None, state.step) and (
+            data.keeps_best or (file.patience is not None and not result.stopped)
+        )
+        if is_restored:
+            for name, part in models_of(unit, plan.folder).items():
+                best = load(folder.checkpoint(state.best_step or 0) / name, device=part.device)
+                part.load_state_dict(best.state_dict())
+            job.note(f"the best model is that of step {state.best_step:,}")
+        evaluation = None
+        if not result.stopped:
+            evaluation = validator.evaluate(
+                stream.phase_number_after(state.step), result.metrics, is_restored
+            )
+        metrics = result.metrics if evaluation is None else evaluation.metrics
+
+        # Model and report.
+        model.history = writer.history(metrics)
+        model.history[-1]["seen"]["ended"] = not result.stopped
+        records = folder.metrics()
+        samples = [(record["step"], record["sample"]) for record in records if "sample" in record]
+        report = job.folder / "report.html"
+        with world.first_alone() as is_first:
+            if is_first:
+                if isinstance(file, TaskFile) and file.merge:
+                    merge(model)
+                save_models(unit, plan.folder, job.folder, history=model.history)
+                parts = data.report_parts(job, model, evaluation, records)
+                write_run_report(report, model, records, samples, parts)
+
+        is_task = isinstance(file, TaskFile)
+        name = file.start or f"{plan.family.name} --from-scratch" if is_task else plan.family.name
+        command = f"etymon {'finetune' if is_task else 'pretrain'} {name} --out {shlex.quote(str(job.folder))} --resume"
+        scored = evaluation or Evaluation()
+        task_fields = {"best_step": state.best_step, "scores": scored.scores, "beside": scored.beside}
+        return (Finetuned if is_task else Pretrained)(
+            folder=job.folder,
+            model_folder=job.folder / plan.folder,
+            report=report,
+            model=model,
+            metrics=metrics,
+            steps=state.step,
+            stopped=result.stopped,
+            command=command,
+            samples=samples,
+            quiet=not world.first,
+            signal=result.signal,
+            **(task_fields if is_task else {}),  # type: ignore[arg-type]
+        )
+
+
+def prepare(
+    job: Job, data: TrainingData, checkpoint: Path | None = None
+) -> tuple[TrainingUnit, list[PhasePlan], StartModel]:
+    """Returns what is trained, its phases, and the model that it began as."""
+    start = open_start(data.model_plan, data.file, checkpoint, job.note)
+    tokenizer = data.prepare(job, start.tokenizer)
+    model = complete_model(data.model_plan, data.file, start, tokenizer)
+    unit, phases = data.build_unit(job, model, start, checkpoint)
+    return unit, phases, start
+
+
+# --- how long to train
+
+
+def plan_training(
+    job: Job, data: TrainingData, unit: TrainingUnit, phases: list[PhasePlan], validator: Validator
+) -> TrainingSettings:
+    """Returns the family's recipe for the steps that were asked for, or that fit into the time by measurement."""
+    budget, recipe = parse_budget(data.file.budget or USUAL_BUDGET), data.model_plan.recipe
+    if budget.unit != "seconds":
+        steps = measure_pace(unit, phases, budget.unit).steps(budget)
+        return training_settings(recipe, data.file, steps=steps, validations=VALIDATIONS)
+    job.note("measuring how long a step takes")
+    measured, steps, validations = measure(job, data, unit, phases, validator, budget.amount)
+    settings = training_settings(recipe, data.file, steps=steps, validations=validations)
+    return replace(settings, time=None if job.fixed_steps else measured)
+
+
+def measure(
+    job: Job,
+    data: TrainingData,
+    unit: TrainingUnit,
+    phases: list[PhasePlan],
+    validator: Validator,
+    seconds: float,
+) -> tuple[TimeBudget, int, int]:
+    """Returns what is left of a budget after measuring, and the numbers of steps and validations that fit into it."""
+    world, begin = job.world, clock()
+    step_seconds = seconds_per_step(job, data, unit, phases, min(4.0, seconds / 10) / len(phases))
+    before = clock()
+    validator.validate(0, 0, False)
+    validation = clock() - before
+    # The last validation reads all of the held-out data, which may be much.
+    spare = validation * validator.extra_cost()
+    left = max(seconds - (clock() - begin), seconds / 2)
+    mean = sum(phase.share * each for phase, each in zip(phases, step_seconds, strict=True))
+    room = max(left - spare, seconds / 2)
+    steps, validations = steps_within(room, mean, validation, data.file.validate_every)
+    # Each of several processes has measured: all take the mean.
+    sums = world.add({"left": left, "spare": spare + validation, "steps": steps, "validations": validations})
+    means = {name: value / world.size for name, value in sums.items()}
+    job.note(f"{mean * 1000:.0f} ms a step, so {round(means['steps']):,} fit into the budget")
+    measured = TimeBudget(means["left"], tuple(step_seconds), means["spare"])
+    return measured, round(means["steps"]), round(means["validations"])
+
+
+def seconds_per_step(
+    job: Job, data: TrainingData, unit: TrainingUnit, phases: list[PhasePlan], seconds: float
+) -> list[float]:
+    """Returns how long a step of each phase takes, by real steps at learning rate 0 for about so many `seconds`."""
+    # As many steps as no run has: the schedule is not at its end.
+    settings = training_settings(data.model_plan.recipe, data.file, steps=2**20, validations=1)
+    times = []
+    for phase in phases:
+        stream = StepStream(
+            [Phase(0, phase.feed)], rank=job.world.rank, ranks=job.world.size, workers=job.workers
+        )
+        trainer = Trainer(
+            unit,
+            stream,
+            settings,
+            RunFolder(job.folder),
+            validate=lambda *_: {},
+            save_members=lambda folder: None,
+            progress=job.progress,
+            world=job.world,
+            clock=clock,
+        )
+        times.append(trainer.seconds_per_step(seconds))
+    return times
+
+
+def build_stream(job: Job, data: TrainingData, phases: list[PhasePlan], steps: int) -> StepStream:
+    """Returns the phases as a stream of steps, each with its share of them; refuses a phase without any."""
+    share, starts = 0.0, []
+    for phase in phases:
+        starts.append(round(share * steps))
+        share += phase.share
+    for number, (first, end) in enumerate(zip(starts, [*starts[1:], steps], strict=True), 1):
+        # A growing batch may pass over sizes where steps are few.
+        if end <= first and not data.file.grows(data.model_plan.recipe.ramp):
+            raise EtymonError(
+                f"phase {number} gets no step of {steps:,}: give the run a larger budget, or the phase a larger share"
+            )
+    stages = [Phase(first, phase.feed) for first, phase in zip(starts, phases, strict=True)]
+    return StepStream(stages, rank=job.world.rank, ranks=job.world.size, workers=job.workers)
+
+
+def measure_pace(unit: TrainingUnit, phases: list[PhasePlan], budget_unit: str) -> Pace:
+    """Returns what a step uses up; floating-point operations are counted only where the budget is of them."""
+    counted = unit if budget_unit == "flops" else None
+    return mean_pace([(phase.share, phase.feed) for phase in phases], counted)
+
+
+# --- what is written on the way
+
+
+@dataclass
+class ModelWriter:
+    """Writes the models of a run, each with the history of how it was trained."""
+
+    job: Job
+    data: TrainingData
+    unit: TrainingUnit
+    start: StartModel
+    trainer: Trainer = field(init=False)
+
+    def history(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
+        """Returns the runs before this one, and this one as far as it has come."""
+        file, trainer = self.data.file, self.trainer
+        entry = {
+            **self.data.history_entry(),
+            **({"started_from": file.start} if file.start else {}),
+            **({"grown": self.start.grown} if self.start.grown else {}),
+            **file.stated(),
+            "seen": trainer.state.seen(),
+            "training": plain(asdict(trainer.plan.settled(trainer.settings))),
+            "metrics": metrics,
+        }
+        return [*self.start.history, entry]
+
+    def save_checkpoint(self, folder: Path) -> None:
+        # To resume exactly, no scale may be folded into the weights.
+        save_models(self.unit, self.data.model_plan.folder, folder, history=self.history({}), fold=False)
+
+    def milestones(self) -> list[Milestone]:
+        """Returns the amounts at which the model is saved for good."""
+        return [
+            Milestone(parse_budget(amount), partial(self._save_milestone, amount))
+            for amount in self.data.file.save_at
+        ]
+
+    def _save_milestone(self, amount: str) -> None:
+        model: Any = self.unit.model
+        save(model, self.job.folder / "milestones" / amount, history=self.history({}))
+
+    def record_revisions(self, revisions: Sequence[Revision]) -> None:
+        """Writes another number of steps into the run file, before it is followed: a resumed run repeats it."""
+        settings = replace(self.trainer.settings, revisions=tuple(revisions))
+        file = begun(self.job.folder, type(self.data.file))
+        replace(file, training=settings).write(self.job.folder / "run.yaml")

@@ -1,0 +1,373 @@
+"""The data of `etymon pretrain` and `etymon distill`: text, in one or several phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from etymon.errors import EtymonError
+from etymon.families.loading import read_shape
+from etymon.families.model import Model
+from etymon.objectives import check_options, get_objective, objective_class
+from etymon.objectives.objective import check_fit
+from etymon.runs.folder import Job, build_once, check_job
+from etymon.runs.memory import (
+    TOKENS_A_STEP,
+    USUAL_LENGTH,
+    Plan,
+    Samples,
+    require_training,
+    with_vocabulary,
+)
+from etymon.runs.model import ModelPlan, StartModel, build_unit, init_from_teacher, load_teacher, plan_model
+from etymon.runs.report import Records, ReportParts
+from etymon.runs.run_file import PhaseFile, RunFile
+from etymon.runs.tokenizer import build_tokenizer
+from etymon.runs.training_settings import chosen, ramped, training_settings
+from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
+from etymon.text.reading import Document
+from etymon.text.sources import PreparedText, TextFiles, TextSource, text_source
+from etymon.text.store import TokenStore, link_store
+from etymon.text.store_building import ensure_store
+from etymon.text.tokenizer import Tokenizer
+from etymon.training.distributed import World
+from etymon.training.feeding import Feed, check_streams
+from etymon.training.loop import Criterion
+from etymon.training.progress import format_bytes, format_count
+from etymon.training.unit import TrainingUnit
+
+NOTE_SECONDS = 30
+"""Seconds after which it is said how much of a text is encoded."""
+WHOLE_BYTES, BEGINNING_BYTES = 16 << 20, 2 << 20
+"""Of a dry run: bytes of files up to which all of a text is read, so that its tokens are those of the run; of larger
+ones, the bytes of text that are read."""
+
+
+@dataclass(frozen=True)
+class TextPhase(Samples):
+    """A phase with everything that its run file left open filled in."""
+
+    share: float
+    """Of the run's steps."""
+    data: tuple[str, ...]
+    """Text of its own; none: that of the run."""
+
+
+def text_phases(file: RunFile, plan: ModelPlan) -> list[TextPhase]:
+    """Returns the phases of a run: one unless the file has several, or its batch grows."""
+    phases = file.phases or (PhaseFile(1.0),)
+    if not file.phases and (share := chosen(file.ramp, plan.recipe.ramp)):
+        batch = _text_phase(phases[0], file, plan).rows * file.slices
+        phases = ramped(share, batch, file.slices)
+    return [_text_phase(phase, file, plan) for phase in phases]
+
+
+def _text_phase(phase: PhaseFile, file: RunFile, plan: ModelPlan) -> TextPhase:
+    """What a phase does not say is as in the run; what the run does not say is as in the family's recipe."""
+    run_objective = file.objective or plan.family.objective
+    objective = phase.objective or run_objective
+    options = dict(plan.recipe.options) if objective == plan.family.objective else {}
+    if phase.options is not None:
+        options |= phase.options
+    elif objective == run_objective:  # another objective does not have the options of the run's
+        options |= file.options
+    positions = getattr(plan.shape, "positions", None) or USUAL_LENGTH
+    length = phase.length or file.length or plan.recipe.length or min(positions, USUAL_LENGTH)
+    batch = phase.batch or file.batch
+    if batch is None:
+        batch = max(1, TOKENS_A_STEP // length)
+        batch = max(file.slices, batch - batch % file.slices)
+    return TextPhase(objective, options, length, batch // file.slices, phase.share, phase.data)
+
+
+class TextData:
+    """Text to train on. Of a dry run, `beginning_only` reads no more than the beginning of large files."""
+
+    criterion: Criterion | None = None
+    keeps_best = False
+
+    def __init__(self, job: Job, source: TextSource | None, *, beginning_only: bool = False) -> None:
+        self.model_plan = plan = plan_model(job.file, job.resuming)
+        self.file: RunFile = replace(job.file, size=plan.size)
+        self.beginning_only = beginning_only
+        self.source = source if source is None else self._shorten(source)
+        """None in a resumed run, whose folder keeps the encoded text."""
+        self.phases = text_phases(self.file, plan)
+        objectives = [objective_class(phase.objective) for phase in self.phases]
+        plan.heads = frozenset().union(*(each.heads for each in objectives))
+        plan.folder = next((each.folder for each in objectives if each.folder != "model"), "model")
+        positions: int | None = getattr(plan.shape, "positions", None)
+        for phase, objective in zip(self.phases, objectives, strict=True):
+            check_fit(objective, plan.family)
+            check_options(phase.objective, phase.options)
+            if positions is not None and phase.length > positions and not job.resuming:
+                raise EtymonError(
+                    f"samples of {phase.length} tokens do not fit {plan.title}, which has {positions} positions"
+                )
+        batches = (phase.rows * self.file.slices for phase in self.phases)
+        check_streams(list(zip(objectives, batches, strict=True)))
+        check_job(job, plan.recipe, plan.folder)
+
+    def memory_plan(self, shape: Any = None) -> Plan:
+        """Returns the run as far as its memory depends on it; `shape` is that of the model, once it is built."""
+        file, plan = self.file, self.model_plan
+        teacher = None if file.teacher is None else read_shape(file.teacher)
+        if shape is None:
+            shape = with_vocabulary(plan.shape, teacher[1].vocabulary if teacher else plan.vocabulary)
+        choice = training_settings(plan.recipe, file, steps=1, validations=1).optimiser
+        return Plan(plan.family, shape, self.phases, choice, file.slices, file.generator, teacher)
+
+    def require_memory(self, device: torch.device) -> None:
+        """Refuses a run that does not fit into memory, before any work."""
+        require_training(self.memory_plan(), f"to train {self.model_plan.title}", device)
+
+    # --- text and tokenizer, then objectives and what they train
+
+    def prepare(self, job: Job, given: Tokenizer | None) -> Tokenizer:
+        """Returns the tokenizer, `given` or trained, after the text was encoded by it."""
+        file, plan = self.file, self.model_plan
+        objectives = [objective_class(phase.objective) for phase in self.phases]
+        self.teacher = load_teacher(file, plan.family, objectives, job.world.device)
+        if self.teacher is not None:
+            given, plan.fields = self.teacher.tokenizer, {"vocabulary": self.teacher.shape.vocabulary}
+
+        def build(is_first: bool) -> tuple[Tokenizer, list[TokenStore]]:
+            is_kept = job.resuming or not is_first
+            tokenizer = build_tokenizer(
+                job.folder,
+                file,
+                plan.family,
+                self.source,
+                plan.vocabulary,
+                given,
+                is_kept=is_kept,
+                note=job.note,
+            )
+            store = self._store(job, job.folder / "store", self.source, tokenizer, is_kept)
+            return tokenizer, [
+                self._phase_store(job, number, tokenizer, is_kept) if phase.data else store
+                for number, phase in enumerate(self.phases)
+            ]
+
+        tokenizer, self.stores = build_once(job.world, build)
+        if job.resuming:
+            verify_stores(self.stores, job.folder, job.world)
+        return tokenizer
+
+    def _phase_store(self, job: Job, number: int, tokenizer: Tokenizer, is_kept: bool) -> TokenStore:
+        paths, source = self.phases[number].data, None
+        if not is_kept:
+            files = text_source(paths, self.file.documents, self.file.column, self.file.errors)
+            source = self._shorten(files)
+        return self._store(job, job.folder / f"store-{number}", source, tokenizer, is_kept)
+
+    def _store(
+        self, job: Job, folder: Path, source: TextSource | None, tokenizer: Tokenizer, is_kept: bool
+    ) -> TokenStore:
+        if is_kept:
+            store = TokenStore.open(folder, tokenizer)
+            if source is not None and job.world.first and source.fingerprint() != store.description["source"]:
+                raise EtymonError(
+                    f"the text is not the one that the run in {folder.parent} began with: leave it out"
+                )
+            return store
+        assert source is not None, "only a resumed run does without its text"
+        return encode_text(folder, source, tokenizer, self.file.validation, self.file.seed, job.note)
+
+    def _shorten(self, source: TextSource) -> TextSource:
+        is_long = self.beginning_only and not isinstance(source, PreparedText)
+        return TextBeginning(source) if is_long else source
+
+    def build_unit(
+        self, job: Job, model: Model, start: StartModel, checkpoint: Path | None
+    ) -> tuple[TrainingUnit, list[PhasePlan]]:
+        """Returns what is trained and its phases; a new student begins as a part of its teacher."""
+        phases: list[PhasePlan] = []
+        previous: TextPhase | None = None
+        assert model.tokenizer is not None
+        for phase, store in zip(self.phases, self.stores, strict=True):
+            same = previous is not None and (phase.objective, phase.length, phase.options) == (
+                previous.objective,
+                previous.length,
+                previous.options,
+            )
+            if not same:  # else the samples of the phase before go on, only more of them a step
+                objective = get_objective(phase.objective, model.tokenizer, phase.length, **phase.options)
+            previous = phase
+            feed = Feed(objective, store.train, self.file.seed, slices=self.file.slices, rows=phase.rows)
+            phases.append(PhasePlan(phase.share, phase.length, feed, store))
+        if start.is_new and self.teacher is not None:
+            init_from_teacher(model, self.teacher, self.file.teacher_layers, job.note)
+        objectives = [plan.objective for plan in phases]
+        unit = build_unit(model, objectives, self.file, checkpoint, self.teacher)
+        return unit.to(job.world.device), phases
+
+    def build_validator(
+        self, job: Job, unit: TrainingUnit, phases: list[PhasePlan], log: Log
+    ) -> TextValidator:
+        """Returns the validator that is called every `validate_every` steps."""
+        return TextValidator(job, unit, phases, log)
+
+    # --- what is written of the run
+
+    def resolved_file(self, budget: str, phases: list[PhasePlan]) -> RunFile:
+        """Returns the run file with everything that was left open filled in."""
+        file, recipe = self.file, self.model_plan.recipe
+        file = replace(
+            file,
+            budget=budget,
+            objective=file.objective or self.model_plan.family.objective,
+            text=file.text if self.source is None else self.source.description or file.text,
+        )
+        if not file.phases:
+            batch, ramp = self.phases[-1].rows * file.slices, chosen(file.ramp, recipe.ramp)
+            return replace(file, length=phases[0].length, batch=batch, ramp=ramp)
+        resolved = (
+            replace(
+                phase_file, length=phase.length, batch=phase.rows * file.slices, objective=plan.objective.name
+            )
+            for phase_file, phase, plan in zip(file.phases, self.phases, phases, strict=True)
+        )
+        return replace(file, ramp=None, phases=tuple(resolved))
+
+    def history_entry(self) -> dict[str, Any]:
+        """Returns what the model's history says of the data."""
+        return {
+            "objective": ", then ".join(dict.fromkeys(phase.objective for phase in self.phases)),
+            "data": self.file.text if self.source is None else self.source.description,
+            "length": max(phase.length for phase in self.phases),
+        }
+
+    def report_parts(
+        self, job: Job, model: Model, evaluation: Evaluation | None, records: Records
+    ) -> ReportParts:
+        """Returns what the report adds to that of every run: of a finished one, a comparison with xz."""
+        return ReportParts(store=None if evaluation is None else self.stores[0])
+
+    # --- a dry run
+
+    def share_read(self) -> float:
+        """Returns how much of the text was read, which is all of it but in dry runs."""
+        return self.source.share() if isinstance(self.source, TextBeginning) else 1.0
+
+    def describe(self, phases: list[PhasePlan]) -> dict[str, str]:
+        """Returns lines of a dry run's plan, by name: text and samples."""
+        share, summary = self.share_read(), self.stores[0].summary
+        train, held_out = summary.train.tokens, summary.validation.tokens
+        counts = f"{train:,} tokens to train on, {held_out:,} to judge by"
+        if share < 1:  # of the beginning, too little may be held out to tell
+            tokens = (train + held_out) / share
+            held_out = round(self.file.validation * tokens)
+            counts = f"about {format_count(tokens - held_out)} tokens to train on, {format_count(held_out)} to judge by"
+        description = (self.file.text or "") if self.source is None else self.source.description
+        lines = {"text": f"{description}: {counts}"}
+        for number, (phase, plan) in enumerate(zip(self.phases, phases, strict=True), 1):
+            name = "samples" if len(phases) == 1 else f"phase {number}"
+            part = "" if len(phases) == 1 else f"{phase.share:.0%} of the steps, "
+            batch = phase.rows * self.file.slices
+            lines[name] = f"{part}{plan.objective.name}, {batch} a step of up to {phase.length} tokens"
+        return lines
+
+    def footprint(self, unit: TrainingUnit, phases: list[PhasePlan], device: torch.device) -> Any:
+        """Returns the memory that the run takes."""
+        model: Any = unit.model
+        return self.memory_plan(model.shape).footprint(device)
+
+
+def encode_text(
+    folder: Path,
+    source: TextSource,
+    tokenizer: Tokenizer,
+    validation: float,
+    seed: int,
+    note: Callable[[str], None],
+) -> TokenStore:
+    """Returns the store of a text in `folder`, encoded there if need be, or linked to where it was prepared."""
+    if isinstance(source, PreparedText):
+        link_store(folder, source.folder)
+        summary = TokenStore.open(folder, tokenizer).summary
+    else:
+        noted = monotonic()
+
+        def note_bytes(done: int) -> None:
+            nonlocal noted
+            if monotonic() - noted >= NOTE_SECONDS:
+                noted = monotonic()
+                note(f"{format_bytes(done)} of text are encoded")
+
+        summary = ensure_store(
+            source, tokenizer, folder, validation=validation, seed=seed, progress=note_bytes
+        )
+        if skipped := getattr(source, "skipped", 0):
+            note(f"{skipped:,} documents could not be read and were left out")
+    note(f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by")
+    if summary.warning:
+        note(f"warning: {summary.warning}")
+    store = TokenStore.open(folder, tokenizer)
+    unknown_id = tokenizer.id("unknown")
+    if tokenizer.kind in ("character", "word") and unknown_id is not None:
+        splits = (store.train, store.validation)
+        if unknown := sum(int(split.token_counts[unknown_id : unknown_id + 1].sum()) for split in splits):
+            note(
+                f"{unknown:,} {tokenizer.kind}s of the text are not among the tokenizer's {tokenizer.size:,} tokens: "
+                f"they are read as {tokenizer.roles['unknown']}"
+            )
+    return store
+
+
+def verify_stores(stores: Iterable[TokenStore], folder: Path, world: World) -> None:
+    """Refuses to resume the run in `folder` if its encoded text was changed; the first process reads it for all."""
+    with world.first_alone() as is_first:
+        for store in {store.folder: store for store in stores}.values() if is_first else ():
+            try:
+                store.verify()
+            except EtymonError as error:
+                fault = str(error).partition(";")[0]
+                raise EtymonError(
+                    f"the run in {folder} cannot go on: {fault}; bring it back from a copy, or begin anew with "
+                    "another --out"
+                ) from error
+
+
+@dataclass
+class TextBeginning:
+    """A text, or the first documents of one in large files."""
+
+    source: TextSource
+    bytes_given: int = 0
+    is_whole: bool = False
+    block: tuple[int, int] = (0, 0)
+    """Bytes of the files when all text in them had been given, and bytes of that text: files are read in blocks, ahead
+    of it."""
+
+    @property
+    def description(self) -> str:
+        return self.source.description
+
+    def fingerprint(self) -> str:
+        return "the beginning of a text"  # the real one would read all of it
+
+    def documents(self) -> Iterator[Document]:
+        self.bytes_given, self.is_whole, self.block, block_end = 0, False, (0, 0), 0
+        is_large = isinstance(self.source, TextFiles) and (self.source.size() or 0) > WHOLE_BYTES
+        for document in self.source.documents():
+            if (here := getattr(self.source, "bytes_read", 0)) != block_end:
+                self.block, block_end = (block_end, self.bytes_given), here
+            self.bytes_given += len(document.text.encode())
+            is_last = is_large and self.bytes_given >= BEGINNING_BYTES
+            yield replace(document, more=document.more and not is_last)
+            if is_last:
+                return
+        self.is_whole = True
+
+    def share(self) -> float:
+        """Returns how much of the text was read, as far as that can be told."""
+        if self.is_whole or not isinstance(self.source, TextFiles) or not (size := self.source.size()):
+            return 1.0
+        packed, text = self.block if self.block[1] else (self.source.bytes_read, max(self.bytes_given, 1))
+        return min(1.0, self.bytes_given / text * packed / size)
