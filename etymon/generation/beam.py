@@ -1,10 +1,12 @@
 """Beam search with the results of Transformers' vectorised one, token for token.
 
-A prompt's search keeps `K` open texts and the `K` best finished ones. Each step extends every open text by every
-token and looks at the best candidates: enough of them that `K` go on even if as many end. Only candidates among the
-best `K` may enter the finished list. Prompts are searched side by side and leave as soon as theirs is over.
+A prompt's search keeps `K` open texts and the `K` best finished ones. Each step extends every open text by
+every token and looks at the best candidates: enough of them that `K` go on even if as many end. Only
+candidates among the best `K` may enter the finished list. Prompts are searched side by side and leave as soon
+as theirs is over.
 
-Legend: B prompts, K beams, R = B x K rows, W candidates, V vocabulary, T new tokens, n texts, M blocks, I indices.
+Legend: B prompts, K beams, R = B x K rows, W candidates, V vocabulary, T new tokens, n texts, M blocks, I
+indices.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def beam_search(
     hopeful_B1 = torch.ones(len(prompts), 1, dtype=torch.bool, device=device)
     results: list[list[Sequence]] = [[] for _ in prompts]
     for step in range(longest):
+        # All beams of a prompt compete: a good one may have several children, a bad one none.
         candidates, parents_BW = _extend(running, scores_RV, processor(scores_RV), width, step)
         ended_BW = torch.isin(candidates.tokens[:, :, step], ends)
         if settings.stop:
@@ -81,8 +84,9 @@ def beam_search(
         open_scores_BK, places_BK = (candidates.scores + over_BW * OUT).topk(beams)
         running = candidates.at(places_BK)._replace(scores=open_scores_BK)
         best_B1 = best_sum(running, candidates)
-        # The finished texts: those so far and the new ones, unless this prompt takes no more. The length penalty
-        # divides by length^alpha; with an offset of 5 it is the ((5 + length) / 6)^alpha of Wu et al. 2016.
+        # The finished texts: those so far and the new ones, unless this prompt takes no more. The length
+        # penalty divides by length^alpha; with an offset of 5 it is the ((5 + length) / 6)^alpha of Wu et al.
+        # 2016.
         penalty = ((offset + step + 1) / (offset + 1)) ** settings.length_penalty
         is_real_BW = over_BW & (torch.arange(width, device=device) < beams)
         full_B1 = finished.is_real.all(1, keepdim=True) & settings.early_stopping
@@ -90,8 +94,8 @@ def beam_search(
         candidates = candidates._replace(scores=final_BW, ended=ended_BW, is_real=is_real_BW)
         merged = Beams(*(torch.cat(pair, 1) for pair in zip(finished, candidates, strict=True)))
         finished = merged.at(merged.scores.topk(beams).indices)
-        # Could an open text still beat the worst finished one? As in Transformers, it is ranked by its length so
-        # far, which is a guess: with a penalty above 0 a longer text of the same sum would score better.
+        # Could an open text still beat the worst finished one? As in Transformers, it is ranked by its length
+        # so far, which is a guess: with a penalty above 0 a longer text of the same sum would score better.
         worst_BK = torch.where(finished.is_real, finished.scores.min(1, keepdim=True).values, OUT)
         hopeful_B1 = hopeful_B1 & (best_B1 / penalty > worst_BK).any(1, keepdim=True)
         full_B1 = finished.is_real.all(1, keepdim=True) & settings.early_stopping
@@ -109,6 +113,7 @@ def beam_search(
         later = (place for place, goes_on in reversed(list(enumerate(going_on))) if goes_on)
         places = [place if going_on[place] else next(later) for place in range(sum(going_on))]
         kept = torch.tensor(places, device=device)
+        # Row of the state that every open text goes on from: its parent's.
         rows_R = (kept[:, None] * beams + parents_BW.gather(1, places_BK)[kept]).reshape(-1)
         if len(kept) < len(prompts):
             prompts = [prompts[place] for place in places]
@@ -123,16 +128,16 @@ def beam_search(
 
 
 def best_sum(running: Beams, candidates: Beams) -> Tensor:
-    """The greatest sum of log-probabilities that a prompt's search may still improve: that of its open texts (before
-    the vectorised search, Transformers took the candidates', ended ones included)."""
+    """The greatest sum of log-probabilities that a prompt's search may still improve: that of its open texts
+    (before the vectorised search, Transformers took the candidates', ended ones included)."""
     return running.scores[:, :1]
 
 
 def _extend(
     running: Beams, scores_RV: Tensor, allowed_RV: Tensor, width: int, step: int
 ) -> tuple[Beams, Tensor]:
-    """The `width` best continuations of every prompt, and the beams they come from. `allowed_RV` are the scores after
-    all rules, by which they are chosen; `scores_RV` the model's own."""
+    """The `width` best continuations of every prompt, and the beams they come from. `allowed_RV` are the
+    scores after all rules, by which they are chosen; `scores_RV` the model's own."""
     prompts, beams = running.scores.shape
     vocabulary = scores_RV.shape[1]
     total_BKV = allowed_RV.view(prompts, beams, vocabulary) + running.scores[:, :, None]
@@ -146,7 +151,10 @@ def _extend(
 
 
 def _best(scores_BN: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """`topk`, several times as fast: the best scores lie in the blocks with the greatest maxima, or in what is left over."""
+    """`topk`, several times as fast: the best scores lie in the blocks with the greatest maxima, or in what
+    is left over."""
+    # Were one of the `width` best in another block, that block's maximum would be smaller than `width` other
+    # maxima, and so would it itself be.
     prompts, size = scores_BN.shape
     whole, device = size - size % BLOCK, scores_BN.device
     maxima_BM = scores_BN[:, :whole].view(prompts, -1, BLOCK).amax(-1)

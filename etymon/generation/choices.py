@@ -1,12 +1,14 @@
-"""Constrained choice: only one of a few given strings can come out, each exactly as likely as the model has it.
+"""Constrained choice: only one of a few given strings can come out, each exactly as likely as the model has
+it.
 
-A choice stands for its tokens, as the tokenizer cuts the bare string; what an encoder-decoder writes also ends there. The
-probabilities of a prompt's choices are those of texts that begin with one of them, divided by their sum. Where one choice
-goes on from another ("yes", "yes sir"), a text counts for the longest that it begins with, so that no choice is part of another:
-p(yes) - p(yes sir) is what "yes" has. Nothing is corrected for length.
+A choice stands for its tokens, as the tokenizer cuts the bare string; what an encoder-decoder writes also
+ends there. The probabilities of a prompt's choices are those of texts that begin with one of them, divided by
+their sum. Where one choice goes on from another ("yes", "yes sir"), a text counts for the longest that it
+begins with, so that no choice is part of another: p(yes) - p(yes sir) is what "yes" has. Nothing is corrected
+for length.
 
-The likeliest choice is therefore searched by scoring all of them, and not token by token; sampling treats the choices as a
-vocabulary of their own, so that temperature and filters mean what they mean for tokens.
+The likeliest choice is therefore searched by scoring all of them, and not token by token; sampling treats the
+choices as a vocabulary of their own, so that temperature and filters mean what they mean for tokens.
 
 Legend: R rows, c choices, N tokens, V vocabulary.
 """
@@ -46,9 +48,11 @@ def choice_ids(tokenizer: Tokenizer, choices: tuple[str, ...], *, ended: bool) -
 def choose(
     stepper: Stepper, scores_RV: Tensor, choices: list[tuple[int, ...]], texts: Continuations
 ) -> list[list[Sequence]]:
-    """The `returns` likeliest choices of every row, or as many draws. `scores_RV` are log-probabilities of the first token."""
+    """The `returns` likeliest choices of every row, or as many draws. `scores_RV` are log-probabilities of
+    the first token."""
     settings, device = texts.settings, scores_RV.device
-    # The log-probability of every token of every choice, by row. The first tokens were scored with the prompt.
+    # The log-probability of every token of every choice, by row. The first tokens were scored with the
+    # prompt.
     firsts = scores_RV[:, [ids[0] for ids in choices]].tolist()
     log_probs = [[[first] for first in row] for row in firsts]
     pairs = [
@@ -56,6 +60,7 @@ def choose(
     ]
     for begin in range(0, len(pairs), TOGETHER):
         part = pairs[begin : begin + TOGETHER]
+        # Copies of the prompts' states: the prompts themselves are not read again.
         branch = stepper.branch(torch.tensor([row for row, _ in part], device=device))
         branch.extend([choices[number][:-1] for _, number in part])
         targets = [choices[number][1:] for _, number in part]
@@ -67,6 +72,7 @@ def choose(
     totals_Rc = torch.tensor(
         [[math.fsum(tokens) for tokens in row] for row in log_probs], dtype=torch.float64
     )
+    # Divided by their sum without leaving logarithms, where long choices would be 0.
     shares_Rc = _disjoint(totals_Rc, choices).log_softmax(-1)
     if settings.sample:
         warped_Rc = warp(shares_Rc, settings).repeat_interleave(texts.copies, 0)

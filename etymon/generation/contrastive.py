@@ -4,8 +4,9 @@ Of the `top_k` likeliest tokens v the one with the largest
 
     (1 - alpha) p(v) - alpha max_j cos(h_v, h_j)
 
-is taken, where h_v is the last hidden state behind v, and h_j those of all tokens before, the prompt's among them. All
-candidates of all rows are read in one step; then every row goes on `top_k` times from the one that was chosen.
+is taken, where h_v is the last hidden state behind v, and h_j those of all tokens before, the prompt's among
+them. All candidates of all rows are read in one step; then every row goes on `top_k` times from the one that
+was chosen.
 
 Legend: R rows, K candidates, N tokens, V vocabulary, D width, C cells of the past.
 """
@@ -55,14 +56,15 @@ def contrastive_search(
     stepper.fork(width)
     rows = list(range(len(texts.ids)))
     for step in range(longest):
+        # The degeneration penalty: a token whose state is like an earlier one says again what that said.
         p_RK, candidates_RK = processor(scores_RV).softmax(-1).topk(width)
         stepper.feed(candidates_RK.flatten())
         last, layout = stepper.last, stepper.context.batch.layout
         if last is None:
             last = torch.arange(layout.tokens, device=device)
         else:
-            # The window has moved, and everything in it was read again: the past is what the rows of the first
-            # candidates hold, without the candidates themselves.
+            # The window has moved, and everything in it was read again: the past is what the rows of the
+            # first candidates hold, without the candidates themselves.
             spans = [
                 (int(layout.host_starts[row]), layout.lengths[row] - 1)
                 for row in range(0, layout.rows, width)
@@ -79,6 +81,7 @@ def contrastive_search(
             break
         kept = torch.tensor(going_on, device=device)
         places_R = kept * width + best_R1[kept, 0]
+        # The chosen candidate was read already: its scores are those of the next token, without another step.
         scores_RV = stepper.scores(last[places_R])
         stepper.select(places_R.repeat_interleave(width))
         processor.append(chosen_R)

@@ -40,11 +40,11 @@ def decode(
 ) -> list[list[Sequence]]:
     """The new texts of every prompt, best first (sampled ones in the order of their draws).
 
-    For an encoder-decoder the prompts are source texts. An empty prompt of a decoder starts from its end-of-text
-    token. `on_token` is called for each token as it is chosen, in a beam search when a row is finished.
-    Sampled texts are functions of (seed, key of the row, number of the text): `keys` are 0, 1, 2, ... by default.
-    `limits` are `max_new_tokens` for every row by itself.
-    A `draft` is a smaller model with the same tokenizer, which runs ahead: the texts are those of the model, only sooner.
+    For an encoder-decoder the prompts are source texts. An empty prompt of a decoder starts from its
+    end-of-text token. `on_token` is called for each token as it is chosen, in a beam search when a row is
+    finished. Sampled texts are functions of (seed, key of the row, number of the text): `keys` are 0, 1, 2,
+    ... by default. `limits` are `max_new_tokens` for every row by itself. A `draft` is a smaller model with
+    the same tokenizer, which runs ahead: the texts are those of the model, only sooner.
     """
     settings = settings or DecodingSettings()
     _check_generates(model)
@@ -57,6 +57,7 @@ def decode(
     histories = prompts if start is None else [[start]] * len(prompts)
     vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
     check_ids(prompts, vocabulary if start is None else model.source_vocabulary)
+    # A folder may name several end tokens, and its generation_config.json others than its config.json.
     end_ids = settings.end_ids or token_ids(model, "end", generating=True)
     check_ids([list(end_ids)], vocabulary)
     choices = list(choices_of(model, settings)) if settings.choices else []
@@ -65,7 +66,7 @@ def decode(
     if draft is not None:
         _check_generates(draft)
         check_draft(model, draft, settings, max(map(sum, zip(map(len, histories), limits, strict=True))))
-        longest += settings.draft_tokens + 1
+        longest += settings.draft_tokens + 1  # room in the caches for drafts that are dropped again
     keys = keys or list(range(len(prompts)))
     texts = Continuations(settings, limits, keys, end_ids, model.tokenizer, on_token)
     processor = ScoreProcessor(
@@ -81,6 +82,8 @@ def decode(
     )
     with eval_mode(model):
         slides = settings.window and model.decoder_positions is not None
+        # Beams and choices add scores of several tokens up: those must be log-probabilities. A single token
+        # is chosen by logits as well, without a pass over the vocabulary to normalise them.
         normalised = settings.beams > 1 or bool(choices)
         stepper = (SlidingStepper if slides else Stepper)(model, normalised=normalised)
         if settings.contrastive:
@@ -125,6 +128,7 @@ def _token_by_token(
             chosen_R = chosen_R[kept]
             processor.select(kept)
             stepper.select(kept)
+        # `step` last: the token of the last turn is not read, since nothing follows it.
         scores_RV = stepper.step(chosen_R)
     return texts.results()
 
@@ -153,8 +157,8 @@ def start_token(model: Model, *, generating: bool = False) -> int | None:
 
 
 def first_tokens(model: Model, *, generating: bool = False) -> list[int]:
-    """The token before every text: the begin token or else the end-of-text token. Empty for the published models
-    of GPT-1, which have neither."""
+    """The token before every text: the begin token or else the end-of-text token. Empty for the published
+    models of GPT-1, which have neither."""
     roles = (token_ids(model, role, generating=generating) for role in ("begin", "end"))
     return [ids[0] for ids in roles if ids][:1]
 
@@ -214,8 +218,8 @@ def _token_limits(
 
 
 def absent_ids(model: Model, vocabulary: int) -> Tensor | None:
-    """Ids that the model has a vector for and the tokenizer no token: a padded vocabulary (published T5 folders
-    have 32,128 vectors for 32,100 tokens), or a gap."""
+    """Ids that the model has a vector for and the tokenizer no token: a padded vocabulary (published T5
+    folders have 32,128 vectors for 32,100 tokens), or a gap."""
     if model.tokenizer is None:
         return None
     gaps = [number for number, token in enumerate(model.tokenizer.tokens) if token == ""]

@@ -39,16 +39,17 @@ class Candidate:
     text: str
     probability: float
     sentence: str
-    """The whole text: with this blank filled (an encoder), or with all blanks as this search result has them."""
+    """The whole text: with this blank filled (an encoder), or with all blanks as this search result has
+    them."""
 
 
 @dataclass(frozen=True)
 class Filling:
     """A text with blanks: for each blank its candidates, best first, and one text with all blanks filled.
 
-    An encoder predicts every blank by itself, and `filled` is made by filling the blank it is surest of first and
-    reading again. An encoder-decoder's candidates are whole results of a beam search: the probability is that of
-    all spans together, and `filled` is the best one.
+    An encoder predicts every blank by itself, and `filled` is made by filling the blank it is surest of first
+    and reading again. An encoder-decoder's candidates are whole results of a beam search: the probability is
+    that of all spans together, and `filled` is the best one.
     """
 
     text: str
@@ -89,11 +90,12 @@ def fill_texts(
         raise EtymonError(f"top_k is {top_k}: ask for at least 1 filling")
     model.require_vocabulary("fill blanks")
     reads_both = model.encoder_decoder or "bidirectional" in model.capabilities
+    # T5 has no mask token; its sentinels mark the blanks, each another one.
     has_marks = tokenizer.id("mask") is not None or (model.encoder_decoder and tokenizer.sentinels)
     if not (reads_both and has_marks):
         raise EtymonError(
-            f"{model.family.title} cannot fill blanks: use an encoder or BART with a mask token, or T5 with its "
-            "sentinels"
+            f"{model.family.title} cannot fill blanks: use an encoder or BART with a mask token, "
+            "or T5 with its sentinels"
         )
     marker = re.compile(f"{re.escape(tokenizer.roles.get('mask', '<mask>'))}|{MARKERS}")
     blank_texts = [BlankText(text, marker.split(text), marker.findall(text)) for text in texts]
@@ -141,6 +143,8 @@ def _fill_masks(model: Model, texts: list[BlankText], top_k: int) -> list[Fillin
         )
     special = torch.tensor(sorted(tokenizer.special_ids), device=model.device)  # they make no word of a text
     words: list[list[Word | None]] = [[None] * len(text.marks) for text in texts]
+    # One blank a turn, the surest first: what fills it is context for the others, which are then predicted
+    # anew.
     while any(blanks):
         for number, probs_nV in enumerate(probabilities):
             if blanks[number]:
@@ -210,6 +214,7 @@ def _fill_spans(
         if not sentinels:  # the text itself, too, as far as there are positions for it
             positions = model.positions or sys.maxsize
             limits = [min(sum(pair), positions) for pair in zip(limits, map(len, sources), strict=True)]
+    # Four beams at least: with one, the only candidate would be the greedy text.
     settings = DecodingSettings(max_new_tokens=max_new_tokens, beams=max(top_k, 4), returns=top_k)
     fillings = []
     for text, source, sequences in zip(
@@ -244,9 +249,10 @@ def spans_of(tokenizer: Tokenizer, ids: Sequence[int], count: int) -> list[str]:
 
 
 def spans_between(tokenizer: Tokenizer, source: Sequence[int], written: Sequence[int]) -> list[str]:
-    """What a text that was written anew has in the place of every mask of its source: the tokens between the nearest
-    ones on both sides that the two texts have in common."""
+    """What a text that was written anew has in the place of every mask of its source: the tokens between the
+    nearest ones on both sides that the two texts have in common."""
     source, written = ([int(id_) for id_ in ids if id_ != tokenizer.id("end")] for ids in (source, written))
+    # Without `autojunk`, which ignores frequent tokens in long texts: they are the ones that anchor a blank.
     common = SequenceMatcher(None, source, written, autojunk=False).get_matching_blocks()
     spans = []
     for place in (number for number, id_ in enumerate(source) if id_ == tokenizer.id("mask")):

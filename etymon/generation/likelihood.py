@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ Scored = tuple[int, np.ndarray, list[float]]
 
 @dataclass(frozen=True)
 class Score:
-    """Logarithms are natural. Figures by the token count every scored token; the end token of a target is one."""
+    """Logarithms are natural. Figures by the token count every scored token; the end token of a target is
+    one."""
 
     text: str
     kind: Kind
@@ -44,7 +45,8 @@ class Score:
     """None for pseudo-likelihoods, which are no code length."""
     perplexity: float
     pieces: list[str]
-    """The scored tokens, as the tokenizer spells them. Empty for a file that is read in segments, as are `log_probs`."""
+    """The scored tokens, as the tokenizer spells them. Empty for a file that is read in segments, as are
+    `log_probs`."""
     log_probs: list[float]
 
 
@@ -74,11 +76,12 @@ def score_texts(
 ) -> list[Score]:
     """The score of every text, or of its target given the text (T5 and decoders).
 
-    A decoder predicts the first token from its end-of-text token (without one, the first is given and not scored).
-    Long texts are read in windows of `window` tokens (by default the positions that it learnt, `Model.window`) that
-    overlap by `overlap` tokens (half of that); each token is scored once, with at least that many tokens before it.
-    Families with a memory read a text of any length once, in segments of `segment` tokens that remember `memory`
-    tokens (by default as many as the model's shape says). An encoder masks every token in turn.
+    A decoder predicts the first token from its end-of-text token (without one, the first is given and not
+    scored). Long texts are read in windows of `window` tokens (by default the positions that it learnt,
+    `Model.window`) that overlap by `overlap` tokens (half of that); each token is scored once, with at least
+    that many tokens before it. Families with a memory read a text of any length once, in segments of
+    `segment` tokens that remember `memory` tokens (by default as many as the model's shape says). An encoder
+    masks every token in turn.
     """
     tokenizer, title = tokenizer_of(model), model.family.title
     model.require_vocabulary("score")
@@ -89,6 +92,7 @@ def score_texts(
     is_causal = "causal" in model.capabilities
     windowed = window is not None or overlap is not None
     if memory is None and not windowed and is_causal and "memory" in model.capabilities:
+        # As the model was trained: without a memory, every segment would begin without any context.
         memory = getattr(model.shape, "memory", None) or None
     if memory is not None:
         check_memory(model, memory, segment, windowed)
@@ -137,7 +141,7 @@ def score_texts(
 
 def _rates(total: float, tokens: int, size: int) -> tuple[float | None, float]:
     """Bits per byte (None if there are no bytes) and perplexity."""
-    mean = -total / tokens
+    mean = -total / tokens  # above 700 nats a token, exp has no number
     return -total / math.log(2) / size if size else None, math.exp(mean) if mean < 700 else math.inf
 
 
@@ -151,7 +155,8 @@ def check_memory(model: Model, memory: int, segment: int | None, windowed: bool 
         is_causal = "causal" in model.capabilities
         windows = " (its long texts are read in overlapping windows)" if is_causal else ""
         raise EtymonError(
-            f"{model.family.title} carries nothing from one segment of a text to the next: leave memory out{windows}"
+            f"{model.family.title} carries nothing from one segment of a text to the next: "
+            f"leave memory out{windows}"
         )
     if windowed:
         raise EtymonError(
@@ -182,8 +187,9 @@ def score_parts(
     segment: int | None = None,
     on_tokens: Callable[[int], None] | None = None,
 ) -> Score:
-    """The score of one text that may be far larger than the machine's memory: its parts are tokens, their bytes and
-    whether they are scored. `text` is the name of it; `on_tokens` is called with the tokens scored so far."""
+    """The score of one text that may be far larger than the machine's memory: its parts are tokens, their
+    bytes and whether they are scored. `text` is the name of it; `on_tokens` is called with the tokens scored
+    so far."""
     size, total, tokens = 0, 0.0, 0
 
     def count_bytes() -> Iterator[tuple[np.ndarray, bool]]:
@@ -206,12 +212,15 @@ def score_parts(
 def read_segments(
     model: Model, parts: Iterable[tuple[np.ndarray, bool]], memory: int, segment: int | None = None
 ) -> Iterator[tuple[np.ndarray, list[float]]]:
-    """The scored tokens of one text and their log-probabilities, segment by segment, in a memory of constant size.
+    """The scored tokens of one text and their log-probabilities, segment by segment, in a memory of constant
+    size.
 
     The text comes as parts of any length: tokens, and whether they are scored or only read.
     """
+    # What is remembered has a fixed length: a book takes no more memory than a sentence.
     state = model.remember(1, memory) if memory else None
-    head, device = model.heads["vocabulary"], model.device
+    head: Any = model.heads["vocabulary"]
+    device = model.device
     with eval_mode(model):
         for ids, is_scored in _segments(first_token(model), parts, segment or SEGMENT):
             batch = Batch.of([ids[:-1]], device=device)
@@ -219,15 +228,15 @@ def read_segments(
             if is_scored.any():
                 targets = ids[1:][is_scored]
                 at, targets_n = (torch.from_numpy(c).to(device) for c in (np.flatnonzero(is_scored), targets))
-                log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
+                log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))
                 yield targets, log_probs_n.tolist()
 
 
 def _segments(
     first: int, parts: Iterable[tuple[np.ndarray, bool]], length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The parts cut anew, behind a first token: `length` + 1 tokens each, overlapping by one, and which of all but
-    the first are scored."""
+    """The parts cut anew, behind a first token: `length` + 1 tokens each, overlapping by one, and which of
+    all but the first are scored."""
     ids, is_scored = np.array([first], np.int64), np.zeros(0, bool)
     for part, flag in parts:
         ids, is_scored = (
@@ -246,7 +255,8 @@ def _segments(
 
 
 def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, first new) of the windows over a sequence: the new parts are every position exactly once."""
+    """(begin, end, first new) of the windows over a sequence: the new parts are every position exactly
+    once."""
     done = 0
     while done < length:
         end = min(length, context if done == 0 else done + context - overlap)
@@ -273,6 +283,8 @@ def _causal_rows(
                 "a text is one token, and the model has none to predict it from: give more text"
             )
         given = 0 if targets is None else len(start) + len(ids)  # tokens that are not scored
+        # Of a long text, a token near the beginning of a window has little before it: windows overlap, and
+        # only their new parts are scored.
         context = window or model.window or len(whole) - 1
         shared = context // 2 if overlap is None else overlap
         if not 0 <= shared < context:
@@ -292,6 +304,7 @@ def _conditional_rows(
     reader, writer = source_tokenizer_of(model).framing, tokenizer_of(model).framing
     start = np.array([start_token(model)], np.int32)
     for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        # The end token that framing adds is a target: a text that does not stop is another one.
         framed = writer.frame(target).ids
         inputs = np.concatenate((start, framed[:-1]))
         yield InputRow(number, inputs, 0, framed, reader.frame(source).ids)
@@ -306,6 +319,7 @@ def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[InputRow]:
                 f"a text has {len(framed.ids)} tokens, but the model reads {model.positions}: cut it into "
                 "sentences (for a file: --lines)"
             )
+        # Pseudo-log-likelihood (Salazar et al. 2020): each token masked in turn, one row a token.
         for place in np.flatnonzero(~framed.special):
             masked = framed.ids.copy()
             masked[place] = tokenizer.id("mask")
@@ -314,7 +328,8 @@ def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[InputRow]:
 
 @torch.inference_mode()
 def _score_rows(model: Model, rows: Iterable[InputRow]) -> Iterator[Scored]:
-    head, framing = model.heads["vocabulary"], tokenizer_of(model).framing
+    head: Any = model.heads["vocabulary"]
+    framing = tokenizer_of(model).framing
     with eval_mode(model):
         for part in _batches(rows):
             ids = [row.ids for row in part]
@@ -332,7 +347,7 @@ def _score_rows(model: Model, rows: Iterable[InputRow]) -> Iterator[Scored]:
                 at = torch.arange(len(at), device=model.device)
             targets = np.concatenate([row.targets for row in part]).astype(np.int64)
             targets_n = torch.from_numpy(targets).to(model.device)
-            log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))  # type: ignore[operator]
+            log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))
             for row, log_probs in zip(
                 part, log_probs_n.split([len(row.targets) for row in part]), strict=True
             ):

@@ -26,7 +26,8 @@ def penalise_repetition(scores_RV: Tensor, history_RT: Tensor, penalty: float) -
 
 
 def forbid_repeated_ngrams(scores_RV: Tensor, history_RT: Tensor, lengths_R: Tensor, size: int) -> Tensor:
-    """Forbids tokens that would complete the same `size` tokens a second time. Cells beyond a row's length hold V."""
+    """Forbids tokens that would complete the same `size` tokens a second time. Cells beyond a row's length
+    hold V."""
     rows, vocabulary = scores_RV.shape
     if history_RT.shape[1] < size:
         return scores_RV
@@ -52,7 +53,7 @@ def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
     """Keeps the fewest best tokens that together hold `mass`; the one that crosses it belongs to them."""
     ascending, order = scores_RV.sort(-1)
     unlikely = ascending.softmax(-1).cumsum(-1) <= 1 - mass
-    unlikely[:, -1] = False
+    unlikely[:, -1] = False  # the best stays, however small the mass
     return scores_RV.masked_fill(unlikely.scatter(1, order, unlikely), NEVER)
 
 
@@ -63,8 +64,8 @@ def keep_min_p(scores_RV: Tensor, share: float) -> Tensor:
 
 
 def keep_typical(scores_RV: Tensor, mass: float) -> Tensor:
-    """Keeps tokens about as surprising as is to be expected: those with -log p nearest to the entropy, the fewest
-    that together hold `mass` (Meister et al. 2023)."""
+    """Keeps tokens about as surprising as is to be expected: those with -log p nearest to the entropy, the
+    fewest that together hold `mass` (Meister et al. 2023)."""
     log_probs_RV = scores_RV.log_softmax(-1)
     # A token that was filtered out has p log p = 0 * -inf: `nansum` counts it as the 0 it is in the limit.
     entropy_R1 = -(log_probs_RV * log_probs_RV.exp()).nansum(-1, keepdim=True)

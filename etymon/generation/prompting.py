@@ -1,8 +1,9 @@
 """Prompts that have their beginning in common, such as the same examples before many queries.
 
-The beginning is read once, into a state. A batch of queries goes on from it, side by side, and when their completions are
-scored the state is rewound: to the end of the query for the next completion, to the end of the beginning for the next
-queries. Keys and values of the beginning are copied once a row of a batch, and neither once a query nor once a completion.
+The beginning is read once, into a state. A batch of queries goes on from it, side by side, and when their
+completions are scored the state is rewound: to the end of the query for the next completion, to the end of
+the beginning for the next queries. Keys and values of the beginning are copied once a row of a batch, and
+neither once a query nor once a completion.
 
 Legend: N tokens, R rows, V vocabulary.
 """
@@ -28,7 +29,8 @@ from etymon.generation.text import Generation, encode_prompts, new_generation, t
 ROWS = 64
 """Prompts that are computed together at most."""
 LINE = re.compile(r"(?=\n\S)")
-"""Where texts are cut to be encoded: no pre-tokenizer of ours joins anything across the beginning of a line."""
+"""Where texts are cut to be encoded: no pre-tokenizer of ours joins anything across the beginning of a
+line."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the prompts that are done, and how many there are."""
@@ -78,8 +80,8 @@ class Prompter:
         model.require_vocabulary("be prompted")
         if "state" not in model.capabilities:
             raise EtymonError(
-                f"{model.family.title} reads both sides of a word at once and cannot go on from a prompt: prompt a "
-                "decoder (GPT-2) or an encoder-decoder (T5)"
+                f"{model.family.title} reads both sides of a word at once and cannot go on from a prompt: "
+                "prompt a decoder (GPT-2) or an encoder-decoder (T5)"
             )
         self.model = model
         # A beginning that sees what follows it is another one in every prompt: it cannot be shared.
@@ -106,10 +108,12 @@ class Prompter:
         return LINE.split(text) if self._by_line else [text]
 
     def encode(self, prompt: str, completions: Sequence[str]) -> EncodedPrompt:
-        """A prompt and its completions, encoded as one text where that leaves the prompt's tokens as they are.
+        """A prompt and its completions, encoded as one text where that leaves the prompt's tokens as they
+        are.
 
-        If a token would stand on both sides of the border, the two are encoded apart. A prompt stands behind the
-        end-of-text token, if the model has one. An encoder-decoder's completions are texts by themselves, ended.
+        If a token would stand on both sides of the border, the two are encoded apart. A prompt stands behind
+        the end-of-text token, if the model has one. An encoder-decoder's completions are texts by themselves,
+        ended.
         """
         if self.model.encoder_decoder:
             start = start_token(self.model)
@@ -118,7 +122,8 @@ class Prompter:
             frame = self.tokenizer.framing.frame
             framed = [frame(np.array(ids, np.int32)).ids.tolist() for ids in targets]
             return EncodedPrompt([start], framed, encode_prompts(self.model, [prompt])[0])
-        # Only the last line meets the completions: the lines before it are encoded as they are, whatever follows.
+        # Only the last line meets the completions: the lines before it are encoded as they are, whatever
+        # follows.
         last = self._lines(prompt)[-1]
         end, *wholes = self.encode_texts([last, *(last + completion for completion in completions)])
         encoded, apart = self.encode_texts(completions), 0
@@ -131,6 +136,7 @@ class Prompter:
                 raise EtymonError(
                     f"the choice {completions[number]!r} has no tokens: there is nothing to score"
                 )
+        # As in training, where documents follow one another with the end token between them.
         context = [*first_tokens(self.model), *self.encode_texts([prompt])[0]] or [first_token(self.model)]
         return EncodedPrompt(context, encoded, [], apart)
 
@@ -226,11 +232,14 @@ class Prompter:
                 inputs = [prompt.source or prompt.context for prompt in part]
                 first_RV = stepper.prefill(inputs, longest, start_token(model))
             firsts = [[ids[0] for ids in prompt.completions] for prompt in part]
+            # Completions' first tokens are predicted by the prompt itself: those of one token need nothing
+            # more.
             sums = [first_RV[row, ids].tolist() for row, ids in enumerate(firsts)]
             longer = [[n for n, ids in enumerate(prompt.completions) if len(ids) > 1] for prompt in part]
             context = stepper.state.mark()
             for numbers in zip_longest(*longer):
-                # A row without a further completion reads some token in vain: to leave, others would be copied.
+                # A row without a further completion reads some token in vain: to leave, others would be
+                # copied.
                 turn = [
                     ids[:1] * 2 if number is None else prompt.completions[number]
                     for number, ids, prompt in zip(numbers, firsts, part, strict=True)

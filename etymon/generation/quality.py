@@ -1,4 +1,5 @@
-"""What generated texts are like: how much they repeat themselves and each other, and how much they copy from a corpus.
+"""What generated texts are like: how much they repeat themselves and each other, and how much they copy from
+a corpus.
 
 Legend: B tokens of a block.
 """
@@ -19,7 +20,8 @@ def ngrams(ids: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def repetition(texts: Sequence[Sequence[int]], size: int) -> float | None:
-    """The share of a text's n-grams that it has had before (rep-n), as a mean over texts that are long enough."""
+    """The share of a text's n-grams that it has had before (rep-n), as a mean over texts that are long
+    enough."""
     shares = [1 - len(set(grams)) / len(grams) for text in texts if (grams := ngrams(text, size))]
     return sum(shares) / len(shares) if shares else None
 
@@ -31,7 +33,8 @@ def distinct(texts: Sequence[Sequence[int]], size: int) -> float | None:
 
 
 def self_bleu(texts: Sequence[str]) -> float | None:
-    """The mean BLEU of every text with all others as references (Zhu et al. 2018): 100 is always the same text.
+    """The mean BLEU of every text with all others as references (Zhu et al. 2018): 100 is always the same
+    text.
 
     None for fewer than two texts, or without sacrebleu.
     """
@@ -52,11 +55,11 @@ def self_bleu(texts: Sequence[str]) -> float | None:
 
 # --- the longest run of tokens that a text has in common with a corpus, exactly, in bounded memory
 #
-# A text with a copy of n tokens has one of every shorter length too, so the length is searched by bisection, for all
-# texts side by side. One pass over the corpus tells for given lengths which texts have a copy: the hash of every
-# window is taken out of running sums in blocks of a million tokens, looked up among the hashes of the texts' windows,
-# and what agrees is compared token by token. So hashes only save time, and memory is that of a block, however long
-# the corpus. A copy lies within one document.
+# A text with a copy of n tokens has one of every shorter length too, so the length is searched by bisection,
+# for all texts side by side. One pass over the corpus tells for given lengths which texts have a copy: the
+# hash of every window is taken out of running sums in blocks of a million tokens, looked up among the hashes
+# of the texts' windows, and what agrees is compared token by token. So hashes only save time, and memory is
+# that of a block, however long the corpus. A copy lies within one document.
 
 BLOCK = 1 << 20
 FILTER_SHIFT = np.uint64(64 - 20)
@@ -110,7 +113,8 @@ def _search(
     block: int,
     copies: list[Copy],
 ) -> None:
-    """One pass over the corpus: sets each text's entry of `copies` to a copy of the longest of its lengths that has any."""
+    """One pass over the corpus: sets each text's entry of `copies` to a copy of the longest of its lengths
+    that has any."""
     longest = max(numbers_by_length)
     powers, inverses = _powers(max(block + longest, *map(len, rows)))
     for begin in range(0, len(tokens), block):
@@ -125,6 +129,7 @@ def _search(
                 hashes = _hashes(_running_sums(rows[number], powers), length, inverses)
                 for start, hash_ in enumerate(hashes.tolist()):
                     windows.setdefault(hash_, []).append((number, start))
+            # Longer lengths come first: a text with a long copy is not looked for at the shorter ones.
             hashes_B = _hashes(sums, length, inverses)[:block]
             hits = _hits(hashes_B, np.sort(np.array(list(windows), np.uint64)))
             first, last = (np.searchsorted(documents, begin + hits + end, "right") for end in (0, length - 1))
@@ -160,7 +165,8 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _running_sums(part_B: np.ndarray, powers: np.ndarray) -> np.ndarray:
-    """Sums of the tokens before every place, each times a power: a difference of two is the hash of a window, but for a power."""
+    """Sums of the tokens before every place, each times a power: a difference of two is the hash of a window,
+    but for a power."""
     spread = (part_B.astype(np.uint64) + np.uint64(1)) * np.uint64(SPREAD)
     sums = np.cumsum(spread * powers[: len(part_B)], dtype=np.uint64)
     return np.concatenate((np.zeros(1, np.uint64), sums))

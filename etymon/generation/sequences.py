@@ -45,7 +45,8 @@ class Continuations:
         tokenizer: Tokenizer | None,
         on_token: OnToken | None,
     ) -> None:
-        """`limits` and `keys` have an entry a prompt: its most new tokens, and what its draws are seeded by."""
+        """`limits` and `keys` have an entry a prompt: its most new tokens, and what its draws are seeded
+        by."""
         self.settings, self.limits, self.keys = settings, limits, keys
         self.end_ids, self.on_token, self.tokenizer = end_ids, on_token, tokenizer
         self.copies = settings.returns
@@ -74,6 +75,7 @@ class Continuations:
         self.log_probs[row].append(log_prob)
         if self.on_token is not None:
             self.on_token(row // self.copies, row % self.copies, token)
+        # After every token, since a stop string may end in the middle of one.
         self.finished[row] = token in self.end_ids or self.reaches_stop(ids)
         return not self.finished[row] and len(ids) < self.limits[row // self.copies]
 

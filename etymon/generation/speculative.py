@@ -1,11 +1,14 @@
-"""Speculative decoding (Leviathan et al. 2023): a small draft model runs ahead, and the model reads what it wrote at once.
+"""Speculative decoding (Leviathan et al. 2023): a small draft model runs ahead, and the model reads what it
+wrote at once.
 
-Greedy: drafted tokens stay as far as they are the model's own, and the first other one is the model's. Sampling: a token
-that was drawn from the draft's q stays with probability min(1, p / q); the first that does not is drawn anew from
-(p - q)+, which makes it a draw from p (section 2.3). After drafts that all stay, the model adds one more. So every round
-gains one token at least, and the texts are those of the model alone: the same ones, or the same distribution.
+Greedy: drafted tokens stay as far as they are the model's own, and the first other one is the model's.
+Sampling: a token that was drawn from the draft's q stays with probability min(1, p / q); the first that does
+not is drawn anew from (p - q)+, which makes it a draw from p (section 2.3). After drafts that all stay, the
+model adds one more. So every round gains one token at least, and the texts are those of the model alone: the
+same ones, or the same distribution.
 
-What was read in vain is cropped from the states, row by row: rows may keep different numbers of drafted tokens.
+What was read in vain is cropped from the states, row by row: rows may keep different numbers of drafted
+tokens.
 
 Legend: R rows, k drafted tokens, n = k + 1, V vocabulary.
 """
@@ -25,7 +28,8 @@ from etymon.generation.settings import DecodingSettings
 from etymon.generation.stepper import Stepper, fork_rows
 
 DRAFT, ACCEPT, RESAMPLE = range(3)
-"""The uniform numbers of every token of a text. Those of drafts that are dropped serve again: nobody saw what they led to."""
+"""The uniform numbers of every token of a text. Those of drafts that are dropped serve again: nobody saw what
+they led to."""
 
 
 def check_draft(model: Model, draft: Model, settings: DecodingSettings, longest: int) -> None:
@@ -69,7 +73,8 @@ class Speculation:
         self.uniforms = np.empty(0)
         if self.settings.sample:
             self.uniforms = texts.uniforms(max(texts.limits) + self.count + 1, 3)
-        # Rows that are nearly through draft beyond their end as the others do: what is too much is never kept.
+        # Rows that are nearly through draft beyond their end as the others do: what is too much is never
+        # kept.
         stepper.exceeds_positions = draft.exceeds_positions = True
 
     def run(self, scores_RV: Tensor) -> list[list[Sequence]]:
@@ -99,11 +104,13 @@ class Speculation:
             gained, log_probs, unread = self._round(unread)
 
     def _round(self, unread: list[list[int]]) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
-        """The tokens that every row gains, their log-probabilities, and those of them that the draft has not read."""
-        model_lengths = self.stepper.state.lengths
-        draft_lengths = [sum(pair) for pair in zip(self.draft.state.lengths, map(len, unread), strict=True)]
+        """The tokens that every row gains, their log-probabilities, and those of them that the draft has not
+        read."""
+        model_lengths = np.array(self.stepper.state.lengths)
+        draft_lengths = np.array(self.draft.state.lengths) + [len(ids) for ids in unread]
         tokens_Rk, q_RkV = self._run_ahead(unread)
         last_R1 = torch.tensor([self.texts.ids[row][-1:] for row in self.rows], device=tokens_Rk.device)
+        # One pass of the model over all drafted tokens: what speculation is for.
         self.stepper.extend(torch.cat([last_R1, tokens_Rk], 1).tolist())
         scores_RnV = self.stepper.scores(None).unflatten(0, (len(self.rows), self.count + 1))
         allowed = []
@@ -111,20 +118,18 @@ class Speculation:
             allowed.append(self._allowed(scores_RnV[:, ahead]))
             if ahead < self.count:
                 self.processor.append(tokens_Rk[:, ahead])
+        # The rules saw all drafts so far; those that do not stay are taken back from their histories.
         kept_R, next_R = self._verify(torch.stack(allowed, 1), q_RkV, tokens_Rk)
         self.processor.take_back(self.count - kept_R)
         self.processor.append(next_R)
-        next_R1, kept = next_R[:, None], kept_R.tolist()
+        next_R1, kept = next_R[:, None], kept_R.cpu().numpy()
         tokens_Rn = torch.cat([tokens_Rk, next_R1], 1).scatter(1, kept_R[:, None], next_R1)
-        log_probs_Rn = token_log_probs(scores_RnV, tokens_Rn)
-        read = [min(count, self.count - 1) for count in kept]  # the draft's last token was never fed to it
-        self.stepper.state.crop(
-            [length + 1 + count for length, count in zip(model_lengths, kept, strict=True)]
-        )
-        self.draft.state.crop([sum(pair) for pair in zip(draft_lengths, read, strict=True)])
-        gained = [row[: count + 1] for row, count in zip(tokens_Rn.tolist(), kept, strict=True)]
-        log_probs = [row[: count + 1] for row, count in zip(log_probs_Rn.tolist(), kept, strict=True)]
-        return gained, log_probs, [row[count:] for row, count in zip(gained, read, strict=True)]
+        read = np.minimum(kept, self.count - 1)  # the draft's last token was never fed to it
+        self.stepper.state.crop((model_lengths + 1 + kept).tolist())
+        self.draft.state.crop((draft_lengths + read).tolist())
+        columns = (tokens_Rn.tolist(), token_log_probs(scores_RnV, tokens_Rn).tolist())
+        gained, log_probs = ([row[:end] for row, end in zip(rows, kept + 1, strict=True)] for rows in columns)
+        return gained, log_probs, [row[first:] for row, first in zip(gained, read, strict=True)]
 
     def _run_ahead(self, unread: list[list[int]]) -> tuple[Tensor, Tensor]:
         """The draft's next tokens and the scores that they were chosen by."""
@@ -137,6 +142,7 @@ class Speculation:
         for ahead in range(self.count):
             if ahead:
                 scores_RV = self.draft.step(tokens[-1])
+            # The draft follows the same rules: a token that they forbid would never be accepted.
             allowed.append(self._allowed(F.pad(scores_RV, (0, missing), value=NEVER)))
             tokens.append(self._pick(allowed[-1], ahead, DRAFT))
             self.processor.append(tokens[-1])
@@ -147,8 +153,10 @@ class Speculation:
         """How many drafted tokens of every row stay, and the token after them."""
         if not self.settings.sample:
             best_Rn = likeliest(p_RnV)
+            # `cumprod` turns "is the same" into "all up to here are the same".
             kept_R = (best_Rn[:, :-1] == tokens_Rk).cumprod(1).sum(1)
             return kept_R, best_Rn.gather(1, kept_R[:, None])[:, 0]
+        # In 64 bits: where p and q nearly agree, p - q is little more than their rounding.
         p_RnV, q_RkV = (scores.double().softmax(-1) for scores in (p_RnV, q_RkV))
         p_Rk, q_Rk = (
             probs[:, : self.count].gather(2, tokens_Rk[:, :, None])[..., 0] for probs in (p_RnV, q_RkV)

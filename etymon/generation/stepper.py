@@ -1,4 +1,5 @@
-"""The model's side of decoding: read the prompts once, then one token a row, over a state that rows may leave.
+"""The model's side of decoding: read the prompts once, then one token a row, over a state that rows may
+leave.
 
 Decoder-only models and encoder-decoders differ here and nowhere else in this room.
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +26,8 @@ SHARED = 32
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """How many first tokens all rows have in common. The last token of a row is never shared: its hidden state
-    predicts what follows."""
+    """How many first tokens all rows have in common. The last token of a row is never shared: its hidden
+    state predicts what follows."""
     # All rows agree as far as the first and the last of them in the order of the dictionary do.
     first, last = min(map(list, rows)), max(map(list, rows))
     alike = next((place for place, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))
@@ -34,16 +36,16 @@ def common_prefix(rows: Sequence[Sequence[int]]) -> int:
 
 def sharable(model: Model, rows: Sequence[Sequence[int]]) -> int:
     """How many first tokens can be read once for all rows without changing any result."""
-    # A prefix that is read in both directions depends on what follows it; and a model that looks back only so far
-    # (Transformer-XL's memory) would have forgotten the beginning of a long row.
+    # A prefix that is read in both directions depends on what follows it; and a model that looks back only so
+    # far (Transformer-XL's memory) would have forgotten the beginning of a long row.
     reach = getattr(model.body, "reach", None)
     too_long = reach and max(map(len, rows)) > reach
     return 0 if too_long or model.reads_prefix else common_prefix(rows)
 
 
 def prefix_state(model: Model, tokens: Sequence[int], rows: int, capacity: int) -> KeyValueState:
-    """The state of `rows` rows that all begin with these tokens, which are read once. It has room for `capacity`
-    tokens a row in all."""
+    """The state of `rows` rows that all begin with these tokens, which are read once. It has room for
+    `capacity` tokens a row in all."""
     if not len(tokens):
         return model.start(rows, capacity)
     state = model.start(1, capacity)
@@ -58,24 +60,27 @@ class Stepper:
     """
 
     shares_prompts = True
-    """Whether first tokens that prompts have in common are read once; of those there are then no hidden states."""
+    """Whether first tokens that prompts have in common are read once; of those there are then no hidden
+    states."""
     exceeds_positions = False
-    """Whether tokens may be fed beyond the model's positions (they stand on the last one) because they are dropped
-    afterwards, as a draft's are."""
+    """Whether tokens may be fed beyond the model's positions (they stand on the last one) because they are
+    dropped afterwards, as a draft's are."""
 
     def __init__(self, model: Model, *, normalised: bool) -> None:
         self.model = model
-        head = model.heads["vocabulary"]
-        self.score: Callable[[Tensor, Tensor | None, Context], Tensor]
+        head: Any = model.heads["vocabulary"]
         # An adaptive softmax has no logits.
-        self.score = head.log_probs if normalised or not hasattr(head, "logits") else head.logits  # type: ignore[assignment]
+        normalised = normalised or not hasattr(head, "logits")
+        self.score: Callable[[Tensor, Tensor | None, Context], Tensor]
+        self.score = head.log_probs if normalised else head.logits
         self.positions = model.decoder_positions
 
     def prefill(self, prompts: Sequence[Sequence[int]], new_tokens: int, start: int | None) -> Tensor:
         """Reads prompts of any lengths, with room for `new_tokens` more; in both directions, if the model was
-        trained so. With a `start` token the prompts go to the encoder, and decoder rows begin with that token."""
+        trained so. With a `start` token the prompts go to the encoder, and decoder rows begin with that
+        token."""
         model, device = self.model, self.model.device
-        self.memory = None
+        self.memory = None  # of the encoder; read once, attended to at every step
         if start is not None:
             self.memory = model.encode(Batch.of(prompts, device=device))
             prompts = [[start]] * len(prompts)
@@ -113,7 +118,8 @@ class Stepper:
 
     @property
     def last(self) -> Tensor | None:
-        """The flat index of every row's last token among those that were fed last; None if each row got one."""
+        """The flat index of every row's last token among those that were fed last; None if each row got
+        one."""
         layout = self.context.batch.layout
         return None if layout.tokens == layout.rows else layout.last
 
@@ -165,14 +171,15 @@ def fork_rows(copies: int, scores_RV: Tensor, processor: ScoreProcessor, *steppe
 
 def window_start(length: int, positions: int) -> int:
     """Where the part of a text of `length` tokens begins that a sliding window holds."""
-    # A text that has outgrown the positions is cut to half of them, and again whenever they are full. So the window
-    # depends on the length alone, and whoever wrote the tokens reads them in the same one.
+    # A text that has outgrown the positions is cut to half of them, and again whenever they are full. So the
+    # window depends on the length alone, and whoever wrote the tokens reads them in the same one.
     step = positions + 1 - max(1, positions // 2)
     return max(0, -((positions - length) // step)) * step
 
 
 class SlidingStepper(Stepper):
-    """Goes on beyond the model's positions: when a row has filled them, all are read again from a later token on."""
+    """Goes on beyond the model's positions: when a row has filled them, all are read again from a later token
+    on."""
 
     positions: int
 

@@ -31,7 +31,8 @@ class Generation:
     finished: bool
     """It came to an end by itself: an end token or a stop string, and not just the limit."""
     pieces: list[str] | None = None
-    """Its tokens as the tokenizer spells them, and the log-probability of each, where the settings ask for it."""
+    """Its tokens as the tokenizer spells them, and the log-probability of each, where the settings ask for
+    it."""
     token_log_probs: list[float] | None = None
 
 
@@ -39,7 +40,8 @@ def tokenizer_of(model: Model) -> Tokenizer:
     """The model's tokenizer. Refuses a model without."""
     if model.tokenizer is None:
         raise EtymonError(
-            f"this {model.family.title} has no tokenizer, so it cannot read text: put tokenizer.json into its folder"
+            f"this {model.family.title} has no tokenizer, so it cannot read text: "
+            "put tokenizer.json into its folder"
         )
     return model.tokenizer
 
@@ -67,7 +69,8 @@ def generate_texts(
     batch_size: int = 32,
     draft: Model | None = None,
 ) -> list[Generation]:
-    """The new texts of all prompts, `returns` for each in turn. The pieces that `on_text` gets add up to the texts.
+    """The new texts of all prompts, `returns` for each in turn. The pieces that `on_text` gets add up to the
+    texts.
 
     A `draft` is a smaller model of the same tokenizer that runs ahead (see `decode`).
     """
@@ -82,6 +85,7 @@ def generate_texts(
         keys = list(range(first, min(first + batch_size, len(prompts))))
         streams = None if on_text is None or choices else _Streams(tokenizer, settings.stop, on_text, first)
         on_token = None if streams is None else streams.feed
+        # Keys count over all batches, so that a text's draws do not depend on the batch size.
         batch = [encoded[key] for key in keys]
         for key, sequences in zip(
             keys, decode(model, batch, settings, on_token, keys=keys, draft=draft), strict=True
@@ -100,7 +104,9 @@ def generate_texts(
 def new_generation(
     prompt: str, sequence: Decoded, tokenizer: Tokenizer, stops: Sequence[str], choice: str | None = None
 ) -> Generation:
-    """A decoded sequence as text: that of the `choice`, or else of its tokens, cut before the first stop string."""
+    """A decoded sequence as text: that of the `choice`, or else of its tokens, cut before the first stop
+    string."""
+    # `whole`: where the limit cuts a character of several byte tokens, its first bytes are left out.
     text = cut_at_stop(tokenizer.decode(sequence.ids, whole=True), stops) if choice is None else choice
     pieces = None
     if sequence.token_log_probs is not None:
@@ -130,6 +136,7 @@ class StopFilter:
         certain = cut_at_stop(text, self.stops)
         self.stopped = len(certain) < len(text)
         if not (self.stopped or last):
+            # The end of the text may be the beginning of a stop string: it waits for the next piece.
             beginnings = [stop[:size] for stop in self.stops for size in range(1, len(stop))]
             held = max((len(start) for start in beginnings if text.endswith(start)), default=0)
             certain = text[: len(text) - held]
@@ -138,7 +145,8 @@ class StopFilter:
 
 
 class _Streams:
-    """The tokens of a batch's texts as pieces of text for `on_text`: never half a character, never a part of a stop string."""
+    """The tokens of a batch's texts as pieces of text for `on_text`: never half a character, never a part of
+    a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], on_text: OnText, first: int) -> None:
         self.on_text, self.first = on_text, first

@@ -1,10 +1,10 @@
-"""ELMo's training (Peters et al. 2018, section 3.1): a language model ahead and one back, over streams of sentences,
-with one vocabulary.
+"""ELMo's training (Peters et al. 2018, section 3.1): a language model ahead and one back, over streams of
+sentences, with one vocabulary.
 
-Ahead, `<S> w1 ... wn` are read and `w1 ... wn </S>` predicted; back, `</S> wn ... w1` and `wn ... w1 <S>`. Both
-directions go on from segment to segment with what they remember. The way back begins at the end of its stream and comes
-to its beginning in the end: so what it remembers is always the text behind a segment, and each step shows the two
-directions different text.
+Ahead, `<S> w1 ... wn` are read and `w1 ... wn </S>` predicted; back, `</S> wn ... w1` and `wn ... w1 <S>`.
+Both directions go on from segment to segment with what they remember. The way back begins at the end of its
+stream and comes to its beginning in the end: so what it remembers is always the text behind a segment, and
+each step shows the two directions different text.
 
 Legend: N tokens, P width of a direction.
 """
@@ -66,9 +66,9 @@ class TwoWayBatch(StreamBatch):
 
 
 class Bidirectional(Streaming):
-    """With the `sampled` softmax, training compares with `samples` words that all positions of a slice share; validation
-    always with all words. A model with an adaptive softmax needs no sample. Words beyond the ones that the model
-    predicts are read by their letters, and are unknown as targets."""
+    """With the `sampled` softmax, training compares with `samples` words that all positions of a slice share;
+    validation always with all words. A model with an adaptive softmax needs no sample. Words beyond the ones
+    that the model predicts are read by their letters, and are unknown as targets."""
 
     name = "bidirectional"
     heads = frozenset({"vocabulary"})
@@ -90,6 +90,8 @@ class Bidirectional(Streaming):
     ) -> np.ndarray:
         """The columns of `sampling/streams.py`, and the same segment mirrored within its stream."""
         table = stream_segments(split_by_sentence(split), self.length, seed, epoch, streams, shuffle=shuffle)
+        # Mirrored at the middle of its stream: a segment that begins k tokens after the beginning has a
+        # partner that ends k tokens before the end.
         first, last = np.full(streams, np.iinfo(np.int64).max), np.full(streams, -1)
         np.minimum.at(first, table[:, STREAM], table[:, START])
         np.maximum.at(last, table[:, STREAM], table[:, STOP])
@@ -101,6 +103,8 @@ class Bidirectional(Streaming):
         mirrored = row.copy()
         mirrored[[START, STOP]] = row[[BACK_START, BACK_STOP]]
         ahead, back = (read(sentences, span, SEPARATOR) for span in (row, mirrored))
+        # Ahead, a separator is the beginning of the next sentence where it is read, and the end of this one
+        # where it is predicted; back, the other way round.
         return TwoWayExample(
             ids=_with_marks(ahead[:-1], self.begin),
             targets=_with_marks(ahead[1:], self.end),
@@ -113,6 +117,7 @@ class Bidirectional(Streaming):
     def collate(self, examples: Sequence[TwoWayExample]) -> TwoWayBatch:
         batch = Batch.of([example.ids for example in examples])
         back_ids = concatenate(examples, "back_ids")
+        # Both directions read mostly the same words: each is spelled once for the slice.
         letters, index = self.lexicon.spelled(torch.cat((batch.ids, back_ids)).numpy())
         ahead_N, back_N = torch.from_numpy(index).chunk(2)
         batch.letters = Letters(torch.from_numpy(letters), ahead_N, back_N)
@@ -132,6 +137,7 @@ class Bidirectional(Streaming):
         head = unit.model.heads["vocabulary"]
 
         def sum_loss(x_NP: Tensor, targets_N: Tensor) -> Tensor:
+            # The lexicon spells more words than the softmax has columns for.
             targets_N = targets_N.masked_fill(targets_N >= head.size, self.unknown)
             if self.sampled and unit.model.training and isinstance(head, SampledVocabulary):
                 return head.sampled_loss(x_NP, None, targets_N, self.samples)

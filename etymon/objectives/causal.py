@@ -47,6 +47,7 @@ def causal_fields(
     """The fields of a `CausalBatch` of these examples, whose ids the batch holds."""
     targets = concatenate(examples, "targets")
     places = [np.arange(len(each.ids) - len(each.targets), len(each.ids)) for each in examples]
+    # Bits per byte compare models of different tokenizers: losses by the token do not.
     byte_count, characters = text_lengths[targets.numpy()].sum(0).tolist()
     return {
         "counts": {"loss": len(targets)},
@@ -84,6 +85,7 @@ class CausalLM(Objective):
 
     def collate(self, examples: Sequence[CausalExample]) -> CausalBatch:
         examples = by_length(examples)
+        # 1 for whole windows, which sees no more than causal attention: the prefix is for `prefix.py`.
         prefix = [len(example.ids) - len(example.targets) + 1 for example in examples]
         batch = Batch.of([example.ids for example in examples], prefix=prefix)
         return CausalBatch(**causal_fields(examples, batch, self.text_lengths))
@@ -95,6 +97,7 @@ class CausalLM(Objective):
     def terms(self, model: Any, micro: CausalBatch, hidden: Tensor) -> dict[str, Term]:
         """The terms of the loss, from hidden states that were computed already."""
         head = model.heads["vocabulary"]
+        # It keeps logits from drifting; validation reports the loss without it.
         if self.z_loss and model.training:
             return {"loss": Term(head.smoothed_loss(hidden, micro.at, micro.targets, z_loss=self.z_loss))}
         return {"loss": Term(head.loss(hidden, micro.at, micro.targets, Context(micro.batch)))}

@@ -1,5 +1,5 @@
-"""Denoising: an encoder reads a corrupted text, and the decoder writes the original or what is missing (T5, section 3.3;
-BART, section 2.2). How it is corrupted is one of the noises of `sampling.corruption`."""
+"""Denoising: an encoder reads a corrupted text, and the decoder writes the original or what is missing (T5,
+section 3.3; BART, section 2.2). How it is corrupted is one of the noises of `sampling.corruption`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Seq2SeqBatch(MicroBatch):
         return Seq2SeqBatch({term: len(targets)}, tokens, source, decoder, torch.from_numpy(targets))
 
     def inputs(self, model: Any) -> Batch:
-        """What the decoder reads: over an encoder, the targets behind the token that the model begins with."""
+        """What the decoder reads: over an encoder, the targets behind the token that the model begins
+        with."""
         if self.source is None:
             return self.decoder
         # Examples are made without a model, and only that knows its start token (T5's is the pad).
@@ -58,22 +59,23 @@ class Seq2SeqBatch(MicroBatch):
         return replace(self.decoder, ids=ids_N)
 
     def loss(self, model: Any, smoothing: float) -> Tensor:
-        """The summed loss. `smoothing` is the share of every target's probability that is spread over all words, in
-        training alone."""
+        """The summed loss. `smoothing` is the share of every target's probability that is spread over all
+        words, in training alone."""
         inputs = self.inputs(model)
         if self.source is None:
             hidden, _ = model.hidden(inputs)
         else:
             hidden, _ = model.decode(inputs, model.encode(self.source))
         head = model.heads["vocabulary"]
+        # Validation without smoothing: a likelihood that can be compared.
         if smoothing and model.training:
             return head.smoothed_loss(hidden, self.at, self.targets, smoothing)
         return head.loss(hidden, self.at, self.targets, Context(inputs))
 
 
 class Denoising(Objective):
-    """`length` is what the encoder reads at most. A `density` of 0 is the noise's published one. `smoothing` is for
-    training alone."""
+    """`length` is what the encoder reads at most. A `density` of 0 is the noise's published one. `smoothing`
+    is for training alone."""
 
     name = "denoising"
     heads = frozenset({"vocabulary"})
@@ -100,8 +102,8 @@ class Denoising(Objective):
         around, sentinels = self.framing.overhead(), tokenizer.sentinels
         self.raw_length = length - around
         if noise == "spans":
-            # T5's arithmetic: so many raw tokens that the corrupted input is exactly `length` (512 come from 568). A
-            # span that is rolled over the end becomes two: one sentinel more on both sides.
+            # T5's arithmetic: so many raw tokens that the corrupted input is exactly `length` (512 come from
+            # 568). A span that is rolled over the end becomes two: one sentinel more on both sides.
             room = length - (around - 1) - random_roll
             self.raw_length, _ = algebra.raw_length_for(room, density, mean_span)
         if self.raw_length < 2:
@@ -143,6 +145,7 @@ class Denoising(Objective):
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> DenoisingExample:
         start, stop = row.tolist()
         ids = split.tokens[start:stop].astype(np.int64)
+        # Sentences that begin in this span, for noises that shuffle them.
         first, last = np.searchsorted(split.sentences, (start, stop))
         text = Text(ids, self.word_starts[ids], np.asarray(split.sentences[first:last]) - start)
         shown, target = self.noise.corrupt(text, self.amounts, rng)

@@ -1,10 +1,10 @@
-"""Distillation (DistilBERT, section 2): a student learns the distributions and hidden states of a frozen teacher
-beside the ordinary objective.
+"""Distillation (DistilBERT, section 2): a student learns the distributions and hidden states of a frozen
+teacher beside the ordinary objective.
 
-`soft` weighs T^2 KL(teacher || student) at temperature T, over all tokens or (`everywhere` off) over the targets of the
-ordinary loss; `hard` the ordinary loss; `cosine` 1 - cos of the last hidden states. The defaults are the published ones.
-`attention` adds what MiniLM transfers (Wang et al. 2020): the last layer's attention distributions and the relations among
-its values.
+`soft` weighs T^2 KL(teacher || student) at temperature T, over all tokens or (`everywhere` off) over the
+targets of the ordinary loss; `hard` the ordinary loss; `cosine` 1 - cos of the last hidden states. The
+defaults are the published ones. `attention` adds what MiniLM transfers (Wang et al. 2020): the last layer's
+attention distributions and the relations among its values.
 
 Legend: N tokens, R rows, H heads, T longest row, D width, K width of a head.
 """
@@ -47,8 +47,8 @@ class Teaching:
     def terms(
         self, unit: Unit, micro: Any, ordinary: Callable[[Any, Any, Tensor], dict[str, Term]]
     ) -> dict[str, Term]:
-        """The terms of the ordinary objective, which makes them of a model, a slice and its hidden states, and the
-        teacher's."""
+        """The terms of the ordinary objective, which makes them of a model, a slice and its hidden states,
+        and the teacher's."""
         batch: Batch = micro.batch
         # Attention is only traced if it is to be learned: that costs the fast path.
         follow: Any = trace if self.attention else nullcontext
@@ -57,6 +57,7 @@ class Teaching:
             with torch.no_grad():
                 teacher_ND, _ = unit.teacher.hidden(batch)
         terms = {
+            # Metrics keep their weight of 0.
             name: replace(term, weight=term.weight * self.hard)
             for name, term in ordinary(unit.model, micro, student_ND).items()
         }
@@ -65,6 +66,8 @@ class Teaching:
             index = torch.arange(len(student_ND), device=student_ND.device) if places is None else places
             head = unit.teacher.heads["vocabulary"]
 
+            # The teacher's logits by chunks of positions: all at once, they would be tokens x vocabulary once
+            # more.
             @torch.no_grad()
             def teacher_logits(part: slice) -> Tensor:
                 return head.logits(teacher_ND, index[part], Context(batch))
@@ -149,12 +152,14 @@ class DistilledCausal(CausalLM):
 
 
 def _relations(model: Any, states: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The last layer's attention `[R, H, T, T]`, and how alike its values are, as distributions of the same shape."""
+    """The last layer's attention `[R, H, T, T]`, and how alike its values are, as distributions of the same
+    shape."""
     stack = model.body.stack
     layer, x_ND = stack.layers[stack.schedule[-1]], states.hidden[-2]
     if layer.norm_first:
         x_ND = layer.attention_norm(x_ND)
     attention_RHTT = states.attention[-1]
+    # Value relations (MiniLM, section 3.2) need no equal widths: both sides are tokens x tokens.
     v_NHK = layer.attention.value(x_ND).view(len(x_ND), attention_RHTT.shape[1], -1)
     v_RHTK = batch.layout.lift(v_NHK).transpose(1, 2)
     scores_RHTT = v_RHTK @ v_RHTK.transpose(-1, -2) / math.sqrt(v_RHTK.shape[-1])
@@ -166,7 +171,10 @@ def _relations(model: Any, states: Trace, batch: Batch) -> tuple[Tensor, Tensor]
 
 
 def _divergence(teacher_RHTT: Tensor, student_RHTT: Tensor) -> Tensor:
-    """KL(teacher || student) of every query, the mean over heads, summed over queries; blank cells are zero on both sides."""
+    """KL(teacher || student) of every query, the mean over heads, summed over queries; blank cells are zero
+    on both sides."""
+    # Hidden cells have probability 0 on both sides: the clamp makes their logarithms finite, and 0 times that
+    # is 0.
     tiny = torch.finfo(student_RHTT.dtype).tiny
     ratio = teacher_RHTT.clamp(min=tiny).log() - student_RHTT.clamp(min=tiny).log()
     return (teacher_RHTT * ratio).sum() / teacher_RHTT.shape[1]

@@ -1,8 +1,9 @@
-"""Masked language modelling (BERT, section 3.1): some tokens are hidden, and the model predicts what they were.
+"""Masked language modelling (BERT, section 3.1): some tokens are hidden, and the model predicts what they
+were.
 
-`masking` is one of the published ways to choose and to show them (`objectives.masking.SCHEMES`), `packing` one of the
-ways to cut the text into samples. Masks are drawn anew every epoch; with `copies` there are so many fixed ones of the
-whole text, used in turn, as when BERT's text was masked beforehand.
+`masking` is one of the published ways to choose and to show them (`objectives.masking.SCHEMES`), `packing`
+one of the ways to cut the text into samples. Masks are drawn anew every epoch; with `copies` there are so
+many fixed ones of the whole text, used in turn, as when BERT's text was masked beforehand.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class MaskedLM(Objective):
     ) -> None:
         self.length, self.packing, self.copies = length, packing, copies
         self.framing = tokenizer.framing
-        needed_id(tokenizer, "mask", self.name)
+        needed_id(tokenizer, "mask", self.name)  # refused by the name of this objective
         self.separator = needed_id(tokenizer, "separator", self.name)
         self.masking = Masking(masking, tokenizer, density, length)
 
@@ -116,6 +117,7 @@ class MaskedLM(Objective):
         else:
             framed = self.framing.frame(split.stream(start, stop, self.separator))
         ids = framed.ids.astype(np.int64)
+        # Separators between documents are text to the framing, and yet nothing to predict.
         places, shown = self.masking.draw(ids, framed.special | (ids == self.separator), split, rng)
         return MaskedExample(shown, framed.segments, places, ids[places], *label)
 
@@ -123,6 +125,7 @@ class MaskedLM(Objective):
         examples = by_length(examples)
         segments = [example.segments for example in examples]
         batch = Batch.of([example.ids for example in examples], segments=segments)
+        # Logits are computed at these places only, 15% of all.
         at = batch.layout.flat([example.places for example in examples])
         return MaskedBatch(
             counts=self._counts(len(at), batch.layout.tokens, len(examples)),

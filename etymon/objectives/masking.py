@@ -1,7 +1,7 @@
 """Which tokens are hidden from the model, and what it is shown instead: the published ways, by name.
 
-A new scheme is a function that chooses places (`_tokens` is the model of one) and its row in `SCHEMES`; the objectives'
-option `masking` then takes its name.
+A new scheme is a function that chooses places (`_tokens` is the model of one) and its row in `SCHEMES`; the
+objectives' option `masking` then takes its name.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class MaskingSample:
 
 
 class Masking:
-    """One of `SCHEMES` for a tokenizer and for inputs of up to `longest` tokens, of which about `density` are hidden."""
+    """One of `SCHEMES` for a tokenizer and for inputs of up to `longest` tokens, of which about `density` are
+    hidden."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, density: float, longest: int) -> None:
         self.name, self.scheme, self.density, self.longest = name, SCHEMES[name], density, longest
         self.mask, self.word_starts = needed_id(tokenizer, "mask", "masked"), tokenizer.word_starts
+        # fairseq draws replacements from behind the special tokens, the other releases from all ids.
         first = 0
         while self.scheme.spares_special and first in tokenizer.special_ids:
             first += 1
@@ -72,6 +74,7 @@ def _words(sample: MaskingSample, rng: np.random.Generator, longest: int) -> np.
 
 
 def _rare(sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
+    # Counts of the training text: frequent tokens are learnt soon enough (DistilBERT, after XLM's masking).
     weights = np.zeros(len(sample.ids))
     weights[sample.is_text] = sample.split.token_counts[sample.ids[sample.is_text]] ** -RARITY
     count = math.ceil(sample.masking.density * len(sample.ids))
@@ -89,7 +92,8 @@ def _repeated(sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
 class Scheme:
     choose: Callable[[MaskingSample, np.random.Generator], np.ndarray]
     shares: tuple[float, float] = (0.8, 0.1)
-    """Of the chosen tokens that are shown as the mask, and as themselves; the others are shown as a random one."""
+    """Of the chosen tokens that are shown as the mask, and as themselves; the others are shown as a random
+    one."""
     spares_special: bool = False
     """Random replacements are none of the special tokens that a vocabulary begins with."""
 
@@ -103,7 +107,8 @@ SCHEMES = {
     "roberta": Scheme(_anywhere, spares_special=True),
     # ALBERT: one to three whole words side by side.
     "ngram": Scheme(partial(_words, longest=3)),
-    # DistilBERT: rare tokens are masked more often. It chooses out of a whole batch; here every sample has its share.
+    # DistilBERT: rare tokens are masked more often. It chooses out of a whole batch; here every sample has
+    # its share.
     "rare": Scheme(_rare),
     # ELECTRA: drawn with replacement, so that some tokens count twice, and never shown as another token.
     "electra": Scheme(_repeated, shares=(0.85, 0.15)),

@@ -1,9 +1,9 @@
 """Several objectives in one run, as one objective.
 
-- `WeightedMixture`, written `masked=0.7,masked-sentence-order=0.3`, learns one text by several objectives. An epoch takes a
-  share w of each one's samples, and the loss is the sum of w times each one's loss.
-- `RateMixture` has a member a step: tasks on tables and objectives on texts, each on data of its own, at rates of the
-  examples (T5, section 3.5.2; one member a step as in MT-DNN).
+- `WeightedMixture`, written `masked=0.7,masked-sentence-order=0.3`, learns one text by several objectives. An
+  epoch takes a share w of each one's samples, and the loss is the sum of w times each one's loss.
+- `RateMixture` has a member a step: tasks on tables and objectives on texts, each on data of its own, at
+  rates of the examples (T5, section 3.5.2; one member a step as in MT-DNN).
 
 In both, every term keeps its own denominator, and its name gets that of its member before it: `masked/loss`.
 """
@@ -40,8 +40,8 @@ class MixtureBatch(MicroBatch):
 
 
 class Mixture(Objective):
-    """What all mixtures do with a plan. Its rows are the number of a member, then a bundle (`pack_bundles`) of rows of that
-    member's own plan."""
+    """What all mixtures do with a plan. Its rows are the number of a member, then a bundle (`pack_bundles`)
+    of rows of that member's own plan."""
 
     requires: frozenset[str] = frozenset()
     weights: Mapping[str, float] = {}
@@ -100,8 +100,9 @@ class WeightedMixture(Mixture):
         self.folder, self.needs_teacher, self.companions = blend.folder, blend.needs_teacher, blend.companions
         likelihoods = [f"{name}/{part.likelihood}" for name, part in parts.items() if part.likelihood]
         self.likelihood = likelihoods[0] if len(likelihoods) == 1 else None
-        # Two documents of four sentences, of no meaning, are enough for one sample of anything. With a stand-in for every
-        # member, all slices have the same terms and use the same parameters, so that several processes can add them up.
+        # Two documents of four sentences, of no meaning, are enough for one sample of anything. With a
+        # stand-in for every member, all slices have the same terms and use the same parameters, so that
+        # several processes can add them up.
         word = next(number for number in range(tokenizer.size) if number not in tokenizer.special_ids)
         text = Split.of([word] * 64, [0, 32], range(0, 64, 8))
         self.stand_ins = {
@@ -115,8 +116,8 @@ class WeightedMixture(Mixture):
             plan = part.plan(split, seed, epoch, shuffle=shuffle)
             first, share_before = round(share_before * len(plan)), share_before + self.weights[name]
             count = round(share_before * len(plan)) - first
-            # One after the other, so that objectives with the same plan share it out among them without a rest; in
-            # order, each is to see the text from end to end.
+            # One after the other, so that objectives with the same plan share it out among them without a
+            # rest; in order, each is to see the text from end to end.
             chosen = np.arange(first, first + count)
             if not shuffle:
                 chosen = np.linspace(0, len(plan) - 1, count).astype(int)
@@ -138,7 +139,8 @@ class WeightedMixture(Mixture):
 
 
 class Blend:
-    """Builds a `WeightedMixture`, in place of its class: what it needs can be asked before there is a tokenizer."""
+    """Builds a `WeightedMixture`, in place of its class: what it needs can be asked before there is a
+    tokenizer."""
 
     streaming = False
 
@@ -187,8 +189,8 @@ def _weight(mixture: str, text: str) -> float:
 def mixing_rates(
     sizes: Mapping[str, int], rates: Rates, limit: int | None = None, temperature: float = 1.0
 ) -> dict[str, float]:
-    """The share of examples that each member gets: in proportion to its own, of which at most `limit` count; the same to the
-    power of 1 / temperature; or equal."""
+    """The share of examples that each member gets: in proportion to its own, of which at most `limit` count;
+    the same to the power of 1 / temperature; or equal."""
     power = {"proportional": 1.0, "temperature": 1 / temperature, "equal": 0.0}[rates]
     weights = {
         name: float(size if limit is None else min(size, limit)) ** power for name, size in sizes.items()
@@ -208,8 +210,8 @@ class MixedSplit:
 
 
 class RateMixture(Mixture):
-    """A member a step. `rates` are shares of the examples; `lengths` are the tokens of a sample of every member that is text.
-    The others are tasks, whose samples are batches already."""
+    """A member a step. `rates` are shares of the examples; `lengths` are the tokens of a sample of every
+    member that is text. The others are tasks, whose samples are batches already."""
 
     likelihood = None
 
@@ -234,10 +236,12 @@ class RateMixture(Mixture):
         return split.parts[name]
 
     def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
-        """`slices` samples of one member one after the other. An epoch has as many steps as all members have in one pass."""
+        """`slices` samples of one member one after the other. An epoch has as many steps as all members have
+        in one pass."""
         one_pass = {name: self._bundles(name, split, seed, 0) for name in self.parts}
         steps = sum(-(-len(rows) // self.slices) for rows in one_pass.values())
-        # Bundles hold as many tokens as one another, so the examples' mean lengths turn rates of examples into rates of steps.
+        # Bundles hold as many tokens as one another, so the examples' mean lengths turn rates of examples
+        # into rates of steps.
         tokens = {
             name: self.rates[name] * float(self.lengths.get(name) or split.parts[name].sizes.mean())
             for name in self.parts

@@ -1,19 +1,20 @@
 """What an objective is: what is hidden from the model, what it predicts, and how that is scored.
 
-A new objective is a class in a file of this folder and a line in `etymon.objectives.REGISTRY`. It has a `name`, the
-`heads` that it needs, the capabilities that it `requires` of a family, `__init__(tokenizer, length, ...)` whose further
-parameters are its options, and four methods that run one after the other:
+A new objective is a class in a file of this folder and a line in `etymon.objectives.REGISTRY`. It has a
+`name`, the `heads` that it needs, the capabilities that it `requires` of a family, `__init__(tokenizer,
+length, ...)` whose further parameters are its options, and four methods that run one after the other:
 
-1. `plan(split, seed, epoch)`: a table with a row for every sample of the epoch (`etymon.sampling.plans` has the usual
-   ones).
-2. `prepare(split, row, rng)`: a row as an example, masked or corrupted. It runs in worker processes and depends on its
-   arguments alone.
-3. `collate(examples)`: examples as a `MicroBatch`: a `Batch` for the model, the targets, and under the name of every
-   term of the loss its denominator.
+1. `plan(split, seed, epoch)`: a table with a row for every sample of the epoch (`etymon.sampling.plans` has
+   the usual ones).
+2. `prepare(split, row, rng)`: a row as an example, masked or corrupted. It runs in worker processes and
+   depends on its arguments alone.
+3. `collate(examples)`: examples as a `MicroBatch`: a `Batch` for the model, the targets, and under the name
+   of every term of the loss its denominator.
 4. `loss(unit, micro)`: the terms by name, as sums.
 
-`causal.py` is the shortest whole one; a variant changes one step (`prefix.py` only `prepare`). A new masking scheme is
-less: see `masking.py`. Nothing here depends on ranks, workers or accumulation, which only place the work.
+`causal.py` is the shortest whole one; a variant changes one step (`prefix.py` only `prepare`). A new masking
+scheme is less: see `masking.py`. Nothing here depends on ranks, workers or accumulation, which only place the
+work.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Term:
 
 @dataclass
 class MicroBatch:
-    """A slice of a step, ready for the model. `counts` are the denominators of its terms, known before any forward."""
+    """A slice of a step, ready for the model. `counts` are the denominators of its terms, known before any
+    forward."""
 
     counts: dict[str, float]
     tokens: int
@@ -57,6 +59,7 @@ class MicroBatch:
     """Characters of it."""
 
     def to(self, device: torch.device | str) -> Self:
+        # Whatever tensors a subclass adds move with it.
         moved: dict[str, Any] = {
             part.name: value.to(device)
             for part in fields(self)
@@ -87,15 +90,16 @@ class Unit(Protocol):
 
     @property
     def bridges(self) -> Any:
-        """By name, maps between two models' states that are trained as well and of no use afterwards (a projection)."""
+        """By name, maps between two models' states that are trained as well and of no use afterwards (a
+        projection)."""
 
     @property
     def teacher(self) -> Any:
         """A model that is never trained, if the objective has one."""
 
     def recall(self, micro: StreamBatch) -> Any:
-        """What the slice's streams remember of their earlier segments, as a state for the model; None if they keep no
-        memory."""
+        """What the slice's streams remember of their earlier segments, as a state for the model; None if they
+        keep no memory."""
 
     def keep(self, micro: StreamBatch, state: Any) -> None:
         """Stores the state that the model gave back, for the streams' next segments."""
@@ -108,7 +112,8 @@ class Objective(Protocol):
     requires: frozenset[str]
     """The capabilities it needs of a family."""
     likelihood: str | None = None
-    """The term that is the negative log-likelihood of the text, if there is one: bits per byte are then reported."""
+    """The term that is the negative log-likelihood of the text, if there is one: bits per byte are then
+    reported."""
     perplexities: tuple[str, ...] = ()
     """Terms whose perplexity is reported as well in validation."""
     folder: str = "model"
@@ -122,7 +127,8 @@ class Objective(Protocol):
     """Whether its samples are segments of streams, which go on from step to step: see `Streaming`."""
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
-        """A row for every sample of the epoch: where its tokens lie, and what the plan has decided about it."""
+        """A row for every sample of the epoch: where its tokens lie, and what the plan has decided about
+        it."""
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> Any:
         """A sample as an example: a function of the row and the generator alone."""
@@ -143,24 +149,28 @@ FROM_MODEL = -1
 
 
 class Streaming(Objective, Protocol):
-    """An objective over contiguous streams. Its plan is time-major (`sampling/streams.py`): of S streams, sample t * S + s
-    is segment t of stream s. `collate` keeps the rows' order and returns a `StreamBatch`; `loss` has the unit `recall` the
-    state of those streams and `keep` the new one."""
+    """An objective over contiguous streams. Its plan is time-major (`sampling/streams.py`): of S streams,
+    sample t * S + s is segment t of stream s. `collate` keeps the rows' order and returns a `StreamBatch`;
+    `loss` has the unit `recall` the state of those streams and `keep` the new one."""
 
     streaming: bool = True
     memory: int = FROM_MODEL
-    """Tokens that a stream remembers beside its segment; 0 for none, `FROM_MODEL` for as many as the model's shape says."""
+    """Tokens that a stream remembers beside its segment; 0 for none, `FROM_MODEL` for as many as the model's
+    shape says."""
     validation_memory: int = FROM_MODEL
     """The same in validation; `FROM_MODEL` for as many as in training."""
 
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
     ) -> np.ndarray:
-        """The epoch's segments, time-major: in training as many of every stream, in order (not `shuffle`) all of the text."""
+        """The epoch's segments, time-major: in training as many of every stream, in order (not `shuffle`) all
+        of the text."""
 
 
 def weighted_loss(terms: Mapping[str, Term], counts: Mapping[str, float]) -> Tensor:
-    """`sum of weight * sum / count` with the counts of the whole step, so that slices add up to the step exactly."""
+    """`sum of weight * sum / count` with the counts of the whole step, so that slices add up to the step
+    exactly."""
+    # A mean of means would weigh slices by their number, not by their targets.
     parts = [term.weight * term.sum / max(counts[name], 1.0) for name, term in terms.items() if term.weight]
     return torch.stack(parts).sum()
 
@@ -208,7 +218,8 @@ def needed_id(tokenizer: Tokenizer, role: str, objective: str) -> int:
 
 
 def text_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """Bytes and characters of text behind every id; all zero, that is unknown, where the tokenizer does not keep every byte."""
+    """Bytes and characters of text behind every id; all zero, that is unknown, where the tokenizer does not
+    keep every byte."""
     if tokenizer.byte_lengths is None or tokenizer.character_lengths is None:
         return np.zeros((tokenizer.size, 2))
     return np.stack([tokenizer.byte_lengths, tokenizer.character_lengths], 1).astype(np.float64)

@@ -1,9 +1,10 @@
-"""Permutation language modelling (XLNet, sections 2.2 to 2.5): tokens are predicted in an order that is drawn anew.
+"""Permutation language modelling (XLNet, sections 2.2 to 2.5): tokens are predicted in an order that is drawn
+anew.
 
-A sample is a piece of running text, which is remembered, and behind it two pieces as `A <sep> B <sep> <cls>`: half of the
-time B goes on from A. In both halves short spans are targets, one token in `predict` altogether (the paper's partial
-prediction). What is no target is seen by all; targets and special tokens are seen by those that come later in the order.
-The first half sees nothing of the second.
+A sample is a piece of running text, which is remembered, and behind it two pieces as `A <sep> B <sep> <cls>`:
+half of the time B goes on from A. In both halves short spans are targets, one token in `predict` altogether
+(the paper's partial prediction). What is no target is seen by all; targets and special tokens are seen by
+those that come later in the order. The first half sees nothing of the second.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class PermutationBatch(StreamBatch):
 
 
 class Permutation(Streaming):
-    """`reuse` tokens of the `length` are running text, half of them by default (0). With `both_ways`, every other stream is
-    read from its end, as distances are then counted the other way round too. Spans have up to `longest` tokens, short ones
-    more often. `memory` tokens of the running text before are remembered, as for other streams."""
+    """`reuse` tokens of the `length` are running text, half of them by default (0). With `both_ways`, every
+    other stream is read from its end, as distances are then counted the other way round too. Spans have up to
+    `longest` tokens, short ones more often. `memory` tokens of the running text before are remembered, as for
+    other streams."""
 
     name = "permutation"
     heads = frozenset({"vocabulary"})
@@ -93,14 +95,16 @@ class Permutation(Streaming):
         self.framing = tokenizer.framing
         self.separator = needed_id(tokenizer, "end", self.name)
         self.word_starts = tokenizer.word_starts
+        # Spans of n tokens with a chance of 1/n, as in the released code.
         chances = 1 / np.arange(1, longest + 1)
         self.chances = (chances / chances.sum()).cumsum()[:-1]
         self.room = length - self.reuse - self.framing.overhead(pair=True)
         """Of A and B together."""
+        # Options and length meet here: no single one of them is wrong by itself.
         if self.room < 2 or self.reuse < 2 or predict < 1 or longest < 1:
             raise EtymonError(
-                f"permutation needs room: of {length} tokens {self.reuse} are remembered and {self.room} are for two "
-                "pieces of text, with 1 or more in spans and between them; give a greater length"
+                f"permutation needs room: of {length} tokens {self.reuse} are remembered and {self.room} are "
+                "for two pieces of text, with 1 or more in spans and between them; give a greater length"
             )
 
     # --- which text
@@ -108,7 +112,8 @@ class Permutation(Streaming):
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1
     ) -> np.ndarray:
-        """The columns of `sampling/streams.py`, and those above. Forward streams have even numbers, backward ones odd."""
+        """The columns of `sampling/streams.py`, and those above. Forward streams have even numbers, backward
+        ones odd."""
         both_ways = shuffle and self.both_ways and streams % 2 == 0
         if shuffle and self.both_ways and not both_ways and epoch == 0:
             logger.warning("a batch of %d samples has no halves: all of it is read forward", streams)
@@ -119,7 +124,8 @@ class Permutation(Streaming):
         table = np.column_stack((table, np.zeros((len(table), 5), np.int64)))
         table[:, START] += 1  # what is predicted stands in its own place: no token before it is needed
         if both_ways:
-            # Beside every stream the same text from its end: rows of both take turns, and so do their numbers.
+            # Beside every stream the same text from its end: rows of both take turns, and so do their
+            # numbers.
             forward = table.reshape(-1, forward_streams, table.shape[1])  # time, stream
             back = forward[::-1].copy()
             back[:, :, FRESH], back[:, :, BACKWARD] = forward[:, :, FRESH], 1
@@ -194,12 +200,14 @@ class Permutation(Streaming):
     # --- what is predicted
 
     def spans(self, ids: np.ndarray, special: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
-        """Which tokens are targets: `goal` of them, in spans that begin with a word, in turn with `predict` times their size;
-        single ones where too few came together. A span's size is 1 to `longest`, with a chance of 1 / size."""
+        """Which tokens are targets: `goal` of them, in spans that begin with a word, in turn with `predict`
+        times their size; single ones where too few came together. A span's size is 1 to `longest`, with a
+        chance of 1 / size."""
         starts = np.append(np.flatnonzero(self.word_starts[ids] & ~special), len(ids))
         is_target, now = np.zeros(len(ids), bool), 0
         while (count := int(is_target.sum())) < goal and now < len(ids):
             size = min(1 + int(np.searchsorted(self.chances, rng.random(), side="right")), goal - count)
+            # A span lies anywhere in a window of (predict + 1) times its size, as in the released code.
             before = int(rng.integers(size * self.predict))
             begin = int(starts[min(int(np.searchsorted(starts, now + before)), len(starts) - 1)])
             if begin + size >= len(ids):
@@ -212,7 +220,8 @@ class Permutation(Streaming):
         return is_target
 
     def collate(self, examples: Sequence[PermutedExample]) -> PermutationBatch:
-        # A slice always has the same streams, so this is always the same order, as a `StreamBatch` has to keep it.
+        # A slice always has the same streams, so this is always the same order, as a `StreamBatch` has to
+        # keep it.
         examples = sorted(examples, key=lambda example: example.backward)
         segments = [example.segments for example in examples]
         batch = Batch.of([example.ids for example in examples], segments=segments)
@@ -230,6 +239,7 @@ class Permutation(Streaming):
         )
 
     def loss(self, unit: Unit, micro: PermutationBatch) -> dict[str, Term]:
+        # The query stream knows a target's position and not the target (section 2.3).
         queries = QueryPositions(micro.at, micro.target_counts)
         hidden_nD, state = unit.model.two_stream(micro.batch, queries, unit.recall(micro), reuse=self.reuse)
         unit.keep(micro, state)

@@ -1,4 +1,5 @@
-"""Prefix language modelling (T5, section 3.2.1): a text's beginning is read in both directions, the rest is predicted."""
+"""Prefix language modelling (T5, section 3.2.1): a text's beginning is read in both directions, the rest is
+predicted."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from etymon.text.store import Split
 
 
 class PrefixLM(CausalLM):
-    """The windows of `causal`, each divided anywhere between its first token and its last: only what follows the prefix
-    is predicted. So bits per byte are those of the second parts, given the first."""
+    """The windows of `causal`, each divided anywhere between its first token and its last: only what follows
+    the prefix is predicted. So bits per byte are those of the second parts, given the first."""
 
     name = "prefix"
     requires = frozenset({"causal", "prefix"})

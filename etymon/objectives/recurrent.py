@@ -37,11 +37,13 @@ class RecurrentBatch(CausalBatch, StreamBatch):
 
 
 class Recurrent(Streaming):
-    """Streams of the text are read in segments of `length` tokens, and each segment sees what its stream remembers of those
-    before: up to `memory` tokens, `validation_memory` in validation, 0 for none. No gradient goes back there.
+    """Streams of the text are read in segments of `length` tokens, and each segment sees what its stream
+    remembers of those before: up to `memory` tokens, `validation_memory` in validation, 0 for none. No
+    gradient goes back there.
 
-    `reset` says when a stream forgets: with each epoch, also with each document, or never. Only the `recent` share of a
-    segment is predicted in training (0.5: its second half, the paper's "half loss"); in validation all of it.
+    `reset` says when a stream forgets: with each epoch, also with each document, or never. Only the `recent`
+    share of a segment is predicted in training (0.5: its second half, the paper's "half loss"); in validation
+    all of it.
     """
 
     name = "recurrent"
@@ -71,6 +73,7 @@ class Recurrent(Streaming):
         """The columns of `sampling/streams.py`, and how many tokens of a segment are predicted."""
         table = stream_segments(split, self.length, seed, epoch, streams, reset=self.reset, shuffle=shuffle)
         sizes = table[:, STOP] - table[:, START] - 1
+        # At least one token of a short segment, so that no row is without a loss.
         recent = np.maximum(1, np.ceil(sizes * self.recent).astype(np.int64)) if shuffle else sizes
         return np.column_stack((table, recent))
 
@@ -79,10 +82,12 @@ class Recurrent(Streaming):
         return Segment(ids[:-1], ids[len(ids) - row[-1] :], int(row[STREAM]), bool(row[FRESH]))
 
     def collate(self, examples: Sequence[Segment]) -> RecurrentBatch:
+        # Not sorted by length: the rows' order is that of the streams.
         batch = Batch.of([example.ids for example in examples])
         return RecurrentBatch(**causal_fields(examples, batch, self.text_lengths), **stream_fields(examples))
 
     def loss(self, unit: Unit, micro: RecurrentBatch) -> dict[str, Term]:
+        # The state comes back without gradients: the memory is an input (the paper's stop-gradient).
         hidden, state = unit.model.hidden(micro.batch, unit.recall(micro))
         unit.keep(micro, state)
         head, context = unit.model.heads["vocabulary"], Context(micro.batch)

@@ -1,5 +1,5 @@
-"""Replaced-token detection (ELECTRA, section 2): a small generator fills masked places, and the model says of every
-token whether it is the original one.
+"""Replaced-token detection (ELECTRA, section 2): a small generator fills masked places, and the model says of
+every token whether it is the original one.
 
 Generator and model train together and share their embeddings, but no gradient runs from one to the other: the
 generator learns by its likelihood. A place that is drawn twice is guessed once and counts twice, as in the
@@ -52,6 +52,7 @@ class Replaced(MaskedLM):
         generator, model, at = unit.companions["generator"], unit.model, micro.at
         hidden, _ = generator.hidden(micro.batch)
         head = generator.heads["vocabulary"]
+        # Sampled, not learned adversarially: no gradient can run through the draw (section 2).
         generator_loss, guesses = head.loss_and_sample(
             hidden, at, micro.targets, micro.uniforms, self.temperature
         )
@@ -59,6 +60,7 @@ class Replaced(MaskedLM):
         original = micro.batch.ids.index_copy(0, at, micro.targets)
         batch = replace(micro.batch, ids=original.index_copy(0, at, guesses))
         is_replaced = batch.ids != original
+        # All tokens are judged, not 15% of them: what makes ELECTRA sample-efficient (section 3.4).
         states, _ = model.hidden(batch)
         logits = model.read("replaced", states, batch)
         loss = F.binary_cross_entropy_with_logits(logits, is_replaced.to(logits.dtype), reduction="sum")

@@ -1,7 +1,8 @@
 """Masked language modelling of two texts, and a question about both: does the second follow the first?
 
-Next sentences (BERT, section 3.1) set a continuation against text from another document; sentence order (ALBERT, section
-3.1) sets two consecutive texts against the same two swapped, which the topic alone does not give away.
+Next sentences (BERT, section 3.1) set a continuation against text from another document; sentence order
+(ALBERT, section 3.1) sets two consecutive texts against the same two swapped, which the topic alone does not
+give away.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from etymon.text.tokenizer import Tokenizer
 
 
 class SentencePair(MaskedLM):
-    """What both have in common: rows of two spans and a label, 1 where the second text does not follow the first."""
+    """What both have in common: rows of two spans and a label, 1 where the second text does not follow the
+    first."""
 
     requires = frozenset({"bidirectional", "pairs"})
     head: ClassVar[str]
@@ -33,6 +35,7 @@ class SentencePair(MaskedLM):
         super().__init__(tokenizer, length, masking=masking, density=density, copies=copies)
 
     def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
+        # The special tokens around two texts: [CLS] A [SEP] B [SEP] has three.
         overhead = self.framing.overhead(pair=True)
         return type(self).pairs(split, self.length, seed, epoch, overhead=overhead, shuffle=shuffle)
 
@@ -40,6 +43,7 @@ class SentencePair(MaskedLM):
         return {**super()._counts(masked, tokens, rows), self.head: rows, f"{self.head}_accuracy": rows}
 
     def terms(self, model: Any, micro: MaskedBatch, hidden: Tensor) -> dict[str, Term]:
+        # Read from the hidden states that the masked tokens are predicted from: one pass for both.
         logits = model.read(self.head, hidden, micro.batch)
         return {
             **super().terms(model, micro, hidden),
