@@ -18,7 +18,7 @@ import torch
 import etymon
 from benchmarks.harness import THREADS, Comparison, answer, in_turn, peers, sized
 from etymon.generation.decoding import decode
-from etymon.generation.settings import DecodingSettings
+from etymon.settings.decoding import DecodingSettings
 
 PROMPT, NEW, VOCABULARY = sized((32, 64, 50257), (4, 6, 400))
 BATCHES = sized((1, 8), (2,))

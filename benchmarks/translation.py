@@ -23,8 +23,8 @@ import torch
 import etymon
 from benchmarks.harness import THREADS, Comparison, answer, in_turn, needed_corpora, peers, sized
 from etymon.families import get_family
-from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
+from etymon.settings.decoding import DecodingSettings
 from etymon.tasks import get_task
 from etymon.tasks.text2text import BATCH, Text2Text
 from etymon.text.tokenizer_training import train_tokenizer

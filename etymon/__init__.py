@@ -1,80 +1,47 @@
 """Etymon: pretrain, evaluate, generate with and look inside the pretrained-language-model families.
 
 Everything a user needs is here under one name, e.g. `etymon.pretrain(...)`, `model = etymon.load(folder)`.
-Names are resolved on first use, so that `import etymon` costs nothing and does not import torch.
+Names are resolved on first use, so that `import etymon` costs nothing and does not import torch. Their types are in
+`__init__.pyi`, which `python -m tests.signatures` writes.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from etymon.errors import EtymonError
-
-if TYPE_CHECKING:
-    from etymon.families.loading import build, load
-    from etymon.families.saving import save
-    from etymon.nn.trace import trace
-    from etymon.verbs.attention import attention
-    from etymon.verbs.context import context
-    from etymon.verbs.convert import convert
-    from etymon.verbs.demo import demo
-    from etymon.verbs.distill import distill
-    from etymon.verbs.embed import embed
-    from etymon.verbs.evaluate import evaluate
-    from etymon.verbs.fill import fill
-    from etymon.verbs.finetune import finetune
-    from etymon.verbs.generate import generate
-    from etymon.verbs.predict import predict
-    from etymon.verbs.prepare import prepare
-    from etymon.verbs.pretrain import pretrain
-    from etymon.verbs.probe import probe
-    from etymon.verbs.prompt import prompt
-    from etymon.verbs.replaced import replaced
-    from etymon.verbs.score import score
-    from etymon.verbs.show import show
-    from etymon.verbs.summarize import summarize
-    from etymon.verbs.sweep import sweep
-    from etymon.verbs.tasks import tasks
-    from etymon.verbs.tokenizer import tokenizer
-    from etymon.verbs.translate import translate
+from etymon.errors import EtymonError as EtymonError
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "demo",
-    "tokenizer",
-    "prepare",
-    "pretrain",
-    "sweep",
-    "distill",
-    "finetune",
-    "predict",
-    "evaluate",
-    "tasks",
-    "translate",
-    "summarize",
-    "generate",
-    "fill",
-    "replaced",
-    "score",
-    "prompt",
-    "embed",
-    "probe",
-    "context",
-    "attention",
-    "convert",
-    "show",
-    "build",
-    "load",
-    "save",
-    "trace",
-    "EtymonError",
-    "__version__",
-]
+# Summaries stand here, and not with the verbs, so that `etymon --help` need not import any.
+VERBS = {
+    "demo": "Train a small GPT-2 on the prose inside Python itself, in about three minutes.",
+    "tokenizer": "Learn a tokenizer from text, and report how it fits text that it has not seen.",
+    "prepare": "Turn text into a token store that `etymon pretrain --data STORE` uses.",
+    "pretrain": "Train a model on your own text.",
+    "sweep": "Try every combination of some settings and rank them by validation.",
+    "distill": "Train a smaller model to do what a larger one does.",
+    "finetune": "Teach a model a task, from a table of examples.",
+    "predict": "Answer texts or the rows of a table with a fine-tuned model.",
+    "evaluate": "Score a model on a table, with confidence intervals.",
+    "tasks": "Say which family does which fine-tuning task: by a head, by writing the answer, or not at all and why.",
+    "translate": "Translate texts with a model that was trained for it.",
+    "summarize": "Summarise texts with a model that was trained for it.",
+    "generate": "Write on from a prompt.",
+    "fill": "Fill the blanks of a text.",
+    "replaced": "Say which tokens of a text were replaced.",
+    "score": "Measure how likely a model finds a text.",
+    "prompt": "Show a model examples of a task and let it answer.",
+    "embed": "Turn texts into vectors.",
+    "probe": "Probe every layer of a frozen model for what it knows.",
+    "context": "Measure loss by context length, and how much context each model makes use of.",
+    "attention": "Draw who attends to whom.",
+    "convert": "Read a checkpoint and write it as a Hugging Face folder.",
+    "show": "Say what a model folder holds: family, shape, parameters, tokenizer, history, and the memory it takes.",
+}
+"""In the order of `etymon --help`; each is a function in a module of its own name, and this is what it does."""
 
-VERBS = tuple(__all__[: __all__.index("build")])
-"""In the order of `etymon --help`; each is a function in a module of its own name."""
 _HOMES = {
     "build": "etymon.families.loading",
     "load": "etymon.families.loading",
@@ -82,6 +49,8 @@ _HOMES = {
     "trace": "etymon.nn.trace",
     **{verb: f"etymon.verbs.{verb}" for verb in VERBS},
 }
+
+__all__ = [*VERBS, "build", "load", "save", "trace", "EtymonError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

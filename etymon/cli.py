@@ -1,20 +1,11 @@
-"""The command line: every verb's own signature, read once, becomes its options.
+"""The command line: the options of a verb, as its class of options declares them, become those of a command.
 
-A verb is a typed function `<verb>` in the module `etymon.verbs.<verb>`; Python users call it as `etymon.<verb>`.
-What its module has to keep to (the module must be light: torch and the like are imported inside the function):
+A verb is a function in the module `etymon.verbs.<verb>`, made by `verbs.verb.verb`. What its module may have beside it:
 
-- The docstring's first line is the summary in `etymon --help`; the rest appears in `etymon <verb> --help`.
-- A parameter is written `name: Annotated[type, "help text"]`. Without a default it is an argument
-  (`list[str]`: one or more), with one it is the option `--name` (`bool`: `--name/--no-name`, `Literal`: choices,
-  `list`: may be repeated, or have several words). `bool | Literal["auto"]` is a flag that may have a value: `--name`, `--name auto`,
-  `--no-name`. A list before the `*` that has a default is an argument that may be left out. Of any other union the first member that
-  a command line can express is taken, so `str | Path | Model` is text; names imported only under TYPE_CHECKING may be used.
-- Parameters named `on_...` are callbacks and never options. If the module, or else `etymon.verbs.terminal`, has a
-  function of the same name, the command line hands it over: a module-level `on_text(piece)` prints what
-  `generate(..., on_text=None)` streams. Its keyword-only parameters get the values of the options of those names.
-- `present(result, ...)` in the module, if there is one, prints the result. Its further parameters are the verb's
-  own values of those names; one that the verb does not have becomes an option of the command line alone, e.g.
-  `json: Annotated[bool, "print JSON"] = False`.
+- `present(result, options)` prints the result.
+- Options named `on_...` are callbacks and have no place on a command line. If the module, or else
+  `etymon.verbs.terminal`, has a function of the same name, the command line hands it over: a module-level
+  `on_text(piece)` prints what `generate(..., on_text=None)` streams.
 - A result may have an `exit_code`, for a run that was stopped before its end.
 
 Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1). So are
@@ -25,40 +16,36 @@ What a terminal shows has its control characters made visible; pipes and files g
 
 from __future__ import annotations
 
-import builtins
-import inspect
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from types import ModuleType, TracebackType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-import typer
-from typer.models import ArgumentInfo
+import click
 
 import etymon
-from etymon import __version__
-from etymon.config import USABLE, is_usable
+from etymon.config import USABLE, did_you_mean, is_usable
 from etymon.errors import EtymonError, visible
 from etymon.files import DISK_ERRORS
 from etymon.verbs import terminal
 
-# The registry: a verb's name, in the order of `etymon --help`, and the module that holds it.
-VERBS = {name: f"etymon.verbs.{name}" for name in etymon.VERBS}
+if TYPE_CHECKING:
+    from etymon.settings import Option
+
 FLAG = {"yes": True, "no": False}
 """What a flag that may have a value has without one."""
 
 LONGEST_MESSAGE = 1000
 
 
-def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERBS) -> NoReturn:
-    """Run one command line and leave the process with its exit code."""
+def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = etymon.VERBS) -> NoReturn:
+    """Run one command line and leave the process with its exit code. `verbs` are names and what each does."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = os.environ.get("ETYMON_DEBUG", "") not in ("", "0")
     logging.getLogger("etymon").addHandler(terminal.NOTES)  # once, however often it is asked
@@ -67,16 +54,23 @@ def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = VERB
 
 
 def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoReturn:
+    code = 0
     try:
-        command = typer.main.get_command(build(arguments, verbs))
         try:
-            command(args=spread(arguments, verbs), prog_name="etymon")
+            words = spread(arguments, verbs) if arguments else ["--help"]
+            with Commands(verbs).make_context("etymon", words) as context:
+                code = context.command.invoke(context)
         finally:
             sys.stdout.flush()  # here, where a closed pipe can still be handled
     except EtymonError as error:
         if debug:
             raise
         _refuse(str(error))
+    except click.UsageError as error:
+        command = "etymon --help" if error.ctx is None else f"{error.ctx.command_path} --help"
+        _refuse(f"{error.format_message().rstrip('.')} (see {command})")
+    except click.exceptions.Exit as leaving:  # after help, or the version
+        sys.exit(leaving.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -86,18 +80,16 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
     except Exception as error:
         if debug:
             raise
-        if (
-            isinstance(error, OSError) and error.filename is not None
-        ):  # too long a name, no permission, a full disk
-            _refuse(
-                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}; mend that, or give another name"
-            )
+        if isinstance(error, OSError) and error.filename is not None:
+            # Too long a name, no permission, a full disk.
+            name = os.fsdecode(error.filename)
+            _refuse(f"cannot use {name}: {error.strerror}; mend that, or give another name")
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             _refuse(f"cannot write: {error.strerror}; make room, also in the temporary folder (TMPDIR)")
         traceback.print_exception(error.with_traceback(_without_dispatch(error.__traceback__)))
         print("etymon: this is a bug in etymon; please report it with the lines above", file=sys.stderr)
         sys.exit(1)
-    sys.exit(0)
+    sys.exit(code)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -108,198 +100,164 @@ def _refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def build(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> typer.Typer:
-    """The typer application for a command line: only the verb that it names is imported, or all for help."""
-    app = typer.Typer(
-        add_completion=False,
-        no_args_is_help=True,
-        rich_markup_mode=None,  # plain help: at once, and readable in pipes and on any terminal
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-        epilog="Every verb is a Python function too: etymon.generate(...), etymon.pretrain(...).",
-    )
-    app.callback()(_root)
-    named = [name for name in verbs if arguments and arguments[0] == name.replace("_", "-")]
-    for name in named or verbs:
-        module = import_module(verbs[name])
-        app.command(name=name.replace("_", "-"))(adapt(getattr(module, name), module))
-    return app
+class Commands(click.Group):
+    """`etymon`, with a command for every verb. Only the verb that is named gets imported."""
 
-
-def spread(arguments: Sequence[str], verbs: Mapping[str, str] = VERBS) -> list[str]:
-    """The command line with `--train a b` as `--train a --train b`: once a verb has the arguments that it needs, words behind an
-    option that may be repeated are its own. `--` ends that. A verb that takes any number of texts keeps them, unless they come
-    from `--data`. A flag that may have a value gets one where it has none: `--resume` is `--resume=yes`."""
-    name = next((name for name in verbs if arguments and arguments[0] == name.replace("_", "-")), None)
-    if name is None:
-        return list(arguments)
-    module = import_module(verbs[name])
-    many, valued, needed, elsewhere = set(), set(), 0, True
-    switches: dict[str, tuple[str, ...]] = {}
-    given = any(word.partition("=")[0] == "--data" for word in arguments)
-    for each in inspect.signature(adapt(getattr(module, name), module)).parameters.values():
-        kind, about = get_args(each.annotation)
-        if isinstance(about, ArgumentInfo):
-            needed += each.default is each.empty
-            elsewhere &= "list[" not in str(kind) or (given and each.default is not each.empty)
-            continue
-        own = {*(about.param_decls or [f"--{each.name.replace('_', '-')}"])}
-        many |= own if "list[" in str(kind) else set()
-        valued |= own if "bool" not in str(kind) else set()
-        switches |= dict.fromkeys(own, words) if (words := _switch_words(kind)) else {}
-    if not elsewhere:
-        many.clear()
-    made, last, waiting = [arguments[0]], "", False
-    for word, after in zip_longest(arguments[1:], arguments[2:], fillvalue=""):
-        option = word.startswith("-") and word != "-" and last != "--"
-        if waiting:  # for the option's value, whatever it is
-            waiting = False
-        elif option:
-            last, told, _ = word.partition("=")
-            if last in switches and not told and after not in switches[last]:
-                word = f"{last}=yes"
-            elif (switch := last.replace("--no-", "--", 1)) != last and switch in switches:
-                word = f"{switch}=no"
-            else:
-                waiting = last in valued and not told
-        elif last in many and needed <= 0:
-            made.append(last)
-        elif last != "--":
-            last, needed = "", needed - 1
-        made.append(word)
-    return made
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        print(f"etymon {__version__}")
-        raise typer.Exit()
-
-
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Pretrain, evaluate, generate with and look inside language models, on your own text."""
-
-
-def adapt(verb: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
-    """A function that typer understands: calls `verb` with the options and shows its result."""
-    present = getattr(module, "present", None)
-    shown = list(inspect.signature(present).parameters.values())[1:] if present else []
-    own = inspect.signature(verb).parameters
-    usual = vars(terminal) | vars(module)
-    callbacks = {name: usual.get(name) for name in own if name.startswith("on_")}
-    parameters = [
-        _option(verb, parameter) for parameter in own.values() if not parameter.name.startswith("on_")
-    ]
-    parameters += [
-        _option(present, parameter) for parameter in shown if present and parameter.name not in own
-    ]
-    switches = {each.name for each in parameters if _switch_words(get_args(each.annotation)[0])}
-
-    def command(**given: Any) -> None:
-        values = {
-            name: FLAG.get(value, value) if name in switches else value for name, value in given.items()
-        }
-        _check_numbers(values)
-        listeners = {name: _bound(function, values) for name, function in callbacks.items() if function}
-        result = verb(**{name: value for name, value in values.items() if name in own}, **listeners)
-        if present:
-            present(result, **{parameter.name: values[parameter.name] for parameter in shown})
-        if code := getattr(result, "exit_code", 0):
-            sys.exit(code)
-
-    command.__name__, command.__doc__ = verb.__name__, inspect.getdoc(verb)
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
-
-
-def _check_numbers(values: Mapping[str, Any]) -> None:
-    """Refuses numbers that no option takes: infinite ones, and whole ones beyond 64 bits."""
-    for name, value in values.items():
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(number, int | float) and not is_usable(number):
-                raise EtymonError(f"--{name.replace('_', '-')} is {str(number)[:40]}: {USABLE}")
-
-
-def _bound(callback: Callable[..., Any], values: Mapping[str, Any]) -> Callable[..., Any]:
-    """The callback with the options that it wants to know of."""
-    wanted = inspect.signature(callback).parameters.values()
-    return partial(
-        callback, **{each.name: values[each.name] for each in wanted if each.kind is each.KEYWORD_ONLY}
-    )
-
-
-def _option(function: Callable[..., Any], parameter: inspect.Parameter) -> inspect.Parameter:
-    """The parameter with its help text turned into typer's description of an argument or option."""
-    annotation = _evaluated(function, parameter.annotation)
-    help_text = None
-    if get_origin(annotation) is Annotated:
-        annotation, *notes = get_args(annotation)
-        help_text = next((note for note in notes if isinstance(note, str)), None)
-    plain = next(_plain_types(annotation), None)
-    if plain is None:
-        raise TypeError(
-            f"{function.__qualname__}: a command line cannot express {parameter.name}: {annotation}"
+    def __init__(self, verbs: Mapping[str, str]) -> None:
+        super().__init__(
+            help="Pretrain, evaluate, generate with and look inside language models, on your own text.",
+            epilog="Every verb is a Python function too: etymon.generate(...), etymon.pretrain(...).",
+            params=[
+                click.Option(
+                    ["--version"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    help="Print the version and exit.",
+                    callback=_print_version,
+                )
+            ],
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
         )
-    default = parameter.default
-    many = get_origin(plain) is list and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    if default is parameter.empty or many:
-        described = typer.Argument(help=help_text, show_default=False)
-    else:
-        # A name that is a word of Python's is written with an underscore behind it: `from_` is --from.
-        names = [f"--{parameter.name[:-1].replace('_', '-')}"] if parameter.name.endswith("_") else []
-        shown, metavar = default not in (None, "", (), False), None
-        if plain is bool and (
-            words := [each for each in _plain_types(annotation) if get_origin(each) is Literal]
-        ):
-            plain, metavar = Literal[*FLAG, words[0]], f"[{'|'.join(get_args(words[0]))}]"
-            default = {meaning: word for word, meaning in FLAG.items()}.get(default, default)
-        described = typer.Option(*names, help=help_text, show_default=shown, metavar=metavar)
-        plain = plain | None if default is None else plain
-    default = list(default) if isinstance(default, tuple) else default
-    return inspect.Parameter(
-        parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[plain, described]
+        self.verbs = verbs
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [name.replace("_", "-") for name in self.verbs]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command:
+        verb = name.replace("-", "_")
+        if verb not in self.verbs or "_" in name:
+            context.fail(f"there is no verb {name!r}: {did_you_mean(name, self.list_commands(context))}")
+        return command(verb)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        # click would import every verb for its summary.
+        with formatter.section("Commands"):
+            formatter.write_dl(list(zip(self.list_commands(context), self.verbs.values())))
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    if is_given and not context.resilient_parsing:
+        print(f"etymon {etymon.__version__}")
+        context.exit()
+
+
+def spread(arguments: Sequence[str], verbs: Mapping[str, str] = etymon.VERBS) -> list[str]:
+    """The command line with `--train a b` as `--train a --train b`: once a verb has the arguments that it needs, words
+    behind an option that may be repeated are its values. `--` ends that. A verb that takes any number of texts keeps them,
+    unless they come from `--data`. A flag that may have a value gets one where it has none: `--resume` is `--resume=yes`."""
+    verb = arguments[0].replace("-", "_")
+    if verb not in verbs:
+        return list(arguments)
+    options = command_options(verb)
+    places = [option for option in options if option.is_argument]
+    missing = sum(option.default is ... for option in places)
+    has_data = any(word.partition("=")[0] == "--data" for word in arguments)
+    takes_texts = any(is_list(option) and not (has_data and option.default is not ...) for option in places)
+    named = {option.flag: option for option in options if not option.is_argument}
+    words, last, awaits_value = [arguments[0]], "", False
+    for word, following in zip_longest(arguments[1:], arguments[2:], fillvalue=""):
+        if awaits_value:  # whatever it is
+            awaits_value = False
+        elif word.startswith("-") and word != "-" and last != "--":
+            last, equals, _ = word.partition("=")
+            option, negated = named.get(last), named.get(last.replace("--no-", "--", 1))
+            if option is not None and option.words:
+                word = word if equals or following in (*FLAG, *option.words) else f"{last}=yes"
+                awaits_value = not equals and word == last
+            elif negated is not None and negated.words and not equals:
+                word = f"{negated.flag}=no"
+            else:
+                awaits_value = option is not None and option.kind is not bool and not equals
+        elif last in named and is_list(named[last]) and not takes_texts and missing <= 0:
+            words.append(last)
+        elif last != "--":
+            last, missing = "", missing - 1
+        words.append(word)
+    return words
+
+
+def is_list(option: Option) -> bool:
+    return get_origin(option.kind) is list
+
+
+def module_of(verb: str) -> ModuleType:
+    return import_module(f"etymon.verbs.{verb}")
+
+
+def command_options(verb: str) -> list[Option]:
+    """The options of a verb that a command line can express."""
+    return [
+        option
+        for option in getattr(module_of(verb), verb).options
+        if option.kind is not None and option.seen_by in ("all", "command line")
+    ]
+
+
+def command(name: str) -> click.Command:
+    """The command of a verb: reads its options, calls it and shows its result."""
+    module, options = module_of(name), command_options(name)
+    verb = getattr(module, name)
+    callbacks = {
+        option.name: getattr(module, option.name, None) or getattr(terminal, option.name, None)
+        for option in verb.options
+        if option.name.startswith("on_")
+    }
+
+    def call(**words: Any) -> int:
+        values = {}
+        for option in options:
+            value = words[option.name]
+            if value is None or value == ():
+                continue
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not is_usable(number):
+                    raise EtymonError(f"{option.flag} is {str(number)[:40]}: {USABLE}")
+            values[option.name] = FLAG.get(value, value) if option.words else value
+        given = verb.read(values | callbacks)
+        result = verb.run(given)
+        if hasattr(module, "present"):
+            module.present(result, given)
+        return getattr(result, "exit_code", 0)
+
+    return click.Command(
+        name.replace("_", "-"),
+        params=[_parameter(option) for option in options],
+        callback=call,
+        help=verb.__doc__,
     )
 
 
-def _switch_words(kind: Any) -> tuple[str, ...]:
-    """What may stand behind a flag that may have a value; nothing of any other option."""
-    words = get_args(kind)
-    return words if words[: len(FLAG)] == tuple(FLAG) else ()
+class Place(click.Argument):
+    """An argument, with its help among that of the options."""
+
+    def __init__(self, option: Option, type_: Any) -> None:
+        count = -1 if is_list(option) else 1
+        super().__init__([option.name], type=type_, nargs=count, required=option.default is ...)
+        self.help: str = option.help
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str]:
+        return self.make_metavar(context), self.help
 
 
-def _plain_types(annotation: Any) -> Iterator[Any]:
-    """The members of an annotation that a command line can express."""
-    origin = get_origin(annotation)
-    if origin in (Union, UnionType):
-        for member in get_args(annotation):
-            yield from _plain_types(member)
-    elif annotation in (str, int, float, bool, Path) or origin is Literal:
-        yield annotation
-    elif origin in (list, Sequence):
-        for member in _plain_types(get_args(annotation)[0]):
-            yield list[member]  # type: ignore[valid-type]
-
-
-class _PythonOnly:
-    """Stands for a type that is known to type checkers alone."""
-
-
-class _Names(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, _PythonOnly)
-
-
-def _evaluated(function: Callable[..., Any], annotation: Any) -> Any:
-    # Not typing.get_type_hints: it gives up on names imported under TYPE_CHECKING.
-    if not isinstance(annotation, str):
-        return annotation
-    return eval(annotation, {}, _Names(getattr(inspect.unwrap(function), "__globals__", {})))
+def _parameter(option: Option) -> click.Parameter:
+    kind = get_args(option.kind)[0] if is_list(option) else option.kind
+    if option.words:
+        choices = click.Choice([*FLAG, *option.words])
+        shown = f"[{'|'.join(option.words)}]"
+        return click.Option([option.flag, option.name], type=choices, help=option.help, metavar=shown)
+    if get_origin(kind) is Literal:
+        type_: Any = click.Choice(get_args(kind))
+    else:
+        type_ = click.Path(path_type=Path) if kind is Path else kind
+    if option.is_argument:
+        return Place(option, type_)
+    help = option.help
+    if option.default not in (None, "", (), False, ...) and option.kind is not bool:
+        help += f"  [default: {option.default}]"
+    if kind is bool:
+        return click.Option([f"{option.flag}/--no-{option.flag[2:]}", option.name], default=None, help=help)
+    return click.Option([option.flag, option.name], type=type_, multiple=is_list(option), help=help)
 
 
 def _without_dispatch(trace: TracebackType | None) -> TracebackType | None:

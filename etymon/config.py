@@ -21,7 +21,7 @@ from etymon.errors import EtymonError
 from etymon.files import first_line
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+    from pydantic import ValidationError
 
 Config = TypeVar("Config")
 
@@ -55,9 +55,7 @@ def strict(cls: type[Config], mapping: Mapping[str, Any], where: str) -> Config:
     try:
         return TypeAdapter(cls).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
-        # A misspelt key is usually also a missing one: name the misspelling, which explains both.
-        details = sorted(error.errors(), key=lambda detail: not _is_unknown(detail))
-        raise EtymonError(_complaint(cls, details[0], where)) from None
+        raise EtymonError(complaint(cls, error, where)) from None
 
 
 def check_keys(cls: type, mapping: Mapping[str, Any], where: str) -> None:
@@ -244,18 +242,24 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     place[keys[-1]] = _parse_yaml(value, f"the override {override!r}")
 
 
-def _is_unknown(detail: ErrorDetails) -> bool:
-    return detail["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-
-
 TYPE_NAMES = {"int", "str", "float", "bool", "list[int]", "list[str]", "[key]"}
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+LIMITS = {
+    "greater than or equal to": "at least",
+    "greater than": "above",
+    "less than or equal to": "at most",
+    "less than": "below",
+}
 
 
-def _complaint(cls: type, detail: ErrorDetails, where: str) -> str:
+def complaint(cls: type, error: ValidationError, where: str) -> str:
+    """What does not fit `cls`, in one line: which key, where, and what was expected."""
+    # A misspelt key is usually also a missing one: name the misspelling, which explains both.
+    detail = min(error.errors(), key=lambda detail: detail["type"] not in UNKNOWN_KEY)
     # Of a value that may have several types, pydantic names each: no key of the file.
     location = tuple(part for part in detail["loc"] if part not in TYPE_NAMES)
     dotted = ".".join(str(part) for part in location)
-    if _is_unknown(detail):
+    if detail["type"] in UNKNOWN_KEY:
         choices = _fields(_descend(cls, location[:-1]))
         section = ".".join(str(part) for part in location[:-1])
         place = f"{where}, section {section}" if section else where
@@ -263,9 +267,19 @@ def _complaint(cls: type, detail: ErrorDetails, where: str) -> str:
     if detail["type"] in ("missing", "missing_argument"):
         return f"missing key {dotted!r} in {where}"
     message = detail["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+    for formal, plain in LIMITS.items():
+        message = message.replace(formal, plain)
     message = " ".join(message.split())
     if not location:
         return f"{where}: {message}"
+    # The help of a setting often says what to write instead.
+    names = [part for part in location if isinstance(part, str)]
+    fields = getattr(_descend(cls, names[:-1]), "__pydantic_fields__", {})
+    help = fields[names[-1]].description if names and names[-1] in fields else None
+    if help and detail["type"] == "string_pattern_mismatch":
+        message = f"expected {help}"
+    elif help:
+        message += f" [{help}]"
     return f"bad value in {where}: {dotted} is {_shown(detail['input'])}, {message}"
 
 

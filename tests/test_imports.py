@@ -34,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "cli": {"verbs", "serving"},
     "__main__": {"cli"},
 }
-VISIBLE_TO_ALL = {"errors", "files", "config"}
+VISIBLE_TO_ALL = {"errors", "files", "config", "settings"}
 
 
 def reachable(room: str) -> set[str]:

@@ -7,28 +7,36 @@ import json
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Annotated
 
 import pytest
 
 from etymon import cli
 from etymon.errors import EtymonError, visible
+from etymon.settings import argument, option, settings
 from etymon.training.progress import LiveProgress
 from etymon.verbs import terminal
+from etymon.verbs.verb import verb
 from tests.fuzz.engine import Stream
 
 NASTY = "a\x1b[31mb\x07\x9bc\u202ed\re\x00"
 SHOWN = r"a\u001b[31mb\u0007\u009bc\u202ed\re\u0000"
 
 
-def say(text: Annotated[str, "what to say"], *, fail: Annotated[bool, "refuse it"] = False) -> str:
-    """Say something."""
-    if fail:
-        raise EtymonError(f"no such file: {text}")
-    return text
+@settings
+class SayOptions:
+    text: str = argument("what to say")
+    fail: bool = option(False, "refuse it")
 
 
-def present(result: str) -> None:
+@verb(SayOptions)
+def say(options: SayOptions) -> str:
+    """No details."""
+    if options.fail:
+        raise EtymonError(f"no such file: {options.text}")
+    return options.text
+
+
+def present(result: str, options: SayOptions) -> None:
     print(f"{result}\t1\n{result}")
 
 
@@ -37,14 +45,14 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
     """Both outputs of a stand-in verb, on a terminal or not."""
     module = ModuleType("stand_in")
     module.say, module.present = say, present  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stand_in", module)
+    monkeypatch.setitem(sys.modules, "etymon.verbs.say", module)
 
     def run(*arguments: str, is_terminal: bool) -> tuple[str, str]:
         out, err = Stream(is_terminal), Stream(is_terminal)
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
         with pytest.raises(SystemExit):
-            cli.main(["say", *arguments], {"say": "stand_in"})
+            cli.main(["say", *arguments], {"say": "Say something."})
         assert sys.stdout is out and sys.stderr is err, "the streams are given back"
         return out.text(), err.text()
 

@@ -22,9 +22,9 @@ from etymon.generation.choices import choice_ids, choose
 from etymon.generation.contrastive import contrastive_search
 from etymon.generation.processors import ScoreProcessor, draw, likeliest, token_log_probs, warp
 from etymon.generation.sequences import Continuations, OnToken, Sequence
-from etymon.generation.settings import DEFAULT_NEW_TOKENS, DecodingSettings
 from etymon.generation.speculative import Speculation, check_draft
 from etymon.generation.stepper import SlidingStepper, Stepper, fork_rows
+from etymon.settings.decoding import DEFAULT_NEW_TOKENS, DecodingSettings
 
 
 @torch.inference_mode()

@@ -19,9 +19,9 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import absent_ids, decode, eval_mode
-from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import encode_prompts, tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer
 
 MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etymon.generation.settings import DecodingSettings
+from etymon.settings.decoding import DecodingSettings
 
 NEVER = float("-inf")
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from etymon.errors import EtymonError
-from etymon.generation.settings import DecodingSettings
+from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer
 
 OnToken = Callable[[int, int, int], None]

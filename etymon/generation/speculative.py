@@ -24,8 +24,8 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.processors import NEVER, ScoreProcessor, draw, likeliest, token_log_probs, warp
 from etymon.generation.sequences import Continuations, Sequence
-from etymon.generation.settings import DecodingSettings
 from etymon.generation.stepper import Stepper, fork_rows
+from etymon.settings.decoding import DecodingSettings
 
 DRAFT, ACCEPT, RESAMPLE = range(3)
 """The uniform numbers of every token of a text. Those of drafts that are dropped serve again: nobody saw what

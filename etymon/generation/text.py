@@ -10,7 +10,7 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import choices_of, decode
 from etymon.generation.sequences import Sequence as Decoded
-from etymon.generation.settings import DecodingSettings
+from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer, TokenStream
 
 OnText = Callable[[int, int, str], None]

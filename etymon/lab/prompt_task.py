@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as strict_dataclass
 from etymon.config import did_you_mean, override, read_yaml, strict
 from etymon.errors import EtymonError
 from etymon.generation.prompting import Prompt
-from etymon.generation.settings import DecodingSettings
+from etymon.settings.decoding import DecodingSettings
 from etymon.text.reading import SURROGATE, Errors, Record
 from etymon.text.sources import TextFiles
 

@@ -262,7 +262,7 @@ class Sweep:
     def _trained(self, member: Member) -> Pretrained:
         file = member.data.file
         if (member.folder / "run.yaml").is_file():
-            asked = RunFile(file.family)  # as it began
+            asked = RunFile(family=file.family)  # as it began
             job = resume_job(Job(member.folder, asked, make_progress(self.kind), **self.options))
             return run(job, TextData(job, None))
         source: TextSource | None = self.source

@@ -11,53 +11,18 @@ is read out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.initialise import Filler, constant, orthogonal, remembering, xavier
 from etymon.nn.layers import Dropout, Embedding, Linear
 from etymon.nn.recurrent import Packing, recurrent
+from etymon.settings.training import FeatureSettings
 
 JOINED = 4
 """Layers that `last-four` joins."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class FeatureSettings:
-    source: Literal["mix", "last-four", "last"] = "mix"
-    """What of the layers is read: a learnt mix of all, the last four side by side (BERT; of fewer, all, the
-    input of the first layer included), or the last."""
-    place: Literal["input", "output", "both"] = "input"
-    """Where it enters: into the BiLSTM, beside what comes out of it, or both, each with a mix of its own."""
-    cells: PositiveInt = 128
-    """Of the BiLSTM, in each direction."""
-    layers: PositiveInt = 1
-    words: NonNegativeInt = 0
-    """The width of word vectors that are learnt with the task; 0: none."""
-    gate: bool = False
-    """Features and word vectors are weighed against each other, dimension by dimension, instead of being
-    joined."""
-    dropout: float = Field(default=0.5, ge=0, lt=1)
-    """On features, wherever they enter."""
-    layer_norm: bool = False
-    """Every layer is normed before it is mixed."""
-    penalty: NonNegativeFloat = 0.0
-    """The weight of the mix's squared scalars in the loss: 1 keeps it near the mean, 0.001 leaves it free."""
-
-    def __post_init__(self) -> None:
-        if self.place == "output" and not self.words:
-            raise ValueError(
-                "at the output alone, the BiLSTM reads word vectors of the task's own: set words"
-            )
-        if self.gate and (self.place == "output" or not self.words):
-            raise ValueError("a gate is between features at the input and word vectors: set place and words")
-        if self.source != "mix" and (self.layer_norm or self.penalty):
-            raise ValueError(f"layer_norm and penalty belong to a mix, and the source is {self.source}")
 
 
 class Gate(nn.Module):

@@ -12,40 +12,21 @@ Legend: D inputs, F outputs, r rank.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
 from etymon.nn.initialise import constant, initialise
 from etymon.nn.layers import Dropout, Linear
+from etymon.settings.training import USUAL_TARGETS, LoraSettings
 
-USUAL_TARGETS = ("query", "value")
 Adaptable = TypeVar("Adaptable", bound=nn.Module)
 """A model: it has `body` and `heads`, and `lora`, `lora_base` and `lora_heads`, which describe its
 adapters."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class LoraSettings:
-    rank: PositiveInt = 8
-    alpha: PositiveFloat = 16.0
-    """What an adapter adds is multiplied by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of what an adapter reads."""
-    targets: Annotated[tuple[str, ...], Field(min_length=1)] = USUAL_TARGETS
-    """Names of the body's linear maps, or patterns: `query`, `feed_*`, `*` for all; `cross.query` looks at
-    two parts of a name."""
-
-    def match(self, name: str) -> bool:
-        parts = name.split(".")
-        return any(fnmatchcase(".".join(parts[-1 - target.count(".") :]), target) for target in self.targets)
 
 
 class AdaptedLinear(Linear):

@@ -1,47 +1,45 @@
-"""What `etymon finetune` can be asked for."""
+"""The file that describes a run of `etymon finetune`."""
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from etymon.errors import EtymonError
-from etymon.nn.features import FeatureSettings
-from etymon.nn.lora import LoraSettings
 from etymon.runs.run_file import CommonFile
+from etymon.settings import option, settings
+from etymon.settings.training import FinetuneSettings
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@settings
 class MemberFile:
     """A part of a mixture: a task on tables, or an objective on text."""
 
-    name: str
-    task: str | None = None
-    objective: str | None = None
-    data: tuple[str, ...] = ()
-    """Tables, or text files."""
-    validation: tuple[str, ...] = ()
-    """Of a task, tables to judge by; a share is held out otherwise."""
-    columns: tuple[str, ...] = ()
-    documents: Literal["file", "blank", "line"] = "file"
-    length: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str = option(..., "of the member")
+    task: str | None = option(None, "what to learn from tables; or")
+    objective: str | None = option(None, "what to learn from text")
+    data: tuple[str, ...] = option((), "tables, or text files")
+    validation: tuple[str, ...] = option(
+        (), "of a task, tables to validate on; a share is held out otherwise"
+    )
+    columns: tuple[str, ...] = option((), "names of the columns of files without a header")
+    documents: Literal["file", "blank", "line"] = option("file", "what ends a document in a text file")
+    length: int | None = option(None, "tokens of a sample or of a text at most")
+    options: dict[str, Any] = option(dict, "of the task or objective")
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@settings
 class MixtureFile:
     """What is learnt together."""
 
-    members: tuple[MemberFile, ...]
-    setting: Literal["hybrid", "data-driven", "task-driven"] = "hybrid"
-    """All members, those that are text, or those that are tasks."""
-    rates: Literal["proportional", "temperature", "equal"] = "proportional"
-    limit: int | None = None
-    """Examples of a member that count at most."""
-    temperature: float = 2.0
+    members: tuple[MemberFile, ...] = option(..., "what the mixture is made of")
+    setting: Literal["hybrid", "data-driven", "task-driven"] = option(
+        "hybrid", "all members, those that are text, or those that are tasks"
+    )
+    rates: Literal["proportional", "temperature", "equal"] = option(
+        "proportional", "how often each member is drawn"
+    )
+    limit: int | None = option(None, "examples of a member that count at most", ge=1)
+    temperature: float = option(2.0, "of the rates: above 1, small members are drawn more often", gt=0)
 
     @property
     def chosen(self) -> list[MemberFile]:
@@ -62,48 +60,17 @@ class MixtureFile:
                 )
         if not self.chosen:
             raise EtymonError(f"the mixture has no member for the setting {self.setting!r}")
-        if (self.limit is not None and self.limit < 1) or not self.temperature > 0:
-            raise EtymonError("a mixture's limit is at least 1, and its temperature above 0")
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class TaskFile(CommonFile):
-    task: str = "text2text"
-    train: tuple[str, ...] = ()
-    """Tables, or parallel text files."""
-    validation: tuple[str, ...] = ()
-    hold_out: float | None = None
-    """Share of the training rows to judge by, where there is no validation table: a twentieth, or of a small table as many as
-    tell something, up to a fifth."""
-    columns: tuple[str, ...] = ()
-    """Of files without a header."""
-    metrics: tuple[str, ...] = ()
-    """The first decides which model is kept."""
-    baselines: bool = True
-    """Whether what a majority, TF-IDF and texts with typos would give stands beside the scores."""
-    batch: int | None = None
-    """Rows a step; or"""
-    batch_tokens: int | None = None
-    """tokens a step, of all that is read and written."""
-    beams: int = 1
-    """Of the last validation; those on the way are greedy."""
-    source_tokenizer: str | None = None
-    """As `tokenizer`, of a source with words of its own."""
-    source_vocabulary: int | None = None
-    teacher: str | None = None
-    """A model that was fine-tuned for the same task, whose answers are followed."""
-    lora: LoraSettings | None = None
-    """Adapters are trained, not the weights."""
-    merge: bool = False
-    """What is kept is the whole model, with its adapters added in."""
-    features: FeatureSettings | None = None
-    """The layers feed a BiLSTM instead of a head of the family's own."""
-    tune_body: bool = False
-    """With features: the body is trained as well."""
-    mixture: MixtureFile | None = None
-    """Several tasks and objectives, instead of `task` and `train`."""
+@settings
+class TaskFile(CommonFile, FinetuneSettings):
+    """What a run of `etymon finetune` was asked for."""
+
+    mixture: MixtureFile | None = option(
+        None, "several tasks and objectives, instead of task and train", seen_by="file"
+    )
     rows: str | None = None
-    """The fingerprint of the rows to train on and to judge by, by which a resumed run knows them."""
+    """The fingerprint of the rows to train and validate on, by which a resumed run knows them."""
 
     @property
     def separate(self) -> bool:

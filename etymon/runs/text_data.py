@@ -26,10 +26,11 @@ from etymon.runs.memory import (
 )
 from etymon.runs.model import ModelPlan, StartModel, build_unit, init_from_teacher, load_teacher, plan_model
 from etymon.runs.report import Records, ReportParts
-from etymon.runs.run_file import PhaseFile, RunFile
+from etymon.runs.run_file import RunFile
 from etymon.runs.tokenizer import build_tokenizer
 from etymon.runs.training_settings import chosen, ramped, training_settings
 from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
+from etymon.settings.training import PhaseFile
 from etymon.text.reading import Document
 from etymon.text.sources import PreparedText, TextFiles, TextSource, text_source
 from etymon.text.store import TokenStore, link_store
@@ -60,7 +61,7 @@ class TextPhase(Samples):
 
 def text_phases(file: RunFile, plan: ModelPlan) -> list[TextPhase]:
     """Returns the phases of a run: one unless the file has several, or its batch grows."""
-    phases = file.phases or (PhaseFile(1.0),)
+    phases = file.phases or (PhaseFile(share=1.0),)
     if not file.phases and (share := chosen(file.ramp, plan.recipe.ramp)):
         batch = _text_phase(phases[0], file, plan).rows * file.slices
         phases = ramped(share, batch, file.slices)

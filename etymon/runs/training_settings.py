@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from etymon.errors import EtymonError
 from etymon.families.family import Recipe
-from etymon.runs.run_file import CommonFile, PhaseFile
+from etymon.runs.run_file import CommonFile
+from etymon.settings.training import PhaseFile
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
@@ -73,7 +74,7 @@ def ramped(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
     for size, samples in [*((size, share / STAGES) for size in whole), (batch, 1 - share)]:
         parts[size] = parts.get(size, 0.0) + samples / size  # in steps
     total = sum(parts.values())
-    return tuple(PhaseFile(steps / total, batch=size) for size, steps in parts.items() if steps)
+    return tuple(PhaseFile(share=steps / total, batch=size) for size, steps in parts.items() if steps)
 
 
 def _alike(usual: str, asked: str | None) -> bool:

@@ -16,8 +16,8 @@ from etymon.training.feeding import Feed, validation_slices
 from etymon.training.unit import TrainingUnit, averages, evaluate
 
 if TYPE_CHECKING:
-    from etymon.generation.settings import DecodingSettings
     from etymon.sampling.examples import Examples
+    from etymon.settings.decoding import DecodingSettings
     from etymon.tables.table import Table
     from etymon.tasks.scores import MetricScore
     from etymon.tasks.task import Task
@@ -223,7 +223,7 @@ class TaskValidator:
 
     def evaluate_alone(self) -> Evaluation:
         """Returns loss and scores over all validation rows, computed by this process alone."""
-        from etymon.generation.settings import DecodingSettings
+        from etymon.settings.decoding import DecodingSettings
 
         table, examples, beams = self.rows.table, self.rows.validation, self.job.file.beams
         if table is None or examples is None:

@@ -20,10 +20,10 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.heads import ConditionalSpan
 from etymon.sampling.examples import Examples
+from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.answer_scores import ANSWER_METRICS, answer_scores
 from etymon.tasks.answer_windows import ContextTokens, ContextWindow, windows

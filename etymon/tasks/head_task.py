@@ -26,11 +26,11 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation.decoding import eval_mode
-from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.objective import Term, Unit
 from etymon.sampling.examples import NONE, Examples, Ragged, bundles
+from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.feature_cache import FeatureCache
 from etymon.tasks.head_batches import HeadPrepared, ask_for_words, parts_of

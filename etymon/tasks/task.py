@@ -18,9 +18,9 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.generation.settings import DecodingSettings
 from etymon.objectives.objective import Objective
 from etymon.sampling.examples import NONE, Examples, bundles, bundles_of_rows
+from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.scores import FALLING, MetricScore, library
 

@@ -20,13 +20,13 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.families.special_tokens import token_ids
 from etymon.generation.decoding import decode
-from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.denoising import Seq2SeqBatch
 from etymon.objectives.objective import Term, Unit, needed_id
 from etymon.sampling.examples import Examples, Ragged
+from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, MetricScore, text_scores
 from etymon.tasks.task import Fit, Notify, Task, ignore_note

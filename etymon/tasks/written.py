@@ -10,9 +10,9 @@ import numpy as np
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.generation.settings import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.sampling.examples import Examples
+from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
 from etymon.tasks.text2text import Text2Text, Text2TextOptions

@@ -2,82 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import opens_models
+from etymon.settings import (
+    DeviceOptions,
+    Files,
+    JsonOptions,
+    Notify,
+    PathText,
+    Spelling,
+    argument,
+    option,
+    settings,
+)
 from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.families.model import Model
     from etymon.lab.context import Contexts
 
 
-@opens_models
-def context(
-    models: Annotated[
-        Sequence[str | Path | Model] | str | Path | Model,
-        "folders or hub ids of decoders; together they are a group",
-    ],
-    *,
-    data: Annotated[
-        Sequence[str | Path] | str | Path, "text that the models have not seen: files, folders or globs"
-    ] = (),
-    longest: Annotated[int, "tokens of the longest context"] = 512,
-    step: Annotated[
-        int | None, "measure at every so many tokens (published: 100) instead of at 1, 2, 4, ..."
-    ] = None,
-    targets: Annotated[int, "pieces of text to predict, evenly spread"] = 1000,
-    memory: Annotated[
-        int | None, "tokens that families with a memory remember; 0 for one pass (the model's own)"
-    ] = None,
-    segment: Annotated[int | None, "tokens that they read at once (256)"] = None,
-    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    out: Annotated[Path | None, "a folder for results.json and report.html"] = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> Contexts:
-    """Measure loss by context length, and how much context each model makes use of.
+@settings
+class ContextOptions(DeviceOptions, JsonOptions):
+    models: Annotated[Any, Spelling("Sequence[str | Path | Model] | str | Path | Model", list[str])] = (
+        argument("folders or hub ids of decoders; together they are a group")
+    )
+    data: Files = option((), "text that the models have not seen: files, folders or globs")
+    longest: int = option(512, "tokens of the longest context")
+    step: int | None = option(
+        None, "measure at every so many tokens (published: 100) instead of at 1, 2, 4, ..."
+    )
+    targets: int = option(1000, "pieces of text to predict, evenly spread")
+    memory: int | None = option(
+        None, "tokens that families with a memory remember; 0 for one pass (the model's own)"
+    )
+    segment: int | None = option(None, "tokens that they read at once (256)", ge=1)
+    out: PathText = option(None, "a folder for results.json and report.html")
+    on_progress: Notify | None = option(None, "is told what is being measured", seen_by="python")
 
-    The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte, which compare across
-    tokenizers. The relative effective context length (RECL) of Transformer-XL's authors is given for the group of models.
+
+@verb(ContextOptions)
+def context(options: ContextOptions) -> Contexts:
+    """The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte, which compare
+    across tokenizers. The relative effective context length (RECL) of Transformer-XL's authors is given for the group of
+    models.
     """
     from etymon.lab.context import context_lengths, measure, write_results
-    from etymon.verbs.opening import opened, writable
-    from etymon.verbs.reading import text_files
+    from etymon.settings.reading import FileOptions
+    from etymon.verbs.load_inputs import load_model, require_writable, text_files
 
-    given = [models] if not isinstance(models, Sequence) or isinstance(models, str) else list(models)
-    if not given:
+    models = options.models
+    if not isinstance(models, Sequence) or isinstance(models, str):
+        models = [models]
+    if not models:
         raise EtymonError("there is no model to measure: give at least one")
-    if segment is not None and segment < 1:
-        raise EtymonError(f"segments of {segment} tokens cannot be")
-    writable(None if out is None else Path(out) / "report.html")
-    lengths, files = context_lengths(longest, step), text_files(data, max_document=None)
+    require_writable(None if options.out is None else Path(options.out) / "report.html")
+    lengths, files = (
+        context_lengths(options.longest, options.step),
+        text_files(FileOptions(data=options.data)),
+    )
     files.list_files()  # refuses what is not there before any model is read
-    found = measure(
-        [opened(model, device) for model in given],
-        [str(model) if isinstance(model, str | Path) else model.family.name for model in given],
+    contexts = measure(
+        [load_model(model, options) for model in models],
+        [str(model) if isinstance(model, str | Path) else model.family.name for model in models],
         files.documents(),
         lengths,
-        targets=targets,
-        memory=memory,
-        segment=segment,
-        on_progress=on_progress or (lambda what: None),
+        targets=options.targets,
+        memory=options.memory,
+        segment=options.segment,
+        on_progress=options.on_progress or (lambda message: None),
     )
-    if out is not None:
-        write_results(found, Path(out))
-    return found
+    if options.out is not None:
+        write_results(contexts, Path(options.out))
+    return contexts
 
 
-def present(
-    result: Contexts, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
-) -> None:
+def present(result: Contexts, options: ContextOptions) -> None:
     from etymon.lab.context import report_lines
 
     clear_line()
-    if json:
+    if options.json:
         return print_json(result)
     print(*report_lines(result), sep="\n")
-    if out is not None:
-        print(f"{Path(out) / 'report.html'} has the curves; results.json is beside it")
+    if options.out is not None:
+        print(f"{Path(options.out) / 'report.html'} has the curves; results.json is beside it")

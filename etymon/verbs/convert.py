@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize, opens_models
+from etymon.settings import OpeningOptions, Spelling, argument, option, settings
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -29,32 +29,34 @@ class Converted:
     """The steps of the checkpoints that it is the mean of."""
 
 
-@opens_models
-def convert(
-    source: Annotated[str | Path, "folder or hub id"],
-    target: Annotated[str | Path, "folder to write"],
-    *,
-    heads: Annotated[Sequence[str] | None, "heads to keep or add (those of the checkpoint)"] = None,
-    dtype: Annotated[
-        Literal["float32", "float16", "bfloat16"], "precision of the written weights"
-    ] = "float32",
-    revision: Annotated[str | None, "branch, tag or commit of a hub id"] = None,
-    family: Annotated[
-        str | None, "what the source is, e.g. bert, where it does not say so (as its weights are called)"
-    ] = None,
-    partial: Annotated[bool, "tolerate unexpected weights and missing heads"] = False,
-    average: Annotated[int | None, "of a run: the mean of its last so many checkpoints"] = None,
-    layout: Annotated[
-        Literal["folder", "bilm"], "of what is written; bilm: ELMo's published options.json and HDF5 file"
-    ] = "folder",
-    quantize: Quantize = None,
-    data: Annotated[
-        Path | None, "a text to judge the rounding of a decoder by: bits per byte before and after"
-    ] = None,
-) -> Converted:
-    """Read a checkpoint and write it as a Hugging Face folder.
+@settings
+class ConvertOptions(OpeningOptions):
+    source: str | Path = argument("folder or hub id")
+    target: str | Path = argument("folder to write")
+    heads: Annotated[tuple[str, ...] | None, Spelling("Sequence[str] | None", list[str])] = option(
+        None, "heads to keep or add (those of the checkpoint)"
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] = option("float32", "precision of the written weights")
+    revision: str | None = option(None, "branch, tag or commit of a hub id")
+    family: str | None = option(
+        None, "what the source is, e.g. bert, where it does not say so (as its weights are called)"
+    )
+    partial: bool = option(False, "tolerate unexpected weights and missing heads")
+    average: int | None = option(None, "of a run: the mean of its last so many checkpoints")
+    layout: Literal["folder", "bilm"] = option(
+        "folder", "of what is written; bilm: ELMo's published options.json and HDF5 file"
+    )
+    quantize: Literal["int8"] | None = option(
+        None, "round the weights to eight bits: faster and smaller, on a processor"
+    )
+    data: Path | None = option(
+        None, "a text to measure the rounding of a decoder on: bits per byte before and after"
+    )
 
-    Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's layout.
+
+@verb(ConvertOptions)
+def convert(options: ConvertOptions) -> Converted:
+    """Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's layout.
     `--average 5` writes the mean of a run's last five checkpoints.
     `--quantize int8` writes weights of eight bits, which etymon alone can read, and says what that changed.
     Adapters are merged into their base.
@@ -65,47 +67,56 @@ def convert(
     from etymon.families.loading import load
     from etymon.families.saving import save, save_published
     from etymon.nn.lora import merge
-    from etymon.verbs.opening import texts_of
+    from etymon.verbs.load_inputs import read_texts
 
+    source, target = options.source, options.target
+    dtype, quantize = options.dtype, options.quantize
     ensure_replaceable(target)
     if quantize is not None and dtype != "float32":
         raise EtymonError(f"weights have eight bits or are {dtype}: give --quantize or --dtype, not both")
-    if layout == "bilm" and (quantize is not None or dtype != "float32"):
+    if options.layout == "bilm" and (quantize is not None or dtype != "float32"):
         raise EtymonError("ELMo's published files hold float32: leave out --quantize and --dtype")
-    if data is not None and quantize is None:
-        raise EtymonError("a text is only looked at to judge rounding: give --quantize int8 with --data")
-    text = None if data is None else texts_of((), data, lines=False)[0]
+    if options.data is not None and quantize is None:
+        raise EtymonError("a text is only read to measure rounding: give --quantize int8 with --data")
+    text = None if options.data is None else read_texts((), options.data, lines=False)[0]
+    choice: dict[str, Any] = {
+        "heads": options.heads,
+        "revision": options.revision,
+        "family": options.family,
+        "partial": options.partial,
+    }
     steps: tuple[int, ...] = ()
-    if average is not None:
-        if heads is not None or revision is not None or family is not None or partial:
-            raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
-        steps, model = _averaged(Path(source), average)
+    if options.average is None:
+        model = load(source, **choice)
+    elif any(value not in (None, False) for value in choice.values()):
+        raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
     else:
-        model = load(source, heads=heads, revision=revision, family=family, partial=partial)
+        steps, model = _average(Path(source), options.average)
     if model.int8:
         raise EtymonError(f"{source} holds weights of eight bits: convert the model that they were made of")
     if text is not None and "causal" not in model.capabilities:
         raise EtymonError(
-            f"{model.family.title} writes no text from left to right, by which rounding could be judged: leave out --data"
+            f"{model.family.title} writes no text from left to right, on which rounding could be measured: "
+            "leave out --data"
         )
     merge(model)
     count, heads = model.parameter_count(), tuple(sorted(model.head_names))
-    done = Converted(Path(target), model.family.title, count, heads, model.new_heads, averaged=steps)
-    if layout == "bilm":
+    result = Converted(Path(target), model.family.title, count, heads, model.new_heads, averaged=steps)
+    if options.layout == "bilm":
         save_published(model, target)
-        return replace(done, heads=(), new_heads=(), left_out=heads)
+        return replace(result, heads=(), new_heads=(), left_out=heads)
     if quantize is None:
         save(model.to(getattr(torch, dtype)), target)
-        return done
+        return result
     before, after = _figures(model, text), _figures(model.quantized(), text)
     save(model, target)
     written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
-    done.changes["megabytes"] = (4 * count / 1e6, written / 1e6)
-    done.changes |= {name: (before[name], after[name]) for name in before}
-    return done
+    result.changes["megabytes"] = (4 * count / 1e6, written / 1e6)
+    result.changes |= {name: (before[name], after[name]) for name in before}
+    return result
 
 
-def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
+def _average(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
     from etymon.families.surgery import average_checkpoints
     from etymon.training.state import RunFolder
 
@@ -115,8 +126,8 @@ def _averaged(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
             f"{run} has {len(steps)} checkpoints, of which {count} cannot be averaged: "
             "train with --keep N to have as many"
         )
-    chosen = tuple(steps[-count:])
-    return chosen, average_checkpoints([RunFolder(run).checkpoint(step) for step in chosen])
+    last = tuple(steps[-count:])
+    return last, average_checkpoints([RunFolder(run).checkpoint(step) for step in last])
 
 
 def _figures(model: Model, text: str | None) -> dict[str, float]:
@@ -126,22 +137,22 @@ def _figures(model: Model, text: str | None) -> dict[str, float]:
     from etymon.generation import DecodingSettings, generate_texts
     from etymon.generation.likelihood import score_texts
 
-    found = {}
+    figures = {}
     generates = {"state", "causal"} <= model.capabilities and "vocabulary" in model.heads
     if generates and model.tokenizer is not None:
         room = min(32, (model.positions or 64) - 8)
-        settings = DecodingSettings(max_new_tokens=room, min_new_tokens=room)
+        decoding = DecodingSettings(max_new_tokens=room, min_new_tokens=room)
         for _ in range(2):  # the first one warms up
             begin = time.perf_counter()
-            made = generate_texts(model, ["The"], settings)
-            found["tokens a second"] = len(made[0].ids) / (time.perf_counter() - begin)
+            generations = generate_texts(model, ["The"], decoding)
+            figures["tokens a second"] = len(generations[0].ids) / (time.perf_counter() - begin)
     if text is not None:
         score = score_texts(model, [text], None)[0]
-        found["bits per byte"] = float(score.bits_per_byte or float("nan"))
-    return found
+        figures["bits per byte"] = float(score.bits_per_byte or float("nan"))
+    return figures
 
 
-def present(result: Converted) -> None:
+def present(result: Converted, options: ConvertOptions) -> None:
     print(f"{result.family}, {result.parameters:,} parameters, written to {result.folder}")
     if result.averaged:
         print(f"the mean of the checkpoints after steps {', '.join(map(str, result.averaged))}")

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 from etymon.errors import EtymonError
+from etymon.settings import ProgressOptions, option, settings
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.runs.result import Pretrained
 
 
-def demo(
-    *,
-    out: Annotated[str | Path, "the run's folder"] = "runs/demo",
-    budget: Annotated[str, "time to train for"] = "3m",
-    steps: Annotated[int | None, "optimiser steps to take, instead of a budget"] = None,
-    size: Annotated[str, "size of GPT-2 to train"] = "pocket",
-    seed: Annotated[int, "of everything that is drawn"] = 0,
-    progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
-) -> Pretrained:
-    """Train a small GPT-2 on the prose inside Python itself, in about three minutes.
+@settings
+class DemoOptions(ProgressOptions):
+    out: str | Path = option("runs/demo", "the run's folder")
+    budget: str = option("3m", "time to train for")
+    steps: int | None = option(None, "optimiser steps to take, instead of a budget")
+    size: str = option("pocket", "size of GPT-2 to train")
+    seed: int = option(0, "of everything that is drawn")
 
-    Nothing is downloaded. Tokenizer and prepared text are kept in OUT, so that a second run starts at once.
-    """
+
+@verb(DemoOptions)
+def demo(options: DemoOptions) -> Pretrained:
+    """Nothing is downloaded. Tokenizer and prepared text are kept in OUT, so that a second run starts at once."""
     import shutil
 
     from etymon.config import load_yaml
@@ -31,7 +32,7 @@ def demo(
     from etymon.text.prose import StandardLibrary
     from etymon.verbs.pretrain import pretrain
 
-    folder = Path(out)
+    folder = Path(options.out)
     if (folder / "run.yaml").is_file():
         if load_yaml(folder / "run.yaml", RunFile).text != StandardLibrary.description:
             raise EtymonError(f"{folder} holds a run on other text: give another folder with --out")
@@ -41,12 +42,18 @@ def demo(
         for name in ("checkpoints", "model"):
             shutil.rmtree(folder / name, ignore_errors=True)
     return pretrain(
-        "gpt2", data=StandardLibrary(), size=size, out=folder, budget=None if steps is not None else budget,
-        steps=steps, seed=seed, progress=progress,
-    )  # fmt: skip
+        "gpt2",
+        data=StandardLibrary(),
+        size=options.size,
+        out=folder,
+        budget=None if options.steps is not None else options.budget,
+        steps=options.steps,
+        seed=options.seed,
+        progress=options.progress,
+    )
 
 
-def present(result: Pretrained) -> None:
+def present(result: Pretrained, options: DemoOptions) -> None:
     from etymon.verbs import pretrain
 
     pretrain.present(result)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize, opens_models
+from etymon.settings import ModelLike, Notify, PathText, Texts, WeightOptions, argument, option, settings
+from etymon.verbs.load_inputs import NO_TEXT, iterate_texts, load_model, require_writable
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.nn.batch import Layout
 
-Pooling = Literal["mean", "cls", "max", "last"]
 Write = Callable[[Sequence[str], "np.ndarray"], None]
 BLOCK = 10_000
 """Texts that are sorted by length and written together: what a file of any size needs in memory."""
@@ -37,34 +38,31 @@ class Written(NamedTuple):
     width: int
 
 
-@opens_models
-def embed(
-    model: Annotated[str | Path | Model, "a model's folder or hub id"],
-    texts: Annotated[Sequence[str] | str, "texts to embed; - reads lines from standard input"] = (),
-    *,
-    file: Annotated[Path | None, "a file with a text a line"] = None,
-    pooling: Annotated[
-        Pooling | None,
-        "how token vectors become one: their mean, their maximum, the class token's or the last one's (the folder's own, else mean)",
-    ] = None,
-    layer: Annotated[
-        int | None, "of these states: 0 goes into the first layer, -1 is the last (last)"
-    ] = None,
-    mix: Annotated[
-        str | None, "a mix of all layers: own (learned, saved with the model), or shares such as 0.2,0.5,0.3"
-    ] = None,
-    batch_size: Annotated[int, "texts that are computed together"] = 32,
-    normalise: Annotated[bool | None, "scale every vector to length 1 (as the folder says, else not)"] = None,
-    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    quantize: Quantize = None,
-    out: Annotated[
-        Path | None, "write a .npy, .parquet or .jsonl file instead of printing JSON lines"
-    ] = None,
-    on_note: Callable[[str], None] | None = None,
-) -> np.ndarray | Written:
-    """Turn texts into vectors.
+@settings
+class EmbedOptions(WeightOptions):
+    model: ModelLike = argument("a model's folder or hub id")
+    texts: Texts = argument("texts to embed; - reads lines from standard input", ())
+    file: Path | None = option(None, "a file with a text a line")
+    pooling: Literal["mean", "cls", "max", "last"] | None = option(
+        None,
+        "how token vectors become one: their mean, their maximum, the class token's or the last one's "
+        "(the folder's own, else mean)",
+    )
+    layer: int | None = option(None, "of these states: 0 goes into the first layer, -1 is the last (last)")
+    mix: str | None = option(
+        None, "a mix of all layers: own (learned, saved with the model), or shares such as 0.2,0.5,0.3"
+    )
+    batch_size: int = option(32, "texts that are computed together", ge=1)
+    normalise: bool | None = option(None, "scale every vector to length 1 (as the folder says, else not)")
+    out: PathText = option(None, "write a .npy, .parquet or .jsonl file instead of printing JSON lines")
+    on_note: Notify | None = option(
+        None, "is told of blank lines and of texts that were cut", seen_by="python"
+    )
 
-    The hidden states of an encoder or a decoder (of T5, its encoder's), special tokens included, pooled to one vector a
+
+@verb(EmbedOptions)
+def embed(options: EmbedOptions) -> np.ndarray | Written:
+    """The hidden states of an encoder or a decoder (of T5, its encoder's), special tokens included, pooled to one vector a
     text: float32 `[texts, width]`. A folder of sentence-transformers says itself how its vectors are made. A text beyond the
     model's positions is cut there, and a note says so. With `out`, vectors are written as they come, in the memory of
     10,000, and what comes back says how many; .parquet and .jsonl hold the text too.
@@ -72,50 +70,45 @@ def embed(
     import numpy as np
     import torch
 
-    from etymon.config import did_you_mean
     from etymon.generation.decoding import eval_mode
     from etymon.lab.representations import Reader
-    from etymon.verbs.opening import opened, texts_from, writable
 
-    if batch_size < 1:
-        raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
-    if pooling is not None and pooling not in get_args(Pooling):
-        raise EtymonError(f"there is no pooling {pooling!r}: {did_you_mean(pooling, get_args(Pooling))}")
-    writable(out, *WRITERS)
-    tell = on_note or warnings.warn
-    asked = texts_from(texts, file, on_note=tell)
-    block = list(islice(asked, BLOCK))
+    out, layer = options.out, options.layer
+    require_writable(out, *WRITERS)
+    notify = options.on_note or warnings.warn
+    texts = iterate_texts(options.texts, options.file, on_note=notify)
+    block = list(islice(texts, BLOCK))
     if not block:
-        raise EtymonError("there is no text: give some, or - to read lines from standard input")
-    chosen_model = opened(model, device, quantize)
-    own = chosen_model.sentences
-    if pooling is None and own.foreign:
+        raise EtymonError(NO_TEXT)
+    model = load_model(options.model, options)
+    sentences = model.sentences
+    if options.pooling is None and sentences.foreign:
         raise EtymonError(
-            f"this folder's vectors ask for {' and '.join(own.foreign)}, which is not known here: "
-            f"say --pooling {', '.join(get_args(Pooling))} for vectors without"
+            f"this folder's vectors ask for {' and '.join(sentences.foreign)}, which is not known here: "
+            "say --pooling mean, cls, max, last for vectors without"
         )
-    pooled_by = pooling or own.pooling
-    scaled = own.normalise if normalise is None else normalise
-    reader = Reader(chosen_model, own.length)
-    if mix is not None and layer is not None:
+    pooling = options.pooling or sentences.pooling
+    is_normalised = sentences.normalise if options.normalise is None else options.normalise
+    reader = Reader(model, sentences.length)
+    if options.mix is not None and layer is not None:
         raise EtymonError("a vector is of one layer or of a mix of all: give --layer or --mix, not both")
-    mixed = None if mix is None else _mix(chosen_model, mix)
-    if pooled_by == "cls":
+    mix = None if options.mix is None else _mix(model, options.mix)
+    if pooling == "cls":
         reader.need_class("mean, max or last")
 
     def vectors_of(block: Sequence[str]) -> np.ndarray:
         vectors: np.ndarray | None = None
-        read = [text.lower() for text in block] if own.lowercase else block
-        with torch.inference_mode(), eval_mode(chosen_model):
-            for chosen, batch in reader.batches(reader.encode(read), batch_size):
-                if mixed is not None:
-                    hidden_ND = mixed(chosen_model.layers(batch))
+        read = [text.lower() for text in block] if sentences.lowercase else block
+        with torch.inference_mode(), eval_mode(model):
+            for chosen, batch in reader.batches(reader.encode(read), options.batch_size):
+                if mix is not None:
+                    hidden_ND = mix(model.layers(batch))
                 elif layer is None or layer == -1:
-                    hidden_ND = chosen_model.last_layer(batch)
+                    hidden_ND = model.last_layer(batch)
                 else:
-                    hidden_ND = _layer(chosen_model.layers(batch), layer)
-                pooled_RD = _pool(*reader.inside(hidden_ND, batch.layout), pooled_by, reader.class_last)
-                if scaled:
+                    hidden_ND = _layer(model.layers(batch), layer)
+                pooled_RD = _pool(*reader.inside(hidden_ND, batch.layout), pooling, reader.class_last)
+                if is_normalised:
                     pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
                 if vectors is None:
                     vectors = np.empty((len(block), pooled_RD.shape[1]), np.float32)
@@ -130,9 +123,9 @@ def embed(
             vectors = vectors_of(block)
             write(block, vectors)
             count, width = count + len(block), vectors.shape[1]
-            block = list(islice(asked, BLOCK))
+            block = list(islice(texts, BLOCK))
     if reader.cut:
-        tell(f"{reader.cut} of {count} texts were cut at the model's {reader.length} tokens")
+        notify(f"{reader.cut} of {count} texts were cut at the model's {reader.length} tokens")
     return np.concatenate(kept) if out is None else Written(Path(out), count, width)
 
 
@@ -188,7 +181,7 @@ def _pool(hidden_ND: Tensor, layout: Layout, pooling: str, class_last: bool) -> 
 
 
 @contextmanager
-def _writing(out: Path | None, keep: Callable[[np.ndarray], None]) -> Iterator[Write]:
+def _writing(out: str | None, keep: Callable[[np.ndarray], None]) -> Iterator[Write]:
     """Where blocks go: into a file that appears when it is whole, or to the caller."""
     if out is None:
         yield lambda texts, vectors: keep(vectors)
@@ -261,7 +254,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Write]:
 WRITERS = {".npy": _npy, ".parquet": _parquet, ".jsonl": _jsonl}
 
 
-def present(result: np.ndarray | Written) -> None:
+def present(result: np.ndarray | Written, options: EmbedOptions) -> None:
     from etymon.files import json_text
 
     if isinstance(result, Written):

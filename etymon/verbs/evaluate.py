@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from etymon.errors import EtymonError
-from etymon.verbs import options
+from etymon.settings import (
+    DeviceOptions,
+    JsonOptions,
+    ModelLike,
+    Notify,
+    Words,
+    argument,
+    group,
+    option,
+    settings,
+)
+from etymon.settings.decoding import DecodingSettings
+from etymon.settings.tasks import TableOptions, TargetOptions
 from etymon.verbs.terminal import print_json
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -26,86 +38,59 @@ class Evaluated:
     rows: int
 
 
-@options.opens_models
-def evaluate(
-    model: Annotated[str | Path | Model, "folder or hub id of a model"],
-    *,
-    data: Annotated[
-        options.Rows,
-        "a table, or parallel text files: test.de test.en",
-    ] = None,
-    task: Annotated[str | None, "what to answer (what the model was fine-tuned for)"] = None,
-    text: options.Text = None,
-    second: options.Second = None,
-    label: options.Label = None,
-    context: options.Context = None,
-    choices: options.Choices = None,
-    tokens: options.Tokens = None,
-    tags: options.Tags = None,
-    entities: options.Entities = None,
-    question: options.Question = None,
-    answers: options.Answers = None,
-    source: options.Source = None,
-    target: options.Target = None,
-    prefix: options.Prefix = None,
-    columns: options.Columns = None,
-    metric: Annotated[
-        Sequence[str] | str | None, "accuracy, f1, matthews, pearson, bleu, chrf, rougeL ... (the task's own)"
-    ] = None,
-    beams: Annotated[int, "search with so many beams"] = 4,
-    resamples: Annotated[int, "of the rows, for the confidence intervals; 0 for none"] = 1000,
-    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    out: Annotated[
-        Path | None,
-        "a file for the predictions: a table with the rows (.jsonl, .csv, .tsv, .parquet), or a line a row",
-    ] = None,
-    raw_cells: options.RawCells = False,
-    on_note: Callable[[str], None] | None = None,
-) -> Evaluated:
-    """Score a model on a table, with confidence intervals.
+@settings
+class EvaluateOptions(TableOptions, DeviceOptions, JsonOptions):
+    model: ModelLike = argument("folder or hub id of a model")
+    task_options: dict[str, Any] = group(TargetOptions)
+    metric: Words = option((), "accuracy, f1, matthews, pearson, bleu, chrf, rougeL ... (the task's own)")
+    decoding: dict[str, Any] = group(DecodingSettings, "beams", beams=4)
+    resamples: int = option(1000, "of the rows, for the confidence intervals; 0 for none", ge=0)
+    on_note: Notify | None = option(None, "is told what was left out or cut", seen_by="python")
 
-    It answers every row. The task, its columns and its prefix are those that it was fine-tuned with, unless you say otherwise.
+
+@verb(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> Evaluated:
+    """It answers every row. The task, its columns and its prefix are those that it was fine-tuned with, unless you say
+    otherwise.
     """
-    asked = dict(locals())
     from etymon.files import atomic_write
-    from etymon.generation.settings import DecodingSettings
     from etymon.tables.table import read_table, rows_or_paths
     from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
     from etymon.tasks.task import ignore_note
-    from etymon.verbs.opening import opened, writable
+    from etymon.verbs.load_inputs import load_model, require_writable
 
-    rows = [] if data is None else rows_or_paths(data)
-    writable(out, read=rows)
-    if resamples < 0:
-        raise EtymonError(f"resamples cannot be fewer than 0, and {resamples} were asked for")
-    if data is None:
+    rows, out = [] if options.data is None else rows_or_paths(options.data), options.out
+    require_writable(out, read=rows)
+    if options.data is None:
         raise EtymonError("there are no rows to score on: give --data with a table or two parallel files")
-    chosen = opened(model, device)
-    known = task_for(chosen, task, options.task_options(asked))
-    metrics = [metric] if isinstance(metric, str) else list(metric or known.default_metrics)
-    known.check_metrics(metrics)
-    table = read_table(rows, () if columns is None else columns.split(","))
-    known.texts(table)  # refuses rows that cannot be used, before any work
-    tabular = out is not None and Path(out).suffix.lower() in WRITTEN
-    if tabular:
-        known.require_free_names(table)
-    # Of a text, an encoder-decoder tells the loss of what it is asked for alone.
-    mute = isinstance(known, LanguageModel) and chosen.encoder_decoder
-    decoding = DecodingSettings(beams=beams)
-    predictions = [] if mute else known.predict(chosen, table, decoding, on_note or ignore_note)
-    # How likely texts are is a loss that can be scored; of other tasks it is the objective's.
-    likely = isinstance(known, LanguageModel) and not mute
-    scored = [name for name in metrics if name != "loss" or likely]
-    found = known.score(predictions, table, scored, resamples)
-    scores = {name: found[name] if name in found else _loss(chosen, known, table) for name in metrics}
-    records = [known.record(each) for each in predictions]
-    if out is not None and tabular:
-        write_table(out, [{**row, **each} for row, each in zip(table.rows, records)], on_note, raw_cells)
+    model = load_model(options.model, options)
+    task = task_for(model, options.task, options.task_options)
+    metrics = list(options.metric or task.default_metrics)
+    task.check_metrics(metrics)
+    table = read_table(rows, options.column_names)
+    task.texts(table)  # refuses rows that cannot be used, before any work
+    is_table = out is not None and Path(out).suffix.lower() in WRITTEN
+    if is_table:
+        task.require_free_names(table)
+    # An encoder-decoder gives no likelihood of a text, only the loss of what its objective predicts.
+    has_likelihood = isinstance(task, LanguageModel) and not model.encoder_decoder
+    predictions: list[Any] = []
+    if has_likelihood or not isinstance(task, LanguageModel):
+        decoding = DecodingSettings(**options.decoding)
+        predictions = task.predict(model, table, decoding, options.on_note or ignore_note)
+    # The loss of a language model is scored with its likelihoods; that of other tasks is the objective's.
+    scored = [name for name in metrics if name != "loss" or has_likelihood]
+    scores = task.score(predictions, table, scored, options.resamples)
+    scores = {name: scores[name] if name in scores else _loss(model, task, table) for name in metrics}
+    records = [task.record(prediction) for prediction in predictions]
+    if out is not None and is_table:
+        merged = [{**row, **record} for row, record in zip(table.rows, records)]
+        write_table(out, merged, options.on_note, options.raw_cells)
     elif out is not None:
         with atomic_write(out) as file:
-            file.writelines(" ".join(str(each["prediction"]).split()) + "\n" for each in records)
+            file.writelines(" ".join(str(record["prediction"]).split()) + "\n" for record in records)
     return Evaluated(scores, records, len(table))
 
 
@@ -122,11 +107,8 @@ def _loss(model: Model, task: Task, table: Table) -> MetricScore:
     return MetricScore(value_to_minimise("loss")(figures) or 0.0, falls=True, rows=len(table))
 
 
-def present(
-    result: Evaluated,
-    json: Annotated[bool, "print JSON"] = False,
-) -> None:
-    if json:
+def present(result: Evaluated, options: EvaluateOptions) -> None:
+    if options.json:
         return print_json(result.scores, ascii=True)
     for name, score in result.scores.items():
         interval = "" if score.low is None else f"  95% from {score.low:.2f} to {score.high:.2f}"

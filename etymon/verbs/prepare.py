@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
+from etymon.settings import PathText, option, settings
+from etymon.settings.reading import FileOptions
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.text.store import StoreSummary
@@ -22,53 +24,49 @@ class Prepared:
     skipped: int
 
 
-def prepare(
-    *,
-    data: Data = (),
-    tokenizer: Annotated[str | Path | None, "folder or hub id of a tokenizer, a model or a run"] = None,
-    out: Annotated[str | Path | None, "folder of the store"] = None,
-    validation: Annotated[float, "share of the documents held out to judge by"] = 0.05,
-    seed: Annotated[int, "chooses the documents held out"] = 0,
-    workers: Annotated[int | None, "processes that encode (one a core); the result is the same"] = None,
-    documents: Documents = None,
-    column: Column = None,
-    errors: Errors = None,
-    max_document: MaxDocument = None,
-    format: Format = None,
-    progress: Progress = "auto",
-) -> Prepared:
-    """Turn text into a token store that `etymon pretrain --data STORE` uses.
+@settings
+class PrepareOptions(FileOptions):
+    tokenizer: PathText = option(None, "folder or hub id of a tokenizer, a model or a run")
+    out: PathText = option(None, "folder of the store")
+    validation: float = option(0.05, "share of the documents held out to validate on")
+    seed: int = option(0, "chooses the documents held out")
+    workers: int | None = option(None, "processes that encode (one a core); the result is the same", ge=1)
 
-    Reads any amount of text in constant memory and encodes it on all cores. A store whose text and tokenizer have
+
+@verb(PrepareOptions)
+def prepare(options: PrepareOptions) -> Prepared:
+    """Reads any amount of text in constant memory and encodes it on all cores. A store whose text and tokenizer have
     not changed is left as it is.
     """
     from etymon.text.store import is_store
     from etymon.text.store_building import ensure_store
-    from etymon.verbs.reading import byte_progress, text_files
+    from etymon.verbs.load_inputs import text_files
+    from etymon.verbs.terminal import byte_progress
     from etymon.verbs.tokenizer import tokenizer_at
 
-    if tokenizer is None or out is None:
-        missing = "--tokenizer FOLDER" if tokenizer is None else "--out FOLDER"
+    if options.tokenizer is None or options.out is None:
+        missing = "--tokenizer FOLDER" if options.tokenizer is None else "--out FOLDER"
         raise EtymonError(f"{missing} is missing: preparing needs a tokenizer and a place for the store")
-    if workers is not None and workers < 1:
-        raise EtymonError(f"workers must be at least 1, not {workers}")
-    folder = Path(out)
+    folder = Path(options.out)
     if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
         raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
-    loaded = tokenizer_at(tokenizer)
-    source = text_files(
-        data, boundary=documents, column=column, errors=errors, max_document=max_document, format=format
-    )
-    with byte_progress("preparing", source.size(), progress) as done:
+    tokenizer = tokenizer_at(options.tokenizer)
+    source = text_files(options)
+    with byte_progress("preparing", source.size(), options.progress) as done:
         summary = ensure_store(
-            source, loaded, folder, validation=validation, seed=seed, workers=workers,
+            source,
+            tokenizer,
+            folder,
+            validation=options.validation,
+            seed=options.seed,
+            workers=options.workers,
             progress=lambda _: done(source.bytes_read),
-        )  # fmt: skip
+        )
         done(source.bytes_read)
     return Prepared(folder, summary, source.skipped)
 
 
-def present(result: Prepared) -> None:
+def present(result: Prepared, options: PrepareOptions) -> None:
     summary = result.summary
     if result.skipped:
         print(f"{result.skipped:,} documents could not be read and were left out")

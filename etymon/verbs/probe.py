@@ -2,102 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from etymon.errors import EtymonError
-from etymon.verbs.options import opens_models
+from etymon.settings import (
+    DeviceOptions,
+    JsonOptions,
+    ModelLike,
+    Notify,
+    PathText,
+    Spelling,
+    Words,
+    argument,
+    option,
+    settings,
+)
 from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.families.model import Model
     from etymon.lab.probe import Probes
-    from etymon.lab.probe_tasks import ProbeTask
 
 
-@opens_models
-def probe(
-    model: Annotated[str | Path | Model, "a model's folder or hub id"],
-    *,
-    data: Annotated[
-        Sequence[str | Path | ProbeTask] | str | Path,
-        "a file or folder of tasks, repeatable (docs/probing.md)",
-    ] = (),
-    text: Annotated[str, "the column of a table that holds the text"] = "text",
-    label: Annotated[str, "the column that holds the label; also one of CoNLL-U, e.g. xpos (upos)"] = "label",
-    split: Annotated[str, "the column that holds train, validation or test, if there is one"] = "split",
-    format: Annotated[
-        Literal["senteval", "table", "tags", "conllu", "raw"] | None, "what the files are, if it is not plain"
-    ] = None,
-    pooling: Annotated[
-        Sequence[str] | str, "the vector of a sentence: mean (of its tokens), cls or last; repeatable"
-    ] = ("mean",),
-    pieces: Annotated[
-        Literal["first", "mean"], "the vector of a word of several pieces: of the first, or their mean"
-    ] = "first",
-    examples: Annotated[
-        int, "training examples a task at most; half as many each for validation and test"
-    ] = 5000,
-    pseudo_words: Annotated[int, "pairs of words that are made of a raw text"] = 10,
-    twin: Annotated[bool, "also probe an untrained model of the same shape"] = True,
-    seed: Annotated[int, "of the control labels, the untrained twin and the choice of pseudo-words"] = 0,
-    batch_size: Annotated[int, "texts that are computed together"] = 32,
-    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    out: Annotated[Path | None, "a folder for results.json, results.csv and report.html"] = None,
-    on_note: Callable[[str], None] | None = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> Probes:
-    """Probe every layer of a frozen model for what it knows.
+@settings
+class ProbeOptions(DeviceOptions, JsonOptions):
+    model: ModelLike = argument("a model's folder or hub id")
+    data: Annotated[Any, Spelling("Sequence[str | Path | ProbeTask] | str | Path", list[str])] = option(
+        (), "a file or folder of tasks, repeatable (docs/probing.md)"
+    )
+    text: str = option("text", "the column of a table that holds the text")
+    label: str = option("label", "the column that holds the label; also one of CoNLL-U, e.g. xpos (upos)")
+    split: str = option("split", "the column that holds train, validation or test, if there is one")
+    format: Literal["senteval", "table", "tags", "conllu", "raw"] | None = option(
+        None, "what the files are, if it is not plain"
+    )
+    pooling: Words = option(
+        ("mean",), "the vector of a sentence: mean (of its tokens), cls or last; repeatable"
+    )
+    pieces: Literal["first", "mean"] = option(
+        "first", "the vector of a word of several pieces: of the first, or their mean"
+    )
+    examples: int = option(
+        5000, "training examples a task at most; half as many each for validation and test"
+    )
+    pseudo_words: int = option(10, "pairs of words that are made of a raw text")
+    twin: bool = option(True, "also probe an untrained model of the same shape")
+    seed: int = option(0, "of the control labels, the untrained twin and the choice of pseudo-words")
+    batch_size: int = option(32, "texts that are computed together", ge=1)
+    out: PathText = option(None, "a folder for results.json, results.csv and report.html")
+    on_note: Notify | None = option(None, "is told what was left out", seen_by="python")
+    on_progress: Notify | None = option(None, "is told what is being probed", seen_by="python")
 
-    A linear classifier a layer and task, beside a control task with random labels and an untrained twin; selectivity is
+
+@verb(ProbeOptions)
+def probe(options: ProbeOptions) -> Probes:
+    """A linear classifier a layer and task, beside a control task with random labels and an untrained twin; selectivity is
     accuracy minus control accuracy. Tasks are SentEval files, tables with a text and a label, token and tag tables, CoNLL-U,
     or raw text, of which pseudo-words are made.
     """
     from etymon.lab.probe import probe_model, write_results
     from etymon.lab.probe_tasks import ProbeColumns, ProbeTask, read_tasks
-    from etymon.verbs.opening import opened, writable
+    from etymon.verbs.load_inputs import load_model, require_writable
 
-    if batch_size < 1:
-        raise EtymonError(f"batch_size is {batch_size}: it must be 1 or more")
-    writable(None if out is None else Path(out) / "report.html")
-    given = [data] if isinstance(data, str | Path) else list(data)
-    tasks = [one for one in given if isinstance(one, ProbeTask)]
+    require_writable(None if options.out is None else Path(options.out) / "report.html")
+    data = [options.data] if isinstance(options.data, str | Path) else list(options.data)
+    tasks = [task for task in data if isinstance(task, ProbeTask)]
     for task in tasks:
         task.check()
-    paths = [one for one in given if not isinstance(one, ProbeTask)]
+    paths = [path for path in data if not isinstance(path, ProbeTask)]
     if paths or not tasks:
-        columns = ProbeColumns(text, label, split)
         tasks += read_tasks(
-            paths, columns, format=format, examples=examples, pseudo_words=pseudo_words, seed=seed
+            paths,
+            ProbeColumns(options.text, options.label, options.split),
+            format=options.format,
+            examples=options.examples,
+            pseudo_words=options.pseudo_words,
+            seed=options.seed,
         )
     probes = probe_model(
-        opened(model, device),
+        load_model(options.model, options),
         tasks,
-        name=str(model) if isinstance(model, str | Path) else "",
-        poolings=[pooling] if isinstance(pooling, str) else list(dict.fromkeys(pooling)),
-        pieces=pieces,
-        twin=twin,
-        batch_size=batch_size,
-        seed=seed,
-        on_progress=on_progress or (lambda what: None),
+        name=str(options.model) if isinstance(options.model, str | Path) else "",
+        poolings=list(dict.fromkeys(options.pooling)),
+        pieces=options.pieces,
+        twin=options.twin,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        on_progress=options.on_progress or (lambda message: None),
     )
-    for note in probes.notes if on_note else ():
-        on_note(note)  # type: ignore[misc]
-    if out is not None:
-        write_results(probes, Path(out))
+    if options.on_note is not None:
+        for note in probes.notes:
+            options.on_note(note)
+    if options.out is not None:
+        write_results(probes, Path(options.out))
     return probes
 
 
-def present(
-    result: Probes, out: Path | None, json: Annotated[bool, "print the results as JSON"] = False
-) -> None:
+def present(result: Probes, options: ProbeOptions) -> None:
     from etymon.lab.probe import as_record, report_lines
 
     clear_line()
-    if json:
+    if options.json:
         return print_json(as_record(result))
     for score in result.tasks:
         print(*report_lines(score), "", sep="\n")
-    if out is not None:
-        print(f"{Path(out) / 'report.html'} has the curves; results.json and results.csv are beside it")
+    if options.out is not None:
+        place = Path(options.out) / "report.html"
+        print(f"{place} has the curves; results.json and results.csv are beside it")

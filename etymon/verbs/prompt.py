@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize, opens_models
+from pydantic import BeforeValidator
+
+from etymon.files import atomic_write, json_text
+from etymon.settings import (
+    JsonOptions,
+    ModelLike,
+    Notify,
+    PathText,
+    Spelling,
+    WeightOptions,
+    Words,
+    argument,
+    option,
+    settings,
+)
+from etymon.verbs import terminal
 from etymon.verbs.terminal import clear_line, print_json
-from etymon.verbs.terminal import on_progress as tell
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.families.model import Model
     from etymon.lab.prompt import PromptAnswer, PromptOutcome
 
 
@@ -25,80 +37,74 @@ class Prompted:
     notes: list[str]
 
 
-@opens_models
-def prompt(
-    model: Annotated[str | Path | Model, "a model's folder or hub id"],
-    task: Annotated[str | Path | Mapping[str, Any], "a task file (docs/prompting.md)"],
-    *,
-    shots: Annotated[str | int | Sequence[int] | None, "examples to show: 16, or several: 0,1,16"] = None,
-    set: Annotated[Sequence[str] | None, "override a key of the task file: normalise=sum"] = None,
-    limit: Annotated[int | None, "ask only the first so many queries"] = None,
-    drop: Annotated[bool, "leave out a prompt's first examples where there is no room for all"] = True,
-    errors: Annotated[
-        Literal["strict", "replace", "skip"], "records that cannot be read: refuse, put U+FFFD, or leave out"
-    ] = "strict",
-    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    quantize: Quantize = None,
-    out: Annotated[Path | None, "a .jsonl file for the answers, one record each"] = None,
-    on_note: Callable[[str], None] | None = None,
-    on_progress: Callable[[int, int, int], None] | None = None,
-) -> Prompted:
-    """Show a model examples of a task and let it answer.
+def _numbers(shots: Any) -> Any:
+    """`16` and `0,1,16` as numbers."""
+    if not isinstance(shots, str | int):
+        return shots
+    try:
+        return tuple(int(part) for part in str(shots).split(","))
+    except ValueError:
+        raise ValueError("expected 16, or 0,1,16") from None
 
-    Nothing is trained. Choices are scored, or answers are written, behind an instruction and as many examples as `--shots`
-    says; examples that queries share are read once. With labels, accuracy and its 95% interval are given.
+
+@settings
+class PromptOptions(WeightOptions, JsonOptions):
+    model: ModelLike = argument("a model's folder or hub id")
+    task: Annotated[Any, Spelling("str | Path | Mapping[str, Any]", str)] = argument(
+        "a task file (docs/prompting.md)"
+    )
+    shots: Annotated[
+        tuple[int, ...] | None, BeforeValidator(_numbers), Spelling("str | int | Sequence[int] | None", str)
+    ] = option(None, "examples to show: 16, or several: 0,1,16")
+    set: Words = option((), "override a key of the task file: normalise=sum")
+    limit: int | None = option(None, "ask only the first so many queries", ge=1)
+    drop: bool = option(True, "leave out a prompt's first examples where there is no room for all")
+    errors: Literal["strict", "replace", "skip"] = option(
+        "strict", "records that cannot be read: refuse, put U+FFFD, or leave out"
+    )
+    out: PathText = option(None, "a .jsonl file for the answers, one record each")
+    show: int = option(10, "answers to print for each number of shots", seen_by="command line")
+    on_note: Notify | None = option(None, "is told what was left out", seen_by="python")
+    on_progress: Callable[[int, int, int], None] | None = option(
+        None, "is told the number of shots, of queries done and of all queries", seen_by="python"
+    )
+
+
+@verb(PromptOptions)
+def prompt(options: PromptOptions) -> Prompted:
+    """Nothing is trained. Choices are scored, or answers are written, behind an instruction and as many examples as
+    `--shots` says; examples that queries share are read once. With labels, accuracy and its 95% interval are given.
     """
     from etymon.generation.prompting import Prompter
     from etymon.lab.prompt import PromptRun
     from etymon.lab.prompt_task import open_task
-    from etymon.verbs.opening import opened, writable
+    from etymon.verbs.load_inputs import load_model, require_writable
 
-    if limit is not None and limit < 1:
-        raise EtymonError(f"limit is {limit}: ask at least 1 query")
-    writable(out)
-    asked = [] if shots is None else [f"shots={_listed(shots)}"]
-    read = open_task(task, [*asked, *(set or ())], errors)
-    run = PromptRun(
-        Prompter(opened(model, device, quantize, head="vocabulary")), read, drop, limit, on_progress
-    )
-    outcomes = [run.outcome(number) for number in read.shots]
-    notes = read.notes + run.notes
-    for note in notes if on_note is not None else ():
-        on_note(note)  # type: ignore[misc]
-    if out is not None:
-        _write(Path(out), outcomes)
+    require_writable(options.out)
+    overrides = [] if options.shots is None else [f"shots={list(options.shots)}"]
+    task = open_task(options.task, [*overrides, *options.set], options.errors)
+    prompter = Prompter(load_model(options.model, options, head="vocabulary"))
+    run = PromptRun(prompter, task, options.drop, options.limit, options.on_progress)
+    outcomes = [run.outcome(shots) for shots in task.shots]
+    notes = task.notes + run.notes
+    if options.on_note is not None:
+        for note in notes:
+            options.on_note(note)
+    if options.out is not None:
+        with atomic_write(options.out) as file:
+            for outcome in outcomes:
+                file.writelines(json_text(answer) + "\n" for answer in outcome.answers)
     return Prompted(outcomes, notes)
 
 
-def _listed(shots: str | int | Sequence[int]) -> list[int]:
-    parts = shots.split(",") if isinstance(shots, str) else [shots] if isinstance(shots, int) else shots
-    try:
-        return [int(part) for part in parts]
-    except ValueError:
-        raise EtymonError(f"cannot read the shots {shots!r}: write 16, or 0,1,16") from None
-
-
-def _write(path: Path, outcomes: Sequence[PromptOutcome]) -> None:
-    from etymon.files import atomic_write, json_text
-
-    with atomic_write(path) as file:
-        for outcome in outcomes:
-            for answer in outcome.answers:
-                file.write(json_text(answer) + "\n")
-
-
 def on_progress(shots: int, done: int, total: int) -> None:
-    tell(f"shots {shots}: {done} of {total} queries")
+    terminal.on_progress(f"shots {shots}: {done} of {total} queries")
 
 
-def present(
-    result: Prompted,
-    out: Path | None,
-    show: Annotated[int, "answers to print for each number of shots"] = 10,
-    json: Annotated[bool, "print everything as one JSON record"] = False,
-) -> None:
+def present(result: Prompted, options: PromptOptions) -> None:
+    out, show = options.out, options.show
     clear_line()
-    if json:
+    if options.json:
         records = [outcome.summary() | {"answers": outcome.answers} for outcome in result.outcomes]
         return print_json({"outcomes": records, "notes": result.notes})
     for outcome in result.outcomes if show > 0 else ():
@@ -109,9 +115,8 @@ def present(
             rest = f"all in {out}" if out is not None else "--show more, or all with --out answers.jsonl"
             print(f"  and {len(outcome.answers) - show} more ({rest})")
         print()
-    print(
-        f"{'shots':>6}  {'queries':>8}  {'shortened':>9}  {result.outcomes[0].metric:>11}  {'95% interval':>15}"
-    )
+    metric = result.outcomes[0].metric
+    print(f"{'shots':>6}  {'queries':>8}  {'shortened':>9}  {metric:>11}  {'95% interval':>15}")
     for outcome in result.outcomes:
         figures = f"{'':>11}  {'no labels':>15}"
         if outcome.accuracy is not None and outcome.interval is not None:
@@ -126,7 +131,8 @@ def _line(answer: PromptAnswer) -> str:
     if answer.correct is False:
         text += f"  (it is {' or '.join(map(_short, answer.labels))})"
     if answer.choices:
-        text += "  [" + ", ".join(f"{_short(one.text)} {one.log_prob:.3f}" for one in answer.choices) + "]"
+        choices = (f"{_short(choice.text)} {choice.log_prob:.3f}" for choice in answer.choices)
+        text += f"  [{', '.join(choices)}]"
     return text
 
 

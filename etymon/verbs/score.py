@@ -2,73 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from etymon.errors import EtymonError
-from etymon.verbs.options import Quantize, opens_models
+from etymon.settings import (
+    JsonOptions,
+    ModelLike,
+    Notify,
+    Texts,
+    WeightOptions,
+    Words,
+    argument,
+    option,
+    settings,
+)
 from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.generation.likelihood import Score
 
 
-@opens_models
-def score(
-    model: Annotated[str | Path | Model, "a model's folder or hub id"],
-    texts: Annotated[
-        Sequence[str] | str, "texts to score (T5: sources); - reads lines from standard input"
-    ] = (),
-    *,
-    file: Annotated[Path | None, "a file to score, as one text"] = None,
-    lines: Annotated[bool, "every line of the file is a text of its own"] = False,
-    target: Annotated[Sequence[str] | str, "score this given the text; one for all texts, or one each"] = (),
-    window: Annotated[
-        int | None, "tokens of a long text that a decoder reads at once (as many as it learnt to)"
-    ] = None,
-    overlap: Annotated[int | None, "tokens that windows over a long text share (half of one)"] = None,
-    memory: Annotated[
-        int | None,
-        "read a text once, in segments that remember this many tokens (Transformer-XL: its own memory)",
-    ] = None,
-    segment: Annotated[int | None, "tokens a segment, with --memory (256)"] = None,
-    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    quantize: Quantize = None,
-    on_note: Callable[[str], None] | None = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> list[Score]:
-    """Measure how likely a model finds a text.
+@settings
+class ScoreOptions(WeightOptions, JsonOptions):
+    model: ModelLike = argument("a model's folder or hub id")
+    texts: Texts = argument("texts to score (T5: sources); - reads lines from standard input", ())
+    file: Path | None = option(None, "a file to score, as one text")
+    lines: bool = option(False, "every line of the file is a text of its own")
+    target: Words = option((), "score this given the text; one for all texts, or one each")
+    window: int | None = option(
+        None, "tokens of a long text that a decoder reads at once (as many as it learnt to)"
+    )
+    overlap: int | None = option(None, "tokens that windows over a long text share (half of one)")
+    memory: int | None = option(
+        None, "read a text once, in segments that remember this many tokens (Transformer-XL: its own memory)"
+    )
+    segment: int | None = option(None, "tokens a segment, with --memory (256)")
+    tokens: bool = option(False, "show every token's log-probability", seen_by="command line")
+    on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
+    on_progress: Notify | None = option(None, "is told how much of a file was read", seen_by="python")
 
-    A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping windows. An
+
+@verb(ScoreOptions)
+def score(options: ScoreOptions) -> list[Score]:
+    """A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping windows. An
     encoder (BERT) gives the pseudo-log-likelihood, each token predicted from all others. T5 scores a target given a text.
     Transformer-XL reads a text of any length once, in segments; with --memory a file is never held as a whole.
     """
     from etymon.generation.likelihood import check_memory, score_texts
-    from etymon.verbs.opening import opened, texts_of
+    from etymon.verbs.load_inputs import load_model, read_texts
 
+    file, memory, segment = options.file, options.memory, options.segment
     if segment is not None and memory is None:
         raise EtymonError("segments need a memory: give --memory as well, or --overlap for windows")
-    streamed = file if memory is not None and not lines else None
-    asked = []
-    if len(texts) or not streamed:
-        asked = texts_of(texts, None if streamed else file, lines=lines, on_note=on_note)
-    targets = [target] if isinstance(target, str) else list(target)
-    count = len(asked) + (streamed is not None)
+    is_streamed = file is not None and memory is not None and not options.lines
+    texts = []
+    if len(options.texts) or not is_streamed:
+        texts = read_texts(
+            options.texts, None if is_streamed else file, lines=options.lines, on_note=options.on_note
+        )
+    count, targets = len(texts) + is_streamed, list(options.target)
     if len(targets) == 1:
         targets *= count
     if targets and len(targets) != count:
         raise EtymonError(f"there are {count} texts and {len(targets)} targets: give a target for each")
-    chosen = opened(model, device, quantize, head="vocabulary")
-    own = targets[: len(asked)] or None
-    reading: dict[str, Any] = {"window": window, "overlap": overlap, "memory": memory, "segment": segment}
-    scores = score_texts(chosen, asked, own, **reading) if asked else []
-    if streamed is not None and memory is not None:
-        last = targets[-1] if targets else None
-        windowed = window is not None or overlap is not None
-        check_memory(chosen, memory, segment, windowed)
-        scores.append(_score_file(chosen, Path(streamed), last, memory, segment, on_progress))
+    model = load_model(options.model, options, head="vocabulary")
+    scores = []
+    if texts:
+        scores = score_texts(
+            model,
+            texts,
+            targets[: len(texts)] or None,
+            window=options.window,
+            overlap=options.overlap,
+            memory=memory,
+            segment=segment,
+        )
+    if file is not None and memory is not None and is_streamed:
+        check_memory(model, memory, segment, options.window is not None or options.overlap is not None)
+        target = targets[-1] if targets else None
+        scores.append(_score_file(model, file, target, memory, segment, options.on_progress))
     return scores
 
 
@@ -78,7 +94,7 @@ def _score_file(
     target: str | None,
     memory: int,
     segment: int | None,
-    tell: Callable[[str], None] | None,
+    on_progress: Notify | None,
 ) -> Score:
     """The score of a file, which is read in parts, or of a target given the file."""
     import numpy as np
@@ -97,26 +113,22 @@ def _score_file(
         if target is not None:
             yield tokenizer.encode(target), len(target.encode()), True
 
-    told = None if tell is None else lambda tokens: tell(f"{tokens:,} tokens")
-    return score_parts(model, str(file) if target is None else target, parts(), memory, segment, told)
+    on_tokens = None if on_progress is None else lambda tokens: on_progress(f"{tokens:,} tokens")
+    return score_parts(model, str(file) if target is None else target, parts(), memory, segment, on_tokens)
 
 
-def present(
-    result: list[Score],
-    tokens: Annotated[bool, "show every token's log-probability"] = False,
-    json: Annotated[bool, "print a JSON record a text"] = False,
-) -> None:
+def present(result: list[Score], options: ScoreOptions) -> None:
     clear_line()
-    if json:
+    if options.json:
         return print_json(*result)
-    for one in result:
-        bits = "" if one.bits_per_byte is None else f"  bits per byte {one.bits_per_byte:.4f}"
-        pseudo = "pseudo-" if one.kind == "pseudo-likelihood" else ""
-        shown = " ".join(one.text.split())
+    for score in result:
+        bits = "" if score.bits_per_byte is None else f"  bits per byte {score.bits_per_byte:.4f}"
+        pseudo = "pseudo-" if score.kind == "pseudo-likelihood" else ""
+        text = " ".join(score.text.split())
         print(
-            f"{pseudo}log-likelihood {one.log_likelihood:.4f}  tokens {one.tokens}{bits}  "
-            f"{pseudo}perplexity {one.perplexity:.4g}  {shown if len(shown) <= 60 else shown[:57] + '...'}"
+            f"{pseudo}log-likelihood {score.log_likelihood:.4f}  tokens {score.tokens}{bits}  "
+            f"{pseudo}perplexity {score.perplexity:.4g}  {text if len(text) <= 60 else text[:57] + '...'}"
         )
-        if tokens:
-            for piece, log_prob in zip(one.pieces, one.log_probs, strict=True):
+        if options.tokens:
+            for piece, log_prob in zip(score.pieces, score.log_probs, strict=True):
                 print(f"{log_prob:10.4f}  {piece}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from etymon.verbs.options import opens_models
+from etymon.settings import JsonOptions, OpeningOptions, argument, option, settings
 from etymon.verbs.terminal import print_json
+from etymon.verbs.verb import verb
 
 
 @dataclass
@@ -26,35 +27,34 @@ class Shown:
     """Bytes: what opening it takes (`opening`), and a run of `etymon pretrain` with usual settings (`training`), part by part."""
 
 
-@opens_models
-def show(
-    folder: Annotated[str | Path, "model folder, run folder or hub id; or a family, such as gpt2"],
-    *,
-    size: Annotated[str | None, "of a family: a published or pocket size (the first)"] = None,
-) -> Shown:
-    """Say what a model folder holds: family, shape, parameters, tokenizer, training history, and what memory it takes.
+@settings
+class ShowOptions(OpeningOptions, JsonOptions):
+    folder: str | Path = argument("model folder, run folder or hub id; or a family, such as gpt2")
+    size: str | None = option(None, "of a family: a published or pocket size (the first)")
 
-    Of a family, the same of a size that nobody has trained yet.
-    """
+
+@verb(ShowOptions)
+def show(options: ShowOptions) -> Shown:
+    """Of a family, the same of a size that nobody has trained yet."""
     from etymon.checkpoints.folder import read_config
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families import REGISTRY
     from etymon.families.checkpoint import class_names
     from etymon.families.loading import load, model_folder, read_history
 
-    if size is not None or (str(folder) in REGISTRY and not Path(folder).exists()):
-        return _show_size(str(folder), size)
+    folder = options.folder
+    if options.size is not None or (str(folder) in REGISTRY and not Path(folder).exists()):
+        return _show_size(str(folder), options.size)
     place = model_folder(folder)
     model = load(place)
     tokenizer = model.tokenizer
     adapted = model.lora is not None
+    architecture = (class_names(read_config(place)) or ["?"])[0]
     files = open_weights(place, ADAPTER_FILES if adapted else MODEL_FILES).files
     return Shown(
         folder=place,
         family=model.family.title,
-        architecture=f"LoRA on {model.lora_base}"
-        if adapted
-        else (class_names(read_config(place)) or ["?"])[0],
+        architecture=f"LoRA on {model.lora_base}" if adapted else architecture,
         parameters=model.parameter_count(),
         heads=tuple(sorted(model.head_names)),
         shape=asdict(model.shape),
@@ -99,8 +99,8 @@ def _memory(family: Any, shape: Any, heads: Any) -> dict[str, Any]:
     return {"opening": opening, "training": {**asdict(training), "total": training.total}}
 
 
-def present(result: Shown, json: Annotated[bool, "print JSON"] = False) -> None:
-    if json:
+def present(result: Shown, options: ShowOptions) -> None:
+    if options.json:
         return print_json(result, indent=2, ascii=True)
     from etymon.files import format_bytes
     from etymon.nn.footprint import Footprint

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
-from etymon.verbs.options import Column, Documents, Errors, IgnoreConfigKey, Resume, opens_models, resumes
-from etymon.verbs.pretrain import texts
-
-if TYPE_CHECKING:
-    from etymon.text.sources import TextSource
+from etymon.settings import PathText, Spelling, argument, group, option, settings
+from etymon.settings.training import PretrainSettings, StartOptions
+from etymon.verbs.pretrain import TextLike, split_text
+from etymon.verbs.verb import resumes, verb
 
 
 @dataclass
@@ -96,60 +94,50 @@ class Swept:
         return 128 + self.signal if self.signal else 0
 
 
-@opens_models
-def sweep(
-    family: Annotated[str, "as for pretrain: gpt2, bert, t5, ..."],
-    *,
-    grid: Annotated[
-        Sequence[str] | Mapping[str, Sequence[Any]],
-        "values of a setting by its dotted name, e.g. learning_rate=3e-4,1e-3; repeat it for others",
-    ] = (),
-    seeds: Annotated[int | None, "runs of every cell, each with another seed (1)"] = None,
-    data: Annotated[
-        Sequence[str | Path] | Path | TextSource | None, "text files, folders or globs, or a prepared store"
-    ] = None,
-    size: Annotated[str | None, "a published or pocket size of the family (pocket)"] = None,
-    budget: Annotated[
-        str | None, "of every single run: 90s, 10m; 5000steps, 20Mtokens, 3epochs, 100Mwords (10m)"
-    ] = None,
-    objective: Annotated[str | None, "what to learn from the text (the family's own)"] = None,
-    batch: Annotated[int | None, "samples a step (about 2,048 tokens unless told)"] = None,
-    length: Annotated[int | None, "tokens a sample (up to 256, as the model allows)"] = None,
-    vocabulary: Annotated[int | None, "size of the tokenizer to train (the size's own)"] = None,
-    from_: Annotated[str | Path | None, "folder or hub id of a model to go on from"] = None,
-    documents: Documents = None,
-    column: Column = None,
-    errors: Errors = None,
-    out: Annotated[str | Path | None, "the sweep's folder (sweeps/FAMILY-SIZE)"] = None,
-    config: Annotated[Path | None, "a YAML file with the settings of a run; options beat it"] = None,
-    set: Annotated[Sequence[str] | None, "a setting of all runs by its dotted name: batch=16"] = None,
-    ignore_config_key: IgnoreConfigKey = None,
-    device: Annotated[str | None, "cpu or cuda (cuda where there is one)"] = None,
-    workers: Annotated[int, "processes that prepare samples (a thread does it unless told)"] = 0,
-    resume: Resume = False,
-    progress: Annotated[Literal["auto", "rich", "plain", "silent"], "how to show progress"] = "auto",
-) -> Swept:
-    """Try every combination of some settings and rank them by validation.
+@settings
+class SweepOptions(StartOptions):
+    family: str = argument("as for pretrain: gpt2, bert, t5, ...")
+    grid: Annotated[Any, Spelling("Sequence[str] | Mapping[str, Sequence[Any]]", list[str])] = option(
+        (), "values of a setting by its dotted name, e.g. learning_rate=3e-4,1e-3; repeat it for others"
+    )
+    seeds: int | None = option(None, "runs of every cell, each with another seed (1)")
+    data: TextLike = option(None, "text files, folders or globs, or a prepared store")
+    out: PathText = option(None, "the sweep's folder (sweeps/FAMILY-SIZE)")
+    run: dict[str, Any] = group(
+        PretrainSettings,
+        "size budget objective batch length vocabulary start documents column errors",
+    )
 
-    The budget is that of one run: all have the same, and the whole takes cells x seeds times as long, which is said
-    before it starts. Text and tokenizer are prepared once. Every run is an ordinary one in a folder of OUT; a table, OUT/sweep.json
-    and OUT/report.html compare them. Ctrl-C saves the run at hand, and `--resume` goes on from there.
+
+@verb(SweepOptions)
+def sweep(options: SweepOptions) -> Swept:
+    """The budget is that of one run: all have the same, and the whole takes cells x seeds times as long, which is said
+    before it starts. Text and tokenizer are prepared once. Every run is an ordinary one in a folder of OUT; a table,
+    OUT/sweep.json and OUT/report.html compare them. Ctrl-C saves the run at hand, and `--resume` goes on from there.
     """
-    asked = dict(locals())
     from etymon.lab.sweep import NOTE, Sweep, read_grid
-    from etymon.runs.run_file import RunFile, assemble, settings_of
+    from etymon.runs.run_file import RunFile, assemble
 
-    paths, source = texts(data)
-    given = settings_of(RunFile, asked, data=paths, start=from_)
-    file = assemble(RunFile, given, config, tuple(set or ()))
-    folder = Path(out or Path("sweeps") / f"{file.family}-{file.size}")
-    options: dict[str, Any] = {"progress": progress, "device": device, "workers": workers}
-    if resumes(resume, folder, NOTE):
-        return Sweep.resumed(folder, file, read_grid(grid), seeds, source, **options).go()
-    return Sweep(folder, file, read_grid(grid), seeds or 1, source, **options).go()
+    paths, source = split_text(options.data)
+    given = options.run | {
+        "family": options.family,
+        "data": paths,
+        "ignore_config_key": options.ignore_config_key or None,
+    }
+    file = assemble(RunFile, given, options.config, options.set)
+    folder = Path(options.out or Path("sweeps") / f"{file.family}-{file.size}")
+    grid = read_grid(options.grid)
+    running: dict[str, Any] = {
+        "progress": options.progress,
+        "device": options.device,
+        "workers": options.workers,
+    }
+    if resumes(options.resume, folder, NOTE):
+        return Sweep.resumed(folder, file, grid, options.seeds, source, **running).go()
+    return Sweep(folder, file, grid, options.seeds or 1, source, **running).go()
 
 
-def present(result: Swept) -> None:
+def present(result: Swept, options: SweepOptions) -> None:
     for ranking in result.rankings:
         common = f" ({ranking.shared})" if ranking.shared else ""
         print(f"\nvalidation {ranking.unit}{common}, the best first:")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from etymon.errors import EtymonError
+from etymon.settings import JsonOptions, option, settings
 from etymon.verbs.terminal import print_json
+from etymon.verbs.verb import verb
 
 
 @dataclass(frozen=True)
-class Cell:
-    """`way` is `native`, `text-to-text` or `refused`."""
+class TaskCell:
+    """How a family does a task; `way` is `native`, `text-to-text` or `refused`."""
 
     family: str
     task: str
@@ -19,38 +20,41 @@ class Cell:
     reason: str = ""
 
 
-def tasks(
-    family: Annotated[str | None, "of this family alone"] = None,
-) -> list[Cell]:
-    """Which family does which fine-tuning task: by a head of its own, by writing the answer, or not at all and why."""
+@settings
+class TasksOptions(JsonOptions):
+    family: str | None = option(None, "of this family alone")
+
+
+@verb(TasksOptions)
+def tasks(options: TasksOptions) -> list[TaskCell]:
     from etymon.families import REGISTRY as FAMILIES
     from etymon.families import get_family
     from etymon.tasks import REGISTRY
 
-    chosen = FAMILIES if family is None else [get_family(family).name]
-    return [cell(each, task) for each in chosen for task in REGISTRY]
+    families = FAMILIES if options.family is None else [get_family(options.family).name]
+    return [task_cell(family, task) for family in families for task in REGISTRY]
 
 
-def cell(family: str, task: str) -> Cell:
+def task_cell(name: str, task: str) -> TaskCell:
     """How a family does a task."""
     from etymon.families import get_family
     from etymon.tasks import get_task
 
-    known = get_family(family)
+    family = get_family(name)
     try:
-        return Cell(family, task, get_task(task, {}, known).fit(known).way)
+        return TaskCell(name, task, get_task(task, {}, family).fit(family).way)
     except EtymonError as error:
-        return Cell(family, task, "refused", str(error))
+        return TaskCell(name, task, "refused", str(error))
 
 
-def present(result: list[Cell], json: Annotated[bool, "print JSON"] = False) -> None:
-    if json:
+def present(result: list[TaskCell], options: TasksOptions) -> None:
+    if options.json:
         return print_json(result, ascii=True)
     names = list(dict.fromkeys(cell.task for cell in result))
     print(f"{'':<16}" + "".join(f"{name:<16}" for name in names).rstrip())
     for family in dict.fromkeys(cell.family for cell in result):
-        own = {cell.task: cell.way for cell in result if cell.family == family}
-        print(f"{family:<16}" + "".join(f"{own[name]:<16}" for name in names).rstrip())
+        ways = {cell.task: cell.way for cell in result if cell.family == family}
+        print(f"{family:<16}" + "".join(f"{ways[name]:<16}" for name in names).rstrip())
     if reasons := dict.fromkeys(f"{cell.task}: {cell.reason}" for cell in result if cell.reason):
         print()
         print(*reasons, sep="\n")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from etymon.errors import visible
 from etymon.files import json_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from etymon.training.progress import ProgressKind
 
 
 class SafeStream:
@@ -48,9 +54,8 @@ def clear_line() -> None:
     """Takes the line of progress away, where there is one."""
     if sys.stderr.isatty():
         stream: Any = sys.stderr
-        while hasattr(
-            stream, "rich_proxied_file"
-        ):  # a live display and `SafeStream` stand before the terminal itself
+        # A live display and `SafeStream` stand before the terminal itself.
+        while hasattr(stream, "rich_proxied_file"):
             stream = stream.rich_proxied_file
         stream.write("\r\033[K")
         stream.flush()
@@ -82,3 +87,50 @@ def print_json(*records: Any, indent: int | None = None, ascii: bool = False) ->
     """What `--json` asks for, a line a record; dataclasses as they are, at any depth, and null for NaN and infinity."""
     for record in records:
         print(json_text(record, indent=indent, ascii=ascii))
+
+
+@contextmanager
+def byte_progress(
+    title: str,
+    total: int | None,
+    kind: ProgressKind = "auto",
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[[int], None]]:
+    """A function to call with the bytes done so far, which draws a bar; where there is no terminal, prints a line every ten
+    seconds and one at the end; or is silent."""
+    from etymon.training.progress import _can_draw, _in_notebook, format_bytes, format_seconds
+
+    if kind == "auto":
+        kind = "rich" if _can_draw() and not _in_notebook() else "plain"
+    if kind == "silent":
+        yield lambda done: None
+        return
+    if kind == "rich":
+        from rich import progress
+        from rich.console import Console
+
+        columns = [*progress.Progress.get_default_columns(), progress.DownloadColumn()]
+        with progress.Progress(*columns, console=console or Console(stderr=True)) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda done: bar.update(task, completed=done)
+        return
+    started = printed = clock()
+    latest = 0
+
+    def update(done: int, last: bool = False) -> None:
+        nonlocal latest, printed
+        latest = done
+        if clock() - printed < 10 and not last:
+            return
+        printed = clock()
+        seconds = max(printed - started, 1e-9)
+        of = f" of {format_bytes(total)}" if total else ""
+        left = ""
+        if total and 0 < done < total:
+            left = f", {format_seconds(seconds / done * (total - done))} left"
+        speed = format_bytes(done / seconds)
+        print(f"{title}: {format_bytes(done)}{of}, {speed}/s{left}", file=sys.stderr, flush=True)
+
+    yield update
+    update(latest, last=True)

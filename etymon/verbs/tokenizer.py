@@ -8,12 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder
-from etymon.verbs.options import Column, Data, Documents, Errors, Format, MaxDocument, Progress
+from etymon.settings import JsonOptions, PathText, option, settings
+from etymon.settings.reading import FileOptions
 from etymon.verbs.terminal import print_json
+from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.text.sources import TextFiles, TextSample
@@ -34,97 +36,82 @@ class Tokenized:
     skipped: int = 0
 
 
-def tokenizer(
-    *,
-    kind: Annotated[
+@settings
+class TokenizerOptions(FileOptions, JsonOptions):
+    kind: (
         Literal["byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character", "char", "byte"]
-        | None,
-        "what tokens are (the family's own)",
-    ] = None,
-    data: Data = (),
-    size: Annotated[
-        int | None, "tokens to learn at most, special ones included (8000; of characters all)"
-    ] = None,
-    out: Annotated[str | Path | None, "folder to write"] = None,
-    family: Annotated[
-        str | None, "take the kind, special tokens and framing of a family (gpt2, bert, t5, ...)"
-    ] = None,
-    lowercase: Annotated[bool | None, "ignore case (as the family does)"] = None,
-    strip_accents: Annotated[
-        bool | None, "remove accents and all other combining marks, vowel signs too (as the family does)"
-    ] = None,
-    normalise: Annotated[
-        Literal["nfc", "nfkc", "none"] | None,
-        "Unicode form of the text (nfkc for unigram and bpe, else none)",
-    ] = None,
-    limit: Annotated[str, "text to learn from at most, spread evenly over all of it"] = "200MB",
-    from_: Annotated[
-        str | Path | None, "folder or hub id of a tokenizer or model: add tokens to it, up to --size"
-    ] = None,
-    show: Annotated[str | Path | None, "report on the tokenizer behind this folder or hub id instead"] = None,
-    documents: Documents = None,
-    column: Column = None,
-    errors: Errors = None,
-    max_document: MaxDocument = None,
-    format: Format = None,
-    progress: Progress = "auto",
-) -> Tokenized:
-    """Learn a tokenizer from text, and report how it fits text that it has not seen.
+        | None
+    ) = option(None, "what tokens are (the family's own)")
+    size: int | None = option(
+        None, "tokens to learn at most, special ones included (8000; of characters all)", ge=1
+    )
+    out: PathText = option(None, "folder to write")
+    family: str | None = option(
+        None, "take the kind, special tokens and framing of a family (gpt2, bert, t5, ...)"
+    )
+    lowercase: bool | None = option(None, "ignore case (as the family does)")
+    strip_accents: bool | None = option(
+        None, "remove accents and all other combining marks, vowel signs too (as the family does)"
+    )
+    normalise: Literal["nfc", "nfkc", "none"] | None = option(
+        None, "Unicode form of the text (nfkc for unigram and bpe, else none)"
+    )
+    limit: str = option("200MB", "text to learn from at most, spread evenly over all of it")
+    start: PathText = option(
+        None, "folder or hub id of a tokenizer or model: add tokens to it, up to --size", name="from_"
+    )
+    show: PathText = option(None, "report on the tokenizer behind this folder or hub id instead")
 
-    The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
+
+@verb(TokenizerOptions)
+def tokenizer(options: TokenizerOptions) -> Tokenized:
+    """The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
     recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
     """
     from etymon.runs.tokenizer import training_choice
     from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer, require_room
     from etymon.text.tokenizer_training import train_tokenizer
-    from etymon.verbs.reading import text_files
+    from etymon.verbs.load_inputs import text_files
 
-    def source() -> TextFiles:
-        return text_files(
-            data, boundary=documents, column=column, errors=errors, max_document=max_document, format=format
-        )
-
-    given = [data] if isinstance(data, str | Path) else list(data)
-    how = any(each is not None for each in (kind, family, lowercase, strip_accents, normalise))
+    size, start, show = options.size, options.start, options.show
+    recipe = (options.family, size, options.lowercase, options.strip_accents, options.normalise)
+    has_recipe = options.kind is not None or any(part is not None for part in (recipe[0], *recipe[2:]))
     if show is not None:
-        if how or any((size, out, from_)):
+        if has_recipe or any((size, options.out, start)):
             raise EtymonError("--show reports on a tokenizer as it is: leave out what says how to train one")
-        text, found = source(), tokenizer_at(show)
-        with _sampled(text, limit, progress) as samples:
-            return Tokenized(
-                Path(show), found, measure_tokenizer(found, chain(*samples)), "the text", text.skipped
-            )
-    if out is None:
+        text, shown = text_files(options), tokenizer_at(show)
+        with _samples(text, options) as samples:
+            report = measure_tokenizer(shown, chain(*samples))
+        return Tokenized(Path(show), shown, report, "the text", text.skipped)
+    if options.out is None:
         raise EtymonError("say where the tokenizer goes: --out FOLDER")
-    if size is not None and size < 1:
-        raise EtymonError(f"size must be at least 1, not {size}")
-    old = None
-    if from_ is not None:
-        if how:
+    folder, old = Path(options.out), None
+    if start is not None:
+        if has_recipe:
             raise EtymonError(
-                f"{from_} has its own kind and ways: leave out what says how to train a new one"
+                f"{start} has its own kind and ways: leave out what says how to train a new one"
             )
-        old = tokenizer_at(from_)
+        old = tokenizer_at(start)
         if size is None:
-            raise EtymonError(f"{from_} has {old.size:,} tokens: say how many it should have with --size")
+            raise EtymonError(f"{start} has {old.size:,} tokens: say how many it should have with --size")
         require_room(old, size)
-    kind = "character" if kind == "char" else kind
-    choice = {} if old else training_choice(kind, family, size, lowercase, strip_accents, normalise)
-    _check_free(Path(out))
-    if choice.get("kind") == "byte" and not given:
-        made = train_tokenizer(texts=(), **choice)
-        _save(made, Path(out))
-        return Tokenized(Path(out), made, None, "")
-    text = source()
-    with _sampled(text, limit, progress) as (learning, judging):
-        grown = old and grow_tokenizer(old, lambda: learning, size or 0)
-        made = grown or train_tokenizer(texts=learning, **choice)
-        _save(made, Path(out))
-        report = measure_tokenizer(made, judging if judging.size else learning)
-    judged_by = (
-        "held-out text" if judging.size else "the text it was trained on (too little to hold some out)"
-    )
-    return Tokenized(Path(out), made, report, judged_by, text.skipped)
+    kind = "character" if options.kind == "char" else options.kind
+    choice = {} if old else training_choice(kind, *recipe)
+    _check_free(folder)
+    if choice.get("kind") == "byte" and not options.data:
+        trained = train_tokenizer(texts=(), **choice)
+        _save(trained, folder)
+        return Tokenized(folder, trained, None, "")
+    text = text_files(options)
+    with _samples(text, options) as (training, validation):
+        grown = old and grow_tokenizer(old, lambda: training, size or 0)
+        trained = grown or train_tokenizer(texts=training, **choice)
+        _save(trained, folder)
+        report = measure_tokenizer(trained, validation if validation.size else training)
+    measured_on = "the text it was trained on (too little to hold some out)"
+    if validation.size:
+        measured_on = "held-out text"
+    return Tokenized(folder, trained, report, measured_on, text.skipped)
 
 
 def tokenizer_at(name: str | Path) -> Tokenizer:
@@ -133,8 +120,8 @@ def tokenizer_at(name: str | Path) -> Tokenizer:
     from etymon.text.tokenizer import Tokenizer
 
     folder = resolve(name)
-    own = folder / "tokenizer"
-    return Tokenizer.load(own if own.is_dir() else folder)
+    inner = folder / "tokenizer"  # of a run
+    return Tokenizer.load(inner if inner.is_dir() else folder)
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
@@ -144,37 +131,37 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _check_free(folder: Path) -> None:
-    own = {"tokenizer.json", "tokenizer_config.json", "token_counts.json"}
-    if folder.is_dir() and {path.name for path in folder.iterdir()} - own:
+    files = {"tokenizer.json", "tokenizer_config.json", "token_counts.json"}
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - files:
         raise EtymonError(f"{folder} holds something that is not a tokenizer: give another --out")
     if folder.is_file():
         raise EtymonError(f"{folder} is a file, and the tokenizer needs a folder: give another --out")
 
 
 @contextmanager
-def _sampled(text: TextFiles, limit: str, progress: Any) -> Iterator[tuple[TextSample, TextSample]]:
-    """Texts to learn from and texts to judge by, after all files were read."""
+def _samples(text: TextFiles, options: TokenizerOptions) -> Iterator[tuple[TextSample, TextSample]]:
+    """Texts to learn from and texts to validate on, after all files were read."""
     from etymon.text.sources import sample_texts
-    from etymon.verbs.reading import byte_progress, parse_size
+    from etymon.verbs.load_inputs import parse_size
+    from etymon.verbs.terminal import byte_progress
 
     with ExitStack() as stack:
-        with byte_progress("reading", text.size(), progress) as done:
-            reading = sample_texts(
-                text.documents(), parse_size(limit), progress=lambda: done(text.bytes_read)
-            )
+        with byte_progress("reading", text.size(), options.progress) as done:
+            limit = parse_size(options.limit)
+            reading = sample_texts(text.documents(), limit, progress=lambda: done(text.bytes_read))
             samples = stack.enter_context(reading)
             done(text.bytes_read)
         yield samples
 
 
-def present(result: Tokenized, json: Annotated[bool, "print JSON"] = False) -> None:
+def present(result: Tokenized, options: TokenizerOptions) -> None:
     report, made = result.report, result.tokenizer
-    if json:
-        about: dict[str, Any] = {"folder": str(result.folder), "kind": made.kind, "size": made.size}
-        about |= {"judged_by": result.judged_by, "skipped": result.skipped}
+    if options.json:
+        record: dict[str, Any] = {"folder": str(result.folder), "kind": made.kind, "size": made.size}
+        record |= {"judged_by": result.judged_by, "skipped": result.skipped}
         names = "bytes words tokens unknown fertility bytes_per_token unknown_rate longest".split()
         figures = {} if report is None else {name: getattr(report, name) for name in names}
-        return print_json({**about, **figures}, indent=2)
+        return print_json({**record, **figures}, indent=2)
     if result.skipped:
         print(f"{result.skipped:,} documents could not be read and were left out")
     print(f"{made.kind} tokenizer of {made.size:,} tokens in {result.folder}")

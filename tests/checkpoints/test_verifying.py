@@ -17,7 +17,8 @@ from etymon.checkpoints import folder as folders
 from etymon.checkpoints.folder import MANIFEST, is_verifying, verifying
 from etymon.errors import EtymonError
 from etymon.files import json_text, read_json, sha256, write_json
-from etymon.verbs.options import opens_models
+from etymon.settings import OpeningOptions
+from etymon.verbs.verb import verb
 from tests import tiny
 
 WEIGHTS = "model.safetensors"
@@ -157,13 +158,13 @@ def test_json_of_a_broken_model_is_json_all_the_same(
 
 def test_every_verb_that_opens_models_can_do_without_verifying() -> None:
     others = {"demo", "tokenizer", "prepare", "tasks"}
-    for verb in {*etymon.VERBS} - others:
-        assert inspect.signature(getattr(etymon, verb)).parameters["verify"].default is True, verb
+    for name in {*etymon.VERBS} - others:
+        assert inspect.signature(getattr(etymon, name)).parameters["verify"].default is True, name
 
 
-def test_a_verb_may_have_the_option_itself() -> None:
-    @opens_models
-    def look(*, verify: bool = True) -> tuple[bool, bool]:
-        return verify, is_verifying()
+def test_a_verb_verifies_as_its_option_says() -> None:
+    @verb(OpeningOptions)
+    def look(options: OpeningOptions) -> tuple[bool, bool]:
+        return options.verify, is_verifying()
 
     assert look() == (True, True) and look(verify=False) == (False, False)

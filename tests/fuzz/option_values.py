@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, get_args
 
 from etymon import cli
@@ -15,14 +13,7 @@ from tests.fuzz.workspace import MODELS, SHAPE, Workspace
 
 def verb_options(verb: str) -> dict[str, Any]:
     """The names of a verb's options with their types, as the command line has them."""
-    module = import_module(f"etymon.verbs.{verb}")
-    found = {}
-    for each in inspect.signature(cli.adapt(getattr(module, verb), module)).parameters.values():
-        kind, described = get_args(each.annotation)
-        if type(described).__name__ == "OptionInfo":
-            name = (described.param_decls or [f"--{each.name.replace('_', '-')}"])[0]
-            found[name] = kind
-    return found
+    return {option.flag: option.kind for option in cli.command_options(verb) if not option.is_argument}
 
 
 OPTION_VALUES = (

@@ -14,10 +14,10 @@ from etymon.generation import DecodingSettings
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "above max_new_tokens 8"),
         ({"sample": True, "temperature": 0}, "temperature is 0"),
         ({"sample": True, "temperature": float("nan")}, "temperature"),
-        ({"sample": True, "temperature": 1e-40}, "temperature is 1e-40: it must be 0.0001 to 10000"),
-        ({"beams": 2, "length_penalty": 1000.0}, "length_penalty is 1000.0: it must be -50 to 50"),
-        ({"beams": 2, "length_penalty": float("nan")}, "length_penalty is nan"),
-        ({"beams": 2, "length_offset": float("nan")}, "length_offset is nan"),
+        ({"sample": True, "temperature": 1e-40}, "temperature is 1e-40, expected at least 0.0001"),
+        ({"beams": 2, "length_penalty": 1000.0}, "length_penalty is 1000.0, expected at most 50"),
+        ({"beams": 2, "length_penalty": float("nan")}, "length_penalty is NaN"),
+        ({"beams": 2, "length_offset": float("nan")}, "length_offset is NaN"),
         ({"sample": True, "top_k": -1}, "top_k"),
         ({"sample": True, "top_p": 0}, "top_p"),
         ({"sample": True, "top_p": 1.1}, "top_p"),
@@ -49,7 +49,7 @@ from etymon.generation import DecodingSettings
         ({"choices": ("a", "b"), "max_new_tokens": 5}, "max_new_tokens has no say"),
         ({"choices": ("a", "b"), "returns": 3}, "there are 2 choices"),
         ({"draft_tokens": 0}, "draft_tokens is 0"),
-        ({"draft_tokens": 17}, "1 to 16"),
+        ({"draft_tokens": 17}, "draft_tokens is 17, expected at most 16"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(wrong, expected):
@@ -66,5 +66,5 @@ def test_what_people_write_is_understood():
 
 @pytest.mark.parametrize("beams", [0, 10_001, 2**63 - 1])
 def test_a_number_of_beams_that_no_memory_holds_is_refused(beams: int) -> None:
-    with pytest.raises(EtymonError, match="from 1 to 10,000"):
+    with pytest.raises(EtymonError, match=r"beams is .*, expected at (least 1|most 10000) "):
         DecodingSettings(beams=beams)

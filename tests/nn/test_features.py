@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
 from etymon.nn.features import INITIAL, FeatureHead, FeatureSettings, Gate
 from etymon.nn.initialise import initialise
@@ -174,7 +175,7 @@ def test_the_penalty_is_that_of_all_mixes() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(EtymonError, match=said):
         FeatureSettings(**settings)
 
 

@@ -88,7 +88,7 @@ def test_it_generates_and_scores_like_the_whole_model(tmp_path: Path) -> None:
 
 
 def test_convert_says_what_rounding_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from etymon.verbs.convert import present
+    from etymon.verbs.convert import ConvertOptions, present
 
     etymon.save(tiny_model("gpt2"), tmp_path / "whole")
     (tmp_path / "held.txt").write_text("the story of a king", encoding="utf-8")
@@ -96,7 +96,7 @@ def test_convert_says_what_rounding_changed(tmp_path: Path, capsys: pytest.Captu
     assert set(result.changes) == {"megabytes", "tokens a second", "bits per byte"}
     before, after = result.changes["bits per byte"]
     assert after == pytest.approx(before, rel=0.05)
-    present(result)
+    present(result, ConvertOptions(source="a", target="b"))
     assert "only etymon opens" in capsys.readouterr().out
 
 

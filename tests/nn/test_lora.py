@@ -171,7 +171,7 @@ def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(EtymonError, match="eight bits"):
         adapt(plain("gpt2").quantized())
     for wrong in ({"rank": 0}, {"alpha": -1.0}, {"dropout": 1.0}, {"targets": ()}, {"ranks": 8}):
-        with pytest.raises(ValueError):
+        with pytest.raises(EtymonError):
             LoraSettings(**wrong)  # type: ignore[arg-type]
 
 

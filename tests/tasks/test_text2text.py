@@ -11,10 +11,10 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.generation.settings import DecodingSettings
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.sampling.plans import key
+from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import read_table
 from etymon.tasks import get_task, task_of
 from etymon.tasks.scores import bootstrap, text_scores

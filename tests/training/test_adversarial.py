@@ -342,15 +342,23 @@ def test_a_loss_without_word_vectors_is_refused(trainer: Maker, monkeypatch: pyt
 
 def test_what_is_usual_is_filled_in() -> None:
     assert AdversarialSettings.of(None) is None
-    assert AdversarialSettings.of("fgm") == AdversarialSettings("fgm", 1.0, 1.0, 1)
-    assert AdversarialSettings.of({"name": "fgm", "epsilon": 2}) == AdversarialSettings("fgm", 2.0, 2.0, 1)
-    assert AdversarialSettings.of("pgd") == AdversarialSettings("pgd", 1.0, 0.3, 3)
+    assert AdversarialSettings.of("fgm") == AdversarialSettings(
+        name="fgm", epsilon=1.0, step_size=1.0, steps=1
+    )
+    assert AdversarialSettings.of({"name": "fgm", "epsilon": 2}) == AdversarialSettings(
+        name="fgm", epsilon=2.0, step_size=2.0, steps=1
+    )
+    assert AdversarialSettings.of("pgd") == AdversarialSettings(
+        name="pgd", epsilon=1.0, step_size=0.3, steps=3
+    )
     assert AdversarialSettings.of({"name": "freelb", "steps": 2}) == AdversarialSettings(
-        "freelb", 0.1, 0.1, 2
+        name="freelb", epsilon=0.1, step_size=0.1, steps=2
     )
     whole = strict(TrainingSettings, {"steps": 1, "adversarial": vars(AdversarialSettings.of("pgd"))}, "x")
     assert whole.adversarial == AdversarialSettings.of("pgd")
-    assert AdversarialSettings("pgd", 1.0, 0.3, 3).cost == pytest.approx(2 + 4 / 3)
+    assert AdversarialSettings(name="pgd", epsilon=1.0, step_size=0.3, steps=3).cost == pytest.approx(
+        2 + 4 / 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -359,8 +367,8 @@ def test_what_is_usual_is_filled_in() -> None:
         ("fgn", "name is \"fgn\", expected 'fgm', 'pgd' or 'freelb'"),
         ({"epsilon": 1.0}, "missing key 'name' in adversarial"),
         ({"name": "pgd", "epsilom": 1.0}, "unknown key 'epsilom' in adversarial: did you mean 'epsilon'"),
-        ({"name": "pgd", "epsilon": -1.0}, "epsilon and step_size of pgd are 0 or more, not -1 and 0.3"),
-        ({"name": "freelb", "steps": 0}, "freelb takes at least 1 step, not 0"),
+        ({"name": "pgd", "epsilon": -1.0}, "epsilon is -1.0, expected at least 0"),
+        ({"name": "freelb", "steps": 0}, "steps is 0, expected at least 1"),
         ({"name": "fgm", "steps": 2}, "fgm takes one step of epsilon"),
         (3, "adversarial must hold keys and values"),
     ],

@@ -204,7 +204,11 @@ def test_a_crashed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
         assert (result.folder / name).read_bytes() == (straight.folder / name).read_bytes(), name
     begun = load_yaml(straight.folder / "run.yaml", RunFile)
     assert begun.training is not None and (begun.training.unfreeze, begun.unfreeze) == (0.7, 0.7)
-    assert begun.training.adversarial == begun.adversarial == AdversarialSettings("freelb", 0.1, 0.1, 2)
+    assert (
+        begun.training.adversarial
+        == begun.adversarial
+        == AdversarialSettings(name="freelb", epsilon=0.1, step_size=0.1, steps=2)
+    )
 
 
 def test_run_files_take_a_name_or_a_section(tmp_path: Path) -> None:
@@ -213,13 +217,13 @@ def test_run_files_take_a_name_or_a_section(tmp_path: Path) -> None:
     assert assemble(RunFile, {"family": "bert"}, config).adversarial == AdversarialSettings.of("pgd")
     config.write_text("family: bert\nadversarial: {name: pgd, epsilon: 0.5}\n", encoding="utf-8")
     found = assemble(RunFile, {"family": "bert"}, config, ["adversarial.steps=5"])
-    assert found.adversarial == AdversarialSettings("pgd", 0.5, 0.3, 5)
+    assert found.adversarial == AdversarialSettings(name="pgd", epsilon=0.5, step_size=0.3, steps=5)
     for overrides, reason in (
         (["adversarial.epsilom=5"], "unknown key 'epsilom' in adversarial"),
         (["adversarial.name=fgm"], None),
         (["adversarial=3"], "adversarial must hold keys and values"),
-        (["unfreeze=0"], "unfreeze is a share of the steps, above 0 and below 1, not 0"),
-        (["unfreeze=1.0"], "unfreeze is a share of the steps"),
+        (["unfreeze=0"], "unfreeze is 0, expected above 0"),
+        (["unfreeze=1.0"], "unfreeze is 1.0, expected below 1"),
     ):
         if reason is None:
             assert assemble(

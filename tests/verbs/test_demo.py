@@ -11,7 +11,7 @@ import pytest
 import etymon
 from etymon import cli
 from etymon.errors import EtymonError
-from etymon.text import sources
+from etymon.text import prose
 from etymon.text.reading import Document
 from etymon.training.loop import Trainer
 from tests import tiny
@@ -27,7 +27,7 @@ def sizes() -> Iterator[None]:
 @pytest.fixture
 def little_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the standard library's prose, which takes seconds to read."""
-    monkeypatch.setattr(sources, "stdlib_documents", lambda: [Document(text) for text in tiny.texts()])
+    monkeypatch.setattr(prose, "stdlib_documents", lambda: [Document(text) for text in tiny.texts()])
 
 
 def demo(out: Path) -> int:
@@ -51,11 +51,11 @@ def test_twice_and_the_second_time_at_once(
     def unread() -> None:
         raise AssertionError("the standard library was read again")
 
-    monkeypatch.setattr(sources, "stdlib_documents", unread)
+    monkeypatch.setattr(prose, "stdlib_documents", unread)
     assert demo(out) == 0
     assert "training a tokenizer" not in capsys.readouterr().err
     assert metrics(out) == first
-    assert etymon.load(out).history[0]["data"] == sources.StandardLibrary.description
+    assert etymon.load(out).history[0]["data"] == prose.StandardLibrary.description
 
 
 def test_a_stopped_demonstration_goes_on_as_it_says(
@@ -73,7 +73,7 @@ def test_a_stopped_demonstration_goes_on_as_it_says(
         etymon.demo(out=tmp_path / "demo", steps=3, size="test", progress="silent")
     monkeypatch.setattr(Trainer, "train_step", plain)
     result = resume("gpt2", tmp_path / "demo")  # the command that a stopped run prints
-    assert result.steps == 3 and result.model.history[0]["data"] == sources.StandardLibrary.description
+    assert result.steps == 3 and result.model.history[0]["data"] == prose.StandardLibrary.description
 
 
 def test_other_runs_and_folders_are_spared(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from etymon.errors import EtymonError
 from etymon.families.saving import save
 from etymon.lab.probe import untrained
 from etymon.nn.batch import Batch
-from etymon.verbs.opening import texts_of, writable
+from etymon.verbs.load_inputs import read_texts, require_writable
 from tests.generation.conftest import two_tongues
 
 TEXTS = [
@@ -241,9 +241,9 @@ def test_lines_end_where_other_programs_end_them(folder, run, tmp_path, monkeypa
     (tmp_path / "lines.txt").write_bytes(text.encode())
     expected = ["The cat", "the\u2028dog\x0cate\x85soup\rand", "Paris"]
     notes: list[str] = []
-    assert texts_of((), tmp_path / "lines.txt", on_note=notes.append) == expected
+    assert read_texts((), tmp_path / "lines.txt", on_note=notes.append) == expected
     assert notes == [f"blank lines of {tmp_path / 'lines.txt'} that were left out: 1"]
-    kept = texts_of((), tmp_path / "lines.txt", blank=True)
+    kept = read_texts((), tmp_path / "lines.txt", blank=True)
     assert kept == [*expected[:2], " ", "Paris"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert run("embed", folder("bert"), "-", "--out", tmp_path / "v.jsonl")[0] == 0
@@ -279,13 +279,13 @@ def test_results_have_a_place_before_there_are_any(tmp_path):
         with pytest.raises(EtymonError, match="cannot write"):
             ask("no-such-model")
     with pytest.raises(EtymonError, match="it is a folder"):
-        writable(tmp_path)
-    writable(tmp_path / "new" / "v.npy", ".npy")
+        require_writable(tmp_path)
+    require_writable(tmp_path / "new" / "v.npy", ".npy")
     assert not list((tmp_path / "new").iterdir())
 
 
 def test_refusals(folder):
-    with pytest.raises(EtymonError, match="there is no pooling 'men': did you mean 'mean'"):
+    with pytest.raises(EtymonError, match=r"pooling is .men., expected 'mean'"):
         etymon.embed(folder("bert"), TEXTS, pooling="men")
     model = etymon.load(folder("bert"))
     with pytest.raises(EtymonError, match=r"give its folder, or model\.quantized\(\)"):

@@ -20,7 +20,8 @@ from etymon.runs.run_file import RunFile, assemble
 from etymon.runs.tokenizer import build_tokenizer
 from etymon.text.sources import TextFiles
 from etymon.text.store import TokenStore
-from etymon.verbs.reading import byte_progress, parse_size
+from etymon.verbs.load_inputs import parse_size
+from etymon.verbs.terminal import byte_progress
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume, with_test_sizes
 
@@ -103,7 +104,7 @@ def test_skipped_documents_are_counted(place: Path, tmp_path: Path, run: Run) ->
         (["--tokenizer", "{place}/empty"], "no tokenizer in"),
         (["--validation", "1"], "validation is a share"),
         (["--seed", str(2**63)], "a whole one of at most 64 bits"),
-        (["--workers", "0"], "workers must be at least 1"),
+        (["--workers", "0"], "workers is 0, expected at least 1"),
         (["--max-document", "huge"], "cannot read 'huge' as a size"),
         (["--column", "body"], "no column 'body'; columns there: 'text'"),
     ],

@@ -334,7 +334,7 @@ def test_what_is_shown_and_written(folder, run, task, tmp_path):
         ({"queries": []}, "there are no queries"),
         ({"queries": "missing.jsonl"}, "no such file or folder: missing.jsonl"),
         ({"queries": [{"question": [1]}]}, "column 'question' holds a list, not a text"),
-        ({"max_new_tokens": 0}, "ask for at least 1 new token"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, expected at least 1"),
     ],
 )
 def test_mistakes_in_a_task_file(change, expected):
@@ -349,8 +349,8 @@ def test_mistakes_on_the_command_line(folder, run, task, tmp_path):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "BERT reads both sides of a word at once and cannot go on from a prompt" in err
     for options, expected in [
-        (("--shots", "a few"), "cannot read the shots 'a few': write 16, or 0,1,16"),
-        (("--limit", "0"), "ask at least 1 query"),
+        (("--shots", "a few"), 'shots is "a few", expected 16, or 0,1,16'),
+        (("--limit", "0"), "limit is 0, expected at least 1"),
         (("--set", "choises=[a]"), "did you mean 'choices'?"),
     ]:
         code, out, err = run("prompt", folder("gpt2"), task, *options)

@@ -118,9 +118,9 @@ def test_a_dry_run_and_show_tell_what_memory_is_needed(
     assert shown.parameters == 1_557_611_200
     assert shown.memory["opening"] == 4 * shown.parameters
     assert 20e9 < shown.memory["training"]["total"] < 60e9
-    from etymon.verbs.show import present
+    from etymon.verbs.show import ShowOptions, present
 
-    present(shown)
+    present(shown, ShowOptions(folder="gpt2"))
     assert "6.23 GB to open, about" in capsys.readouterr().out
 
 

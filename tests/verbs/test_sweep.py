@@ -22,7 +22,7 @@ from etymon.text.sources import Texts
 from etymon.text.store import TokenStore
 from etymon.training.state import RunFolder
 from etymon.verbs import sweep as verb
-from etymon.verbs.sweep import Swept
+from etymon.verbs.sweep import SweepOptions, Swept
 from tests import tiny
 from tests.verbs.pretraining.conftest import at_step  # noqa: F401
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
@@ -118,7 +118,7 @@ def test_only_what_can_be_compared_is(text: Path, tmp_path: Path, capsys: pytest
     assert [sorted(each) for each in names(swept)] == [
         [f"density={density},learning_rate={rate}" for rate in (0.001, 0.005)] for density in (0.15, 0.3)
     ]
-    verb.present(swept)
+    verb.present(swept, SweepOptions(family="gpt2"))
     shown = capsys.readouterr().out
     assert "validation bits per target (options.density=0.15), the best first:" in shown
     assert "cannot be compared" in shown and "runs/targets-best-2" in shown
@@ -154,7 +154,7 @@ def test_a_cell_that_diverges_comes_last(
         "learning_rate=1e+30"
     ]
     assert "is not finite: lower the learning rate" in swept.failed[0].reason and swept.done == 2
-    verb.present(swept)
+    verb.present(swept, SweepOptions(family="gpt2"))
     shown = capsys.readouterr().out
     assert shown.index("learning_rate=0.001") < shown.index("-  learning_rate=1e+30: the ")
     assert "is not finite" in swept.report.read_text(encoding="utf-8")
@@ -264,7 +264,7 @@ def test_texts_of_a_program(text: Path, tmp_path: Path) -> None:
         ({"grid": ["budget=4steps,8steps"]}, "budget cannot be swept: it is the same for all cells"),
         ({"grid": ["training.steps=1,2"]}, "training.steps cannot be swept"),
         ({"grid": ["seed=1,2"], "seeds": 2}, "or sweep over seed, not both"),
-        ({"grid": ["batch=4,-1"]}, "batch must be at least 1, not -1"),
+        ({"grid": ["batch=4,-1"]}, "batch is -1, expected at least 1"),
         ({"grid": ["length=16,65"]}, "samples of 65 tokens do not fit GPT-2 test"),
         ({"also": ["validation=0"]}, "without held-out text nothing can be ranked"),
         ({"data": None}, "there is no text to train on"),

@@ -106,7 +106,10 @@ def test_a_limit_spreads(tmp_path: Path, corpus: Path) -> None:
             ["--out", "t", "--kind", "bpe", "--data", "{corpus}", "--limit", "lots"],
             "cannot read 'lots' as a size",
         ),
-        (["--out", "t", "--kind", "bpe", "--data", "{corpus}", "--size", "0"], "size must be at least 1"),
+        (
+            ["--out", "t", "--kind", "bpe", "--data", "{corpus}", "--size", "0"],
+            "size is 0, expected at least 1",
+        ),
         (
             ["--out", "t", "--kind", "byte-bpe", "--data", "{corpus}", "--size", "99"],
             "is too small: beside special tokens",

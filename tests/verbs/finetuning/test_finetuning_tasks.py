@@ -35,7 +35,7 @@ from etymon.sampling.examples import Examples
 from etymon.tables.table import read_table
 from etymon.text.sources import Texts
 from etymon.training.state import RunFolder
-from etymon.verbs.finetune import present
+from etymon.verbs.finetune import FinetuneOptions, present
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
 
@@ -490,7 +490,7 @@ def test_evaluated_rows_are_written_by_the_ending_of_a_name(learnt: Finetuned, t
 def test_scores_are_told_with_their_rows(
     learnt: Finetuned, run: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    present(learnt)
+    present(learnt, FinetuneOptions(model="bert"))
     assert (
         f"accuracy {learnt.metrics['accuracy']:.2f} of 40 rows, 95% of resamples from"
         in capsys.readouterr().out

@@ -14,9 +14,10 @@ import etymon
 from etymon.errors import EtymonError
 from etymon.runs.folder import Job
 from etymon.runs.result import Pretrained
-from etymon.runs.run_file import PhaseFile, RunFile
+from etymon.runs.run_file import RunFile
 from etymon.runs.text_data import TextData
 from etymon.runs.training_settings import ramped
+from etymon.settings.training import PhaseFile
 from etymon.text.sources import Texts
 from etymon.training.state import RunFolder, read_state
 from tests import tiny
@@ -214,7 +215,7 @@ def test_a_phase_of_the_same_objective_has_the_run_s_options(
     run: dict[str, str], phase: dict[str, Any], expected: float, tmp_path: Path
 ) -> None:
     """As a run file has them in the end, where every phase names its objective."""
-    phases = (PhaseFile(0.5), PhaseFile(0.5, **phase))
+    phases = (PhaseFile(share=0.5), PhaseFile(share=0.5, **phase))
     file = RunFile(
         family="bert", size="test", options={"density": 0.3}, phases=phases, **{"objective": "masked", **run}
     )

@@ -158,10 +158,13 @@ def test_patience_ends_a_run_with_its_best_model(
 def test_a_warm_up_is_half_of_a_short_run_at_most() -> None:
     recipe = get_family("gpt1").recipe_for("base")
     for steps, warmup in ((100, 50), (3000, 1500), (100_000, 2000)):
-        settings = training_settings(recipe, RunFile("gpt1"), steps=steps, validations=1)
+        settings = training_settings(recipe, RunFile(family="gpt1"), steps=steps, validations=1)
         assert settings.schedule.warmup == warmup
     t5 = get_family("t5").recipe_for("small")
-    assert training_settings(t5, RunFile("t5"), steps=100, validations=1).schedule.warmup == t5.warmup_steps
+    assert (
+        training_settings(t5, RunFile(family="t5"), steps=100, validations=1).schedule.warmup
+        == t5.warmup_steps
+    )
 
 
 def test_documents_that_are_left_out_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,12 @@ import yaml
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.runs.result import Pretrained
-from etymon.runs.run_file import PhaseFile, RunFile, assemble, differing, plain, settings_of
+from etymon.runs.run_file import RunFile, assemble, differing, plain
+from etymon.settings.training import PhaseFile
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
+from etymon.verbs.pretrain import pretrain as pretrain_verb
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume
 
@@ -50,21 +52,23 @@ def test_options_beat_the_file_and_overrides_beat_both(written: Callable[[str], 
     assert given.shape == {"layers": 2, "heads": 1}
     assert assemble(
         RunFile, {"family": "bert"}, None, ["batch=3", "phases=[{share: 1.0, length: 8}]"]
-    ) == RunFile("bert", batch=3, phases=(PhaseFile(1.0, 8),))
+    ) == RunFile(family="bert", batch=3, phases=(PhaseFile(share=1.0, length=8),))
     assert assemble(RunFile, {"family": "gpt2"}, written("size: pocket")).family == "gpt2"
 
 
-def test_what_a_verb_was_asked_becomes_settings(written: Callable[[str], Path]) -> None:
-    asked = {
-        "family": "bert",
-        "batch": 3,
-        "frozen": (),
-        "save_at": [],
-        "tensorboard": False,
-        "progress": "silent",
-    }
-    given = settings_of(RunFile, asked, start=Path("there"))
-    assert given == {"family": "bert", "batch": 3, "tensorboard": False, "start": Path("there")}
+def test_what_a_verb_was_given_becomes_settings(written: Callable[[str], Path]) -> None:
+    options = pretrain_verb.read(
+        {
+            "family": "bert",
+            "batch": 3,
+            "frozen": (),
+            "save_at": [],
+            "tensorboard": False,
+            "from_": Path("there"),
+        }
+    )
+    assert options.run == {"batch": 3, "tensorboard": False, "start": Path("there")}
+    given = {"family": options.family, **options.run}
     file = assemble(RunFile, given, written("tensorboard: true\nsave_at: [1epoch]"))
     assert (file.start, file.tensorboard, file.save_at) == ("there", False, ("1epoch",))
 
@@ -88,10 +92,10 @@ def test_what_a_verb_was_asked_becomes_settings(written: Callable[[str], Path]) 
         ("", ["lenght=3"], "unknown key 'lenght'.*did you mean 'length'"),
         ("", ["batch"], "cannot read the override 'batch': write it as key=value"),
         ("", ["batch.size=3"], "unknown key 'size'|batch is"),
-        ("phases: [{share: 0.5}, {share: 0.4}]", [], "shares of the phases must be above 0 and add up to 1, not 0.9"),
-        ("phases: [{share: 1.5}, {share: -0.5}]", [], "must be above 0"),
+        ("phases: [{share: 0.5}, {share: 0.4}]", [], "shares of the phases must add up to 1, not 0.9"),
+        ("phases: [{share: 1.5}, {share: -0.5}]", [], r"phases\.1\.share is -0.5, expected above 0"),
         ("phases: [{share: 1, batch: 3}]\nslices: 2", [], "a batch of 3 samples cannot be cut into 2 equal slices"),
-        ("phases: [{share: 1, length: 0}]", [], "a phase's length must be at least 1, not 0"),
+        ("phases: [{share: 1, length: 0}]", [], r"phases\.0\.length is 0, expected at least 1"),
         ("start: somewhere\nshape: {layers: 1}", [], "has its shape: leave that out"),
         ("tokenizer: here\nvocabulary: 300", [], "give a tokenizer or the size of a vocabulary"),
     ],
@@ -106,15 +110,26 @@ def test_mistakes_are_named(
 
 def test_resuming_may_say_the_same_again_but_nothing_else() -> None:
     begun = RunFile(
-        "bert", batch=8, phases=(PhaseFile(0.5, 16, 8, "masked"), PhaseFile(0.5, 32, 8, "masked"))
+        family="bert",
+        batch=8,
+        phases=(
+            PhaseFile(share=0.5, length=16, batch=8, objective="masked"),
+            PhaseFile(share=0.5, length=32, batch=8, objective="masked"),
+        ),
     )
-    assert differing(RunFile("bert"), begun) is None
-    assert differing(RunFile("bert", batch=8, phases=(PhaseFile(0.5, 16), PhaseFile(0.5))), begun) is None
-    assert differing(RunFile("bert", phases=(PhaseFile(0.5), PhaseFile(0.5, 64))), begun) == (
+    assert differing(RunFile(family="bert"), begun) is None
+    assert (
+        differing(
+            RunFile(family="bert", batch=8, phases=(PhaseFile(share=0.5, length=16), PhaseFile(share=0.5))),
+            begun,
+        )
+        is None
+    )
+    assert differing(RunFile(family="bert", phases=(PhaseFile(share=0.5), PhaseFile(share=0.5, length=64))), begun) == (
         "length of phase 2", 64, 32,
     )  # fmt: skip
-    assert differing(RunFile("bert", phases=(PhaseFile(1.0),)), begun) == ("phases", 1, 2)
-    assert differing(RunFile("bert", batch=9), begun) == ("batch", 9, 8)
+    assert differing(RunFile(family="bert", phases=(PhaseFile(share=1.0),)), begun) == ("phases", 1, 2)
+    assert differing(RunFile(family="bert", batch=9), begun) == ("batch", 9, 8)
 
 
 # ------------------------------------------------------------ what a run leaves
@@ -174,7 +189,7 @@ def test_what_was_left_open_is_filled_in(tmp_path: Path) -> None:
     run = pretrain("bert", tmp_path / "run", steps=2, batch=None, length=None, set=[phases])
     begun = load_yaml(run.folder / "run.yaml", RunFile)
     assert begun.phases == (
-        PhaseFile(0.5, 16, 128, "masked-next-sentence"), PhaseFile(0.5, 64, 32, "masked"),
+        PhaseFile(share=0.5, length=16, batch=128, objective="masked-next-sentence"), PhaseFile(share=0.5, length=64, batch=32, objective="masked"),
     )  # fmt: skip
     assert resume("bert", run.folder, set=[phases]).steps == 2
     with pytest.raises(EtymonError, match="began with length of phase 1 16, not 17: it goes on as it began"):
@@ -211,9 +226,12 @@ def documented(heading: str) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "heading, cls",
-    [("## Keys", RunFile), ("### A phase", PhaseFile), ("### `training`", TrainingSettings),
-     ("### `training.optimiser`", OptimiserChoice), ("### `training.schedule`", ScheduleChoice)],
-)  # fmt: skip
+    [
+        ("### `training`", TrainingSettings),
+        ("### `training.optimiser`", OptimiserChoice),
+        ("### `training.schedule`", ScheduleChoice),
+    ],
+)
 def test_every_key_is_documented_with_its_default(heading: str, cls: Any) -> None:
     told = documented(heading)
     assert list(told) == [field.name for field in fields(cls)], "the same keys in the same order"

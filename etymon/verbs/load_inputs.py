@@ -1,52 +1,54 @@
-"""What the verbs that use a model share: opening it, reading texts, and whether there is a place for results."""
+"""What verbs read, a model, texts or text files, and whether there is a place for what they write."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from etymon.config import parse_count
 from etymon.errors import EtymonError
+from etymon.settings import DeviceOptions, WeightOptions
+from etymon.settings.reading import FileOptions
 from etymon.text.reading import SURROGATE
+from etymon.text.sources import TextFiles
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
 
 OnNote = Callable[[str], None]
+NO_TEXT = "there is no text: give some, or - to read lines from standard input"
 
 
-def opened(
-    model: str | Path | Model,
-    device: str | None = None,
-    quantize: Literal["int8"] | None = None,
-    head: str | None = None,
-) -> Model:
-    """A model with its tokenizer: loaded from a folder or hub id, or the one that was given. Of the models in a run's folder it is
-    the one with the `head`, if that is needed."""
+def load_model(model: str | Path | Model, options: DeviceOptions, head: str | None = None) -> Model:
+    """A model with its tokenizer, on the device and with the weights that the options say: loaded from a folder or hub id, or
+    the one that was given. Of the models in a run's folder it is the one with the `head`, if that is needed."""
     import torch
 
     from etymon.families.loading import load, model_folder
     from etymon.training.distributed import usable_device
 
-    target = None if device is None else usable_device(device)
+    quantize = options.quantize if isinstance(options, WeightOptions) else None
+    target = None if options.device is None else usable_device(options.device)
     if isinstance(model, str | Path):
         where = str(model)
-        usual = "cuda" if torch.cuda.is_available() and quantize is None else "cpu"
-        chosen = load(model_folder(model, head=head), device=target or usual, quantize=quantize)
+        default = "cuda" if torch.cuda.is_available() and quantize is None else "cpu"
+        loaded = load(model_folder(model, head=head), device=target or default, quantize=quantize)
     else:
         where = f"this {model.family.title}"
         if quantize is not None and not model.int8:
             raise EtymonError("weights are rounded as a model is read: give its folder, or model.quantized()")
-        chosen = model if target is None else model.to(target)
-    if chosen.tokenizer is None:
+        loaded = model if target is None else model.to(target)
+    if loaded.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
-    return chosen
+    return loaded
 
 
-def texts_of(
+def read_texts(
     texts: str | Sequence[str],
     file: str | Path | None = None,
     *,
@@ -56,13 +58,13 @@ def texts_of(
 ) -> list[str]:
     """Texts as given; "-" alone stands for the lines of standard input. `file` adds its lines, or itself as one. Blank lines are
     left out with a note, or with `blank` stay in their places."""
-    found = list(texts_from(texts, file, lines=lines, blank=blank, on_note=on_note))
-    if not found:
-        raise EtymonError("there is no text: give some, or - to read lines from standard input")
-    return found
+    all_texts = list(iterate_texts(texts, file, lines=lines, blank=blank, on_note=on_note))
+    if not all_texts:
+        raise EtymonError(NO_TEXT)
+    return all_texts
 
 
-def texts_from(
+def iterate_texts(
     texts: str | Iterable[str],
     file: str | Path | None = None,
     *,
@@ -115,15 +117,14 @@ def _whole(file: Path) -> str:
         raise EtymonError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from error
 
 
-def writable(out: str | Path | None, *endings: str, read: Iterable[Any] = ()) -> None:
+def require_writable(out: str | Path | None, *endings: str, read: Iterable[Any] = ()) -> None:
     """Refuses a file that cannot be written, by its name or its place, or that is one of those that are read, before there is
     anything to lose."""
     if out is None:
         return
     path = Path(out)
-    if any(
-        isinstance(one, str | Path) and Path(one).expanduser().resolve() == path.resolve() for one in read
-    ):
+    sources = [Path(source).expanduser().resolve() for source in read if isinstance(source, str | Path)]
+    if path.resolve() in sources:
         raise EtymonError(f"cannot write {out}: it is the table that is read, give another name")
     if endings and path.suffix.lower() not in endings:
         raise EtymonError(f"cannot write {out}: its name must end in {', '.join(endings)}")
@@ -135,3 +136,27 @@ def writable(out: str | Path | None, *endings: str, read: Iterable[Any] = ()) ->
             pass
     except OSError as error:
         raise EtymonError(f"cannot write {out}: {error.strerror}") from error
+
+
+def text_files(options: FileOptions) -> TextFiles:
+    """The text files that a verb's options name; refused if there are none."""
+    if not options.data:
+        raise EtymonError(
+            "there is no text: give --data with files, folders or globs, or - for standard input"
+        )
+    reading: dict[str, Any] = {
+        "boundary": options.documents,
+        "column": options.column,
+        "errors": options.errors,
+        "format": options.format,
+        "max_document": None if options.max_document is None else parse_size(options.max_document),
+    }
+    return TextFiles(options.data, **{name: value for name, value in reading.items() if value is not None})
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size such as "200MB", "1.5 GB" or "4096" (powers of a thousand)."""
+    try:
+        return parse_count(re.sub(r"\s*[bB]$", "", text.strip()))
+    except EtymonError:
+        raise EtymonError(f"cannot read {text!r} as a size: write e.g. 500kB, 200MB or 2GB") from None

@@ -1,0 +1,390 @@
+"""What a training run can be asked for: the keys of run files, most of which are options of verbs too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from etymon.config import strict
+from etymon.errors import EtymonError
+from etymon.settings import (
+    DeviceOptions,
+    PassedOverKeys,
+    PathText,
+    ProgressOptions,
+    Spelling,
+    Words,
+    one_or_several,
+    option,
+    settings,
+)
+from etymon.settings.reading import TextSettings
+
+OptimiserName = Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"]
+
+
+# ------------------------------------------------------------ sections of their own
+
+
+USUAL_TARGETS = ("query", "value")
+
+
+@settings
+class LoraSettings:
+    """Low-rank adapters."""
+
+    rank: int = option(8, "of an adapter's two matrices", gt=0)
+    alpha: float = option(16.0, "what an adapter adds is multiplied by alpha / rank", gt=0)
+    dropout: float = option(0.0, "of what an adapter reads", ge=0, lt=1)
+    targets: tuple[str, ...] = option(
+        USUAL_TARGETS,
+        "names of the body's linear maps, or patterns: query, feed_*, * for all; cross.query looks at two parts of a name",
+        min_length=1,
+    )
+
+    def match(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(fnmatchcase(".".join(parts[-1 - target.count(".") :]), target) for target in self.targets)
+
+
+@settings
+class FeatureSettings:
+    """A BiLSTM that reads features: what the layers of a model give."""
+
+    source: Literal["mix", "last-four", "last"] = option(
+        "mix",
+        "a learnt mix of all layers, the last four side by side (of fewer, all, the first layer's input included), or the last",
+    )
+    place: Literal["input", "output", "both"] = option(
+        "input", "into the BiLSTM, beside what comes out of it, or both, each with a mix of its own"
+    )
+    cells: int = option(128, "of the BiLSTM, in each direction", gt=0)
+    layers: int = option(1, "of the BiLSTM", gt=0)
+    words: int = option(0, "the width of word vectors that are learnt with the task; 0: none", ge=0)
+    gate: bool = option(
+        False,
+        "weigh features and word vectors against each other, dimension by dimension, instead of joining them",
+    )
+    dropout: float = option(0.5, "on features, wherever they enter", ge=0, lt=1)
+    layer_norm: bool = option(False, "norm every layer before it is mixed")
+    penalty: float = option(
+        0.0,
+        "the weight of the mix's squared scalars in the loss: 1 keeps it near the mean, 0.001 leaves it free",
+        ge=0,
+    )
+
+    def __post_init__(self) -> None:
+        if self.place == "output" and not self.words:
+            raise ValueError(
+                "at the output alone, the BiLSTM reads word vectors of the task's own: set words"
+            )
+        if self.gate and (self.place == "output" or not self.words):
+            raise ValueError("a gate is between features at the input and word vectors: set place and words")
+        if self.source != "mix" and (self.layer_norm or self.penalty):
+            raise ValueError(f"layer_norm and penalty belong to a mix, and the source is {self.source}")
+
+
+USUAL_ADVERSARIAL: dict[Any, dict[str, Any]] = {
+    "fgm": {"epsilon": 1.0, "steps": 1},
+    "pgd": {"epsilon": 1.0, "step_size": 0.3, "steps": 3},
+    "freelb": {"epsilon": 0.1, "step_size": 0.1, "steps": 3},
+}
+
+
+@settings
+class AdversarialSettings:
+    """How word vectors are moved; `of` fills in what is usual.
+
+    - `fgm`: one step of length `epsilon` along the gradient.
+    - `pgd`: `steps` steps of `step_size`, never further than `epsilon` away.
+    - `freelb`: the same from a random point, and every step's gradient is used.
+
+    The parameters' gradient is the mean over the passes that count: the clean and the last one, or all of FreeLB's. So the
+    learning rate and the limit for clipping mean what they mean without, and an `epsilon` of 0 is plain training. What is
+    published for FGM and PGD is the sum, which is twice as much: Adam does not see the difference.
+    """
+
+    name: Literal["fgm", "pgd", "freelb"] = option(..., "how word vectors are moved")
+    epsilon: float = option(..., "the largest norm of a row's noise", ge=0)
+    step_size: float = option(..., "how far a step goes", ge=0)
+    steps: int = option(..., "of a row's noise", ge=1)
+
+    def __post_init__(self) -> None:
+        if self.name == "fgm" and (self.steps, self.step_size) != (1, self.epsilon):
+            raise EtymonError("fgm takes one step of epsilon: leave steps and step_size out, or use pgd")
+
+    @staticmethod
+    def of(given: Any) -> AdversarialSettings | None:
+        """From a name, or from those settings that are not as usual; None stays None."""
+        if given is None or isinstance(given, AdversarialSettings):
+            return given
+        given = {"name": given} if isinstance(given, str) else given
+        if isinstance(given, Mapping):
+            given = {**USUAL_ADVERSARIAL.get(given.get("name"), {}), **given}
+            given.setdefault("step_size", given.get("epsilon"))
+        return strict(AdversarialSettings, given, "adversarial")
+
+    @property
+    def shares(self) -> list[float]:
+        """What every pass counts in the parameters' gradient; of a pass that counts nothing, only noise has one."""
+        if self.name == "freelb":
+            return [1 / self.steps] * self.steps
+        return [0.5, *[0.0] * (self.steps - 1), 0.5]
+
+    @property
+    def cost(self) -> float:
+        """In plain passes: one that gives parameters no gradient leaves out about a third of the work."""
+        return sum(1.0 if share else 2 / 3 for share in self.shares)
+
+
+@settings
+class PhaseFile:
+    """A part of a run. What is not given is as in the run itself."""
+
+    share: float = option(..., "of the run's steps; the shares of all phases add up to 1", gt=0)
+    length: int | None = option(None, "tokens a sample", ge=1)
+    batch: int | None = option(None, "samples a step", ge=1)
+    objective: str | None = option(None, "what to learn from the text")
+    options: dict[str, Any] | None = option(None, "of the objective")
+    data: tuple[str, ...] = option((), "text files, folders or globs")
+
+
+# ------------------------------------------------------------ what verbs spell more shortly than run files
+
+
+def _comma_separated(value: Any) -> Any:
+    """`a,b` and `[a,b, c]` as [a, b, c]."""
+    words = one_or_several(value)
+    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+        return value
+    return tuple(part for word in words for part in word.split(","))
+
+
+def _layer_numbers(value: Any) -> Any:
+    """`0,2,4` as numbers, `none` as none of them."""
+    if not isinstance(value, str):
+        return value
+    if value.strip() in ("", "none"):
+        return ()
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise ValueError("expected numbers such as 0,2,4, or none") from None
+
+
+SHORT_FORMS = {"lora": "rank", "features": "source", "adversarial": "name"}
+"""Sections of which verbs take but one key: `--lora 8` is `lora: {rank: 8}`."""
+
+
+# ------------------------------------------------------------ groups
+
+
+@settings
+class OptimiserSettings:
+    optimiser: OptimiserName | None = option(None, "the optimiser (the family's own)")
+    learning_rate: float | None = option(None, "peak rate (the size's own; of a task, the family's)", gt=0)
+    weight_decay: float | None = option(None, "decoupled weight decay (the family's own)")
+    layer_decay: float | None = option(None, "factor by which lower layers learn more slowly", gt=0, le=1)
+    frozen: Words = option((), "patterns of parameters that are not trained: 'body.embeddings.*'")
+    unfreeze: float | None = option(
+        None,
+        "begin with the top alone; layer by layer from above, all train after this share of the steps",
+        gt=0,
+        lt=1,
+    )
+    adversarial: Annotated[
+        AdversarialSettings | None,
+        BeforeValidator(AdversarialSettings.of),
+        Spelling("Literal['fgm', 'pgd', 'freelb'] | None", Literal["fgm", "pgd", "freelb"]),
+    ] = option(None, "also learn from word vectors moved to where the loss is larger")
+    schedule: str | None = option(
+        None, "constant, linear, cosine, inverse-square-root, noam, wsd or wsd-sqrt (the family's own)"
+    )
+    warmup: float | None = option(None, "share of the steps in which the rate rises, from 0 to 1", ge=0, le=1)
+    clip: float | None = option(None, "largest norm of the gradient, 0 for no limit (the family's own)", ge=0)
+
+
+@settings
+class CheckpointSettings:
+    validate_every: int | None = option(None, "steps between validations (about ten a run)", ge=1)
+    patience: int | None = option(None, "stop after so many validations without a better one", ge=1)
+    save_every: int | None = option(None, "steps between checkpoints (with every validation)", ge=1)
+    save_at: Annotated[
+        tuple[str, ...], BeforeValidator(_comma_separated), Spelling("Sequence[str] | str", list[str])
+    ] = option((), "keep the model at these amounts: 1Mwords,2Mwords")
+    keep: int = option(2, "newest checkpoints to keep, beside the best", ge=1)
+    tensorboard: bool = option(False, "write TensorBoard events too")
+
+
+DatasetName = Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?$")]
+LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]+)*$")]
+
+
+@settings
+class CardSettings:
+    """What is stated for the model card."""
+
+    license: str | None = option(
+        None,
+        "a licence as the hub writes it, such as apache-2.0 or cc-by-4.0",
+        seen_by="file",
+        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
+    )
+    language: Annotated[tuple[LanguageCode, ...], BeforeValidator(one_or_several)] = option(
+        (), "the code of a language, such as de or zh, or several", seen_by="file"
+    )
+    datasets: Annotated[tuple[DatasetName, ...], BeforeValidator(one_or_several)] = option(
+        (), "the name of a data set of the hub, such as wikitext or owner/name, or several", seen_by="file"
+    )
+
+
+@settings
+class RunSettings(OptimiserSettings, CheckpointSettings, CardSettings, PassedOverKeys):
+    """What any training run can be asked for."""
+
+    family: str = option(..., "the family of the model", seen_by="file")
+    size: str | None = option(
+        "pocket", "a published or pocket size of the family; none, where the model to go on from has its own"
+    )
+    start: PathText = option(None, "folder or hub id of a model to go on from", name="from_")
+    shape: dict[str, Any] = option(
+        dict, "fields of the family's shape that differ from the size's", seen_by="file"
+    )
+    text: str | None = option(None, "what the data are, in words", seen_by="file")
+    tokenizer: PathText = option(
+        None, "folder of a tokenizer, or the kind to train: char, byte, ... (the family's)"
+    )
+    vocabulary: int | None = option(
+        None, "size of the tokenizer to train (the size's own); of one to go on from, to grow to", ge=1
+    )
+    options: dict[str, Any] = option(
+        dict,
+        "of the objective, e.g. masking; of a mixture, those of each by its name; of a task, its columns and the like",
+        seen_by="file",
+    )
+    length: int | None = option(
+        None,
+        "tokens of a sample (up to 256), of a task's text (512; what is longer is cut), as the model allows",
+        ge=1,
+    )
+    slices: int = option(1, "parts that a step is computed in: less memory, or several processes", ge=1)
+    budget: str | None = option(
+        None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops (10m)"
+    )
+    seed: int = option(0, "of everything that is drawn")
+
+
+@settings
+class PretrainSettings(RunSettings, TextSettings):
+    """What `etymon pretrain` can be asked for."""
+
+    data: tuple[str, ...] = option((), "text files, folders or globs, or a prepared store", seen_by="file")
+    batch: int | None = option(None, "samples a step (about 2,048 tokens unless told)", ge=1)
+    objective: str | None = option(None, "what to learn from the text (the family's own)")
+    validation: float = option(0.05, "share of the text held out to validate on", ge=0, lt=1)
+    teacher: str | None = option(
+        None, "folder or hub id of the model to learn from (distillation)", seen_by="file"
+    )
+    teacher_layers: Annotated[tuple[int, ...] | None, BeforeValidator(_layer_numbers)] = option(
+        None,
+        "the teacher's layers that the student begins with (evenly spread); none at all if empty",
+        seen_by="file",
+    )
+    generator: dict[str, Any] = option(
+        dict,
+        "fields of the generator's shape that differ from what the model's size gives (replaced-token detection)",
+        seen_by="file",
+    )
+    phases: tuple[PhaseFile, ...] = option((), "parts of the run, one after the other", seen_by="file")
+    ramp: float | None = option(
+        None,
+        "share of the samples over which the batch grows from a sixteenth to its full size",
+        seen_by="file",
+        ge=0,
+        lt=1,
+    )
+
+
+@settings
+class FinetuneSettings(RunSettings):
+    """What `etymon finetune` can be asked for."""
+
+    task: str = option(
+        "text2text", "what to learn: classify, regress, choose, tag, answer, text2text, language-model"
+    )
+    train: tuple[str, ...] = option((), "tables, or parallel text files", seen_by="file")
+    validation: tuple[str, ...] = option((), "the same, to validate on", seen_by="file")
+    columns: Annotated[
+        tuple[str, ...], BeforeValidator(_comma_separated), Spelling("Sequence[str] | str", str)
+    ] = option((), "names of the columns of files without a header: en,zh")
+    metrics: Words = option(
+        (),
+        "accuracy, f1, matthews, pearson, bleu, rougeL, loss ...; the first decides which model is kept (the task's own)",
+        name="metric",
+    )
+    batch: int | None = option(None, "rows a step (32; text2text counts tokens)", ge=1)
+    batch_tokens: int | None = option(
+        None, "tokens a step, of all texts together (4096; fewer of a small table)", ge=1
+    )
+    hold_out: float | None = option(
+        None,
+        "share of the rows to validate on, without --validation (0.05; of small tables up to 0.2)",
+        ge=0,
+        lt=1,
+    )
+    baselines: bool = option(
+        True, "classify, regress: score a majority, TF-IDF and a typo baseline beside the model"
+    )
+    beams: int = option(1, "of the last validation; those on the way are greedy", ge=1)
+    lora: Annotated[LoraSettings | None, Spelling("int | None", int)] = option(
+        None, "train adapters of this rank instead of the weights, saved as PEFT does"
+    )
+    merge: bool = option(False, "keep the whole model with its adapters added in, not the adapters alone")
+    features: Annotated[
+        FeatureSettings | None,
+        Spelling("Literal['mix', 'last-four', 'last'] | None", Literal["mix", "last-four", "last"]),
+    ] = option(None, "the body's layers feed a BiLSTM instead of a head (ELMo: mix)")
+    tune_body: bool = option(False, "features: train the body, too; it is frozen otherwise")
+    teacher: PathText = option(
+        None, "a model that was fine-tuned for the task: its answers are followed, too"
+    )
+    source_tokenizer: PathText = option(None, "as tokenizer, for a source with words of its own")
+    source_vocabulary: int | None = option(None, "size of the source's own tokenizer", ge=1)
+
+
+# ------------------------------------------------------------ options of verbs that train
+
+
+@settings
+class StartOptions(ProgressOptions, DeviceOptions):
+    """How a run is started; nothing of it is a key of the run's file."""
+
+    config: PathText = option(None, "a YAML file with any of these settings; options beat it")
+    set: Words = option((), "override a setting by its dotted name: shape.layers=6")
+    resume: bool | Literal["auto"] = option(
+        False, "go on with a stopped run in OUT, exactly; auto: begin one where there is none"
+    )
+    workers: int = option(0, "processes that prepare samples (0: a thread does)", ge=0)
+
+
+@settings
+class TrainOptions(StartOptions):
+    steps: int | None = option(None, "optimiser steps to take, instead of a budget", ge=1)
+    dry_run: bool = option(False, "try everything once, train nothing, and say what would be done")
+
+
+@settings
+class DistillationSettings:
+    """What is learnt from a teacher, beside the ordinary objective."""
+
+    temperature: float | None = option(None, "at which distributions are compared (2)")
+    soft: float | None = option(None, "weight of the teacher's distributions (5)")
+    hard: float | None = option(None, "weight of the text itself (2)")
+    cosine: float | None = option(None, "weight of the direction of hidden states (1)")
+    attention: float | None = option(None, "weight of the last layer's attention, as MiniLM learns it (0)")
+    everywhere: bool | None = option(
+        None, "an encoder's distributions at every token, not only at masked ones (yes)"
+    )

@@ -1,0 +1,148 @@
+"""Writes what is generated from the declarations of settings: `python -m tests.signatures`.
+
+`etymon/__init__.pyi` has the typed signatures of all verbs, for type checkers and editors; docs/settings.md has the tables
+of all settings. `tests/test_signatures.py` says whether both are current.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import etymon
+from etymon.settings import Option, options_of
+from etymon.settings.decoding import DecodingSettings
+from etymon.settings.training import (
+    AdversarialSettings,
+    FeatureSettings,
+    LoraSettings,
+    PhaseFile,
+)
+from etymon.verbs.verb import signature_of
+
+ROOT = Path(etymon.__file__).parent
+HOMES = {
+    "Any": "typing",
+    "Literal": "typing",
+    "Path": "pathlib",
+    "Callable": "collections.abc",
+    "Mapping": "collections.abc",
+    "Sequence": "collections.abc",
+    "Model": "etymon.families.model",
+    "Rows": "etymon.settings.tasks",
+    "TextSource": "etymon.text.sources",
+    "ProbeTask": "etymon.lab.probe_tasks",
+}
+"""Where names live that signatures use and no verb imports."""
+
+
+def stub() -> str:
+    """The text of `etymon/__init__.pyi`."""
+    homes, functions, types = dict(HOMES), [], []
+    for name in etymon.VERBS:
+        module: Any = import_module(f"etymon.verbs.{name}")
+        verb = getattr(module, name)
+        returned = str(verb.__wrapped__.__annotations__["return"])
+        homes |= _imports(Path(module.__file__)) | {
+            each: module.__name__
+            for each, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+        }
+        arguments, star = [], False
+        types.append(returned)
+        for parameter in signature_of(verb.options).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY and not star:
+                arguments.append("*")
+                star = True
+            default = "" if parameter.default is parameter.empty else f" = {_default(parameter.default)}"
+            arguments.append(f"{parameter.name}: {parameter.annotation}{default}")
+            types.append(str(parameter.annotation))
+        functions.append(f"def {name}({', '.join(arguments)}) -> {returned}: ...")
+    body = "\n".join(functions)
+    # Words of Literal types are no names.
+    words = set(re.findall(r"\b[A-Za-z]\w*", re.sub(r"'[^']*'", "", " ".join(types))))
+    imports = [f"from {homes[name]} import {name}" for name in sorted(words & homes.keys())]
+    imports += ["import numpy as np"] if "np" in words else []
+    public = ", ".join(repr(name) for name in etymon.__all__)
+    return _formatted(
+        '"""Typed signatures of the verbs, written by `python -m tests.signatures`: do not edit."""\n'
+        + "\n".join(imports)
+        + "\nfrom etymon.errors import EtymonError as EtymonError\n"
+        + "from etymon.families.loading import build as build, load as load\n"
+        + "from etymon.families.saving import save as save\n"
+        + "from etymon.nn.trace import trace as trace\n"
+        + f"__version__: str\nVERBS: dict[str, str]\n__all__ = [{public}]\n{body}\n"
+    )
+
+
+def _imports(path: Path) -> dict[str, str]:
+    """Names that a file imports, with the modules that they come from."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {
+        alias.asname or alias.name: node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+
+
+def _default(value: Any) -> str:
+    return f"Path({str(value)!r})" if isinstance(value, Path) else repr(value)
+
+
+def _formatted(source: str) -> str:
+    for command in (["check", "--select", "I", "--fix", "-q"], ["format", "-q"]):
+        line = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(ROOT / "__init__.pyi"), "-"]
+        source = subprocess.run(
+            line, input=source, capture_output=True, text=True, check=True, cwd=ROOT.parent
+        ).stdout
+    return source
+
+
+def tables() -> str:
+    """The text of docs/settings.md."""
+    from etymon.runs.run_file import RunFile
+    from etymon.runs.task_file import MemberFile, MixtureFile, TaskFile
+
+    parts = [
+        "# All settings",
+        "Written from their declarations in `etymon/settings` by `python -m tests.signatures`. Each verb's `--help` has its "
+        "options; these are the keys of run files, which `--set key=value` and `--config FILE` take too.",
+    ]
+    for title, cls in (
+        ("Run files of `etymon pretrain`, `distill` and `sweep`", RunFile),
+        ("Run files of `etymon finetune`", TaskFile),
+        ("A phase", PhaseFile),
+        ("`lora`", LoraSettings),
+        ("`features`", FeatureSettings),
+        ("`adversarial`", AdversarialSettings),
+        ("`mixture`", MixtureFile),
+        ("A member of a mixture", MemberFile),
+        ("Decoding: `etymon.generation.DecodingSettings`", DecodingSettings),
+    ):
+        rows = [_row(option) for option in sorted(options_of(cls), key=lambda option: option.field)]
+        parts.append(
+            "\n".join([f"## {title}", "", "| key | default | range | |", "|---|---|---|---|", *rows])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(option: Option) -> str:
+    default = "" if option.default in (None, ...) or option.default in ((), {}) else f"`{option.default}`"
+    name = f"`{option.field}`"
+    if option.name != option.field:
+        name += f" (`{option.flag}`)"
+    return f"| {name} | {default} | {option.limits} | {option.help.replace('|', '&#124;')} |"
+
+
+GENERATED = {ROOT / "__init__.pyi": stub, ROOT.parent / "docs" / "settings.md": tables}
+
+if __name__ == "__main__":
+    for path, make in GENERATED.items():
+        path.write_text(make(), encoding="utf-8")
+        print(f"{path.relative_to(ROOT.parent)} written")
