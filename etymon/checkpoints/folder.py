@@ -1,4 +1,5 @@
-"""A model folder as a whole: its config, writing it in one piece, and whether its files are still what was saved."""
+"""A model folder as a whole: its config, writing it in one piece, and whether its files are still what was
+saved."""
 
 from __future__ import annotations
 
@@ -21,6 +22,15 @@ from etymon.files import atomic_folder, finite, holds, read_json, sha256, some, 
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+# The names of the files that we wrote, which a later save may replace, and digests of some.
+MANIFEST = "etymon.json"
+# Files with a digest in the manifest: those that nobody edits by hand, and whose damage would not be seen. A
+# configuration or a card may be edited, and Transformers writes a tokenizer anew.
+DIGESTED = "*.safetensors"
+# Keys that Transformers and PEFT write into every configuration, and we into none.
+FOREIGN_KEYS = {"transformers_version", "auto_mapping"}
+
+_is_on: ContextVar[bool] = ContextVar("whether models are verified", default=True)
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -46,7 +56,8 @@ def write_model_folder(
     extra: Mapping[str, Callable[[Path], object]] | None = None,
     adapters: bool = False,
 ) -> None:
-    """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is replaced.
+    """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is
+    replaced.
 
     `adapters` says that config and weights are those of adapters, which have files of their own.
     `tokenizer_saver` is given the folder. `extra` maps names to functions that are given `folder/name`, and
@@ -73,7 +84,7 @@ def write_model_folder(
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 save(aside / name)
             names = _files(aside)
-            digests = {name: sha256(aside / name) for name in names if is_digested(name)}
+            digests = {name: sha256(aside / name) for name in names if fnmatch(Path(name).name, DIGESTED)}
             write_json(aside / MANIFEST, {"files": [*names, MANIFEST], "sha256": digests})
         except EtymonError as error:  # speak of the folder that was asked for, not of the one beside it
             raise EtymonError(str(error).replace(str(aside), str(folder))) from error
@@ -105,57 +116,43 @@ def checksums(folder: str | os.PathLike[str]) -> dict[str, str]:
     `folder` was written just now: digests that its model folders hold already are taken from there.
     """
     names = _files(Path(folder))
-    known: dict[str, str] = {}
+    saved: dict[str, str] = {}
     for manifest in (Path(name) for name in names if Path(name).name == MANIFEST):
         digests = saved_digests(Path(folder) / manifest.parent)
-        known |= {(manifest.parent / name).as_posix(): digest for name, digest in digests.items()}
-    return {name: known.get(name) or sha256(Path(folder, name)) for name in names}
+        saved |= {(manifest.parent / name).as_posix(): digest for name, digest in digests.items()}
+    return {name: saved.get(name) or sha256(Path(folder, name)) for name in names}
 
 
 def verify_checksums(folder: str | os.PathLike[str], manifest: Mapping[str, str]) -> None:
-    """Raise an error that names the first file of `manifest` which is missing from `folder` or has changed."""
+    """Raise an error that names the first file of `manifest` which is missing from `folder` or has
+    changed."""
     for name, digest in manifest.items():
-        path = Path(folder, name)
         try:
-            actual = sha256(path)
+            problem = "" if sha256(Path(folder, name)) == digest else "is not what was saved"
         except OSError as error:
-            reason = (
-                "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-            )
-            raise EtymonError(
-                f"the checkpoint {folder} is broken: {name} {reason}; use an older one"
-            ) from error
-        if actual != digest:
-            raise EtymonError(
-                f"the checkpoint {folder} is broken: {name} is not what was saved; use an older one"
-            )
+            is_missing = isinstance(error, FileNotFoundError)
+            problem = "is missing" if is_missing else f"cannot be read: {error.strerror}"
+        if problem:
+            raise EtymonError(f"the checkpoint {folder} is broken: {name} {problem}; use an older one")
 
 
 def _files(folder: Path) -> list[str]:
-    found = []
+    """The paths of all files below a folder, with forward slashes, sorted. A link to a folder counts as a
+    file."""
+    names = []
     for parent, folders, files in os.walk(folder):
-        # Not walked into, but not nothing.
         links = [name for name in folders if Path(parent, name).is_symlink()]
-        found += [Path(parent, name).relative_to(folder).as_posix() for name in files + links]
-    return sorted(found)
+        names += [Path(parent, name).relative_to(folder).as_posix() for name in files + links]
+    return sorted(names)
 
 
-MANIFEST = "etymon.json"
-"""The names of the files that we wrote, which a later save may replace, and digests of some."""
-DIGESTED = ("*.safetensors",)
-"""Files with a digest in the manifest: those that nobody edits by hand, and whose damage would not be seen. A configuration
-or a card may be edited, and Transformers writes a tokenizer anew."""
-CONFIGS = ("config.json", "adapter_config.json")
-FOREIGN = {"transformers_version", "auto_mapping"}
-"""Keys that Transformers and PEFT write into every configuration, and we into none."""
-
-_is_on: ContextVar[bool] = ContextVar("whether models are verified", default=True)
+# --- whether its files are still what was saved
 
 
 @contextmanager
-def verifying(wanted: bool) -> Iterator[None]:
+def verifying(is_wanted: bool) -> Iterator[None]:
     """Within it, models are verified as they are opened, or not."""
-    token = _is_on.set(wanted)
+    token = _is_on.set(is_wanted)
     try:
         yield
     finally:
@@ -169,10 +166,11 @@ def is_verifying() -> bool:
 
 @contextmanager
 def verified(folder: Path) -> Iterator[None]:
-    """Compares the files of a model folder with the digests that it was written with, while the body reads them.
+    """Compares the files of a model folder with the digests that it was written with, while the body reads
+    them.
 
-    Threads do it, so that on a second core it takes no time of its own. A file that has changed is the error, whatever
-    else the body may have met; a folder of somebody else has no digests, and nothing is compared.
+    Threads do it, so that on a second core it takes no time of its own. A file that has changed is the error,
+    whatever else the body may have met; a folder of somebody else has no digests, and nothing is compared.
     """
     digests = {name: digest for name, digest in saved_digests(folder).items() if (folder / name).is_file()}
     with ThreadPoolExecutor(max(1, min(4, len(digests)))) as pool:
@@ -204,18 +202,14 @@ def _compare(
 
 
 def saved_digests(folder: Path) -> dict[str, str]:
-    """The digests in a folder's manifest; none if it has no manifest or one of an older release, or if Transformers or PEFT
-    have saved another model over ours."""
+    """The digests in a folder's manifest; none if it has no manifest or one of an older release, or if
+    Transformers or PEFT have saved another model over ours."""
     if not (folder / MANIFEST).is_file():
         return {}
-    for name in CONFIGS:
-        if (folder / name).is_file() and FOREIGN & read_json(folder / name).keys():
+    for name in (CONFIG, ADAPTER_CONFIG):
+        if (folder / name).is_file() and FOREIGN_KEYS & read_json(folder / name).keys():
             return {}
     digests = read_json(folder / MANIFEST).get("sha256", {})
     if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
         raise EtymonError(f"{folder / MANIFEST} is damaged: its sha256 is no table of digests; remove it")
     return digests
-
-
-def is_digested(name: str) -> bool:
-    return any(fnmatch(Path(name).name, pattern) for pattern in DIGESTED)

@@ -36,14 +36,15 @@ WANTED = [
 ]
 PICKLES = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "adapter_model.bin"]
 SUBFOLDERS = ["*/*"]  # a pattern's * also matches slashes
+# The folder of the tokenizer that reads the source, where a model has two.
 SOURCE = "source"
-"""The folder of the tokenizer that reads the source, where a model has two."""
 
 
 def resolve(name_or_folder: str | os.PathLike[str], *, revision: str | None = None) -> Path:
     """The folder of a model: a local one as it is, or a hub repository, downloaded into the hub's cache.
 
-    HF_HUB_OFFLINE (only what is in the cache), HF_ENDPOINT and HF_HUB_CACHE are honoured as they are at the time of the call.
+    HF_HUB_OFFLINE (only what is in the cache), HF_ENDPOINT and HF_HUB_CACHE are honoured as they are at the
+    time of the call.
     """
     name = os.fspath(name_or_folder)
     if not name.strip():

@@ -1,6 +1,8 @@
-"""The types of what is read by name out of the JSON files of a model folder: a file in which one is wrong is refused as a whole.
+"""The types of what is read by name out of the JSON files of a model folder: a file in which one is wrong is
+refused as a whole.
 
-Keys that are not listed here are none of our business, or are checked by a family's own table (`settings.py`).
+Keys that are not listed here are none of our business, or are checked by a family's own table
+(`settings.py`).
 """
 
 from __future__ import annotations

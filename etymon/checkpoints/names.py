@@ -1,7 +1,7 @@
 """One map of parameter names a family, as data, read in both directions.
 
-A row relabels: it renames, transposes, and splits or joins along the output axis. It never changes a value, so
-weights, gradients and optimiser moments all travel through the same map.
+A row relabels: it renames, transposes, and splits or joins along the output axis. It never changes a value,
+so weights, gradients and optimiser moments all travel through the same map.
 
 Patterns: `{}` stands for a number (kept), a final `*` for the rest of the name (kept).
 """
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from etymon.files import some
 
-RENAMED = {"gamma": "weight", "beta": "bias"}
-"""Of norms, in files of TensorFlow's days."""
+# Of norms, in files of TensorFlow's days.
+RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 @dataclass(frozen=True)
 class Row:
     """`ours` and `theirs` name the same numbers; several of ours are joined, in order, into one of theirs.
 
-    `transposed` says that their matrices are stored `[in, out]`, `lifted` that their vectors are stored `[1, out]`, and
-    `stored` that their matrices have further axes, all but the first of which are one of ours.
+    `transposed` says that their matrices are stored `[in, out]`, `lifted` that their vectors are stored `[1,
+    out]`, and `stored` that their matrices have further axes, all but the first of which are one of ours.
     """
 
     ours: tuple[str, ...]
@@ -36,6 +36,7 @@ class Row:
     stored: tuple[int, ...] = ()
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Their tensor, out of ours."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         if self.lifted:
             return whole[None]
@@ -43,6 +44,8 @@ class Row:
         return whole.reshape(self.stored) if self.stored else whole
 
     def split(self, whole: Tensor) -> list[Tensor]:
+        """Our tensors, out of theirs; of a tensor that has another form, as they are, for the caller to
+        compare shapes."""
         if self.stored and whole.dim() == len(self.stored):
             whole = whole.flatten(1)
         if self.transposed and whole.dim() == 2:
@@ -79,10 +82,10 @@ class Imported:
 
 @dataclass(frozen=True)
 class NameMap:
-    """`prefix` is what their classes put before the names of the body. `ties` are stored copies (copy -> source):
-    read when there, checked to be equal, not written. `stand_ins` may be read in place of a name that is absent.
-    `copies` (copy -> source) are written beside their source for readers that want both, and passed over when read,
-    whatever they hold. `ignored` are left-overs of old files.
+    """`prefix` is what their classes put before the names of the body. `ties` are stored copies (copy ->
+    source): read when there, checked to be equal, not written. `stand_ins` may be read in place of a name
+    that is absent. `copies` (copy -> source) are written beside their source for readers that want both, and
+    passed over when read, whatever they hold. `ignored` are left-overs of old files.
     """
 
     rows: Sequence[Row]
@@ -95,18 +98,18 @@ class NameMap:
 
     def groups(self, ours: Iterable[str]) -> dict[str, tuple[Row, tuple[str, ...]]]:
         """Their name -> the row and our names behind it, for exactly the given parameters."""
-        names, found = list(ours), {}
-        known = set(names)
+        names = dict.fromkeys(ours)
+        groups = {}
         for name in names:
             row, match = self._row(name)
             partners = tuple(_fill(pattern, match) for pattern in row.ours)
             if name == partners[0]:
-                if not known.issuperset(partners):
+                if not names.keys() >= {*partners}:
                     raise LookupError(
                         f"{name} is joined with parameters that the model does not have: {partners}"
                     )
-                found[_fill(row.theirs, match)] = (row, partners)
-        return found
+                groups[_fill(row.theirs, match)] = (row, partners)
+        return groups
 
     def export(self, ours: Mapping[str, Tensor], prefix: str | None = None) -> dict[str, Tensor]:
         """Their names and layout; `prefix` replaces the map's own on the names of the body."""
@@ -124,19 +127,20 @@ class NameMap:
     def read(
         self,
         stored: Mapping[str, Tensor],
-        wanted: Mapping[str, torch.Size],
+        shapes: Mapping[str, torch.Size],
         fill: Callable[[str, Tensor], object],
     ) -> Imported:
-        """Hands the wanted parameters (our names and shapes) to `fill`, out of a checkpoint in their layout."""
+        """Hands parameters (our names and shapes) to `fill`, out of a checkpoint in their layout; returns
+        what did not fit."""
         result = Imported()
-        groups = self.groups(wanted)
-        known = set(groups) | set(self.ties) | set(self.copies)
-        places = {}
+        groups = self.groups(shapes)
+        mapped = {*groups, *self.ties, *self.copies}
+        places = {}  # a name as the map has it -> the name in the file
         for name in stored:
-            canonical = self.canonical(name, known)
+            canonical = self.canonical(name, mapped)
             if not any(re.fullmatch(pattern, canonical) for pattern in self.ignored):
                 places[canonical] = name
-        used: set[str] = set()
+        used = {copy for copy in self.copies if copy in places}
         for theirs, (row, parts) in groups.items():
             sources = [theirs, *(copy for copy, source in self.ties.items() if source == theirs)]
             sources += [self.stand_ins[theirs]] if theirs in self.stand_ins else []
@@ -145,15 +149,15 @@ class NameMap:
                 result.missing.append(theirs)
                 continue
             used.add(source)
-            pieces = row.split(stored[places[source]])
-            if [piece.shape for piece in pieces] != [wanted[part] for part in parts]:
-                shape = tuple(stored[places[source]].shape)
-                needed = tuple(row.joined([torch.empty(wanted[part], device="meta") for part in parts]).shape)
-                result.misshapen.append(f"{source} is {shape}, not {needed}")
+            whole = stored[places[source]]
+            pieces = row.split(whole)
+            if [piece.shape for piece in pieces] != [shapes[part] for part in parts]:
+                needed = row.joined([torch.empty(shapes[part], device="meta") for part in parts]).shape
+                result.misshapen.append(f"{source} is {tuple(whole.shape)}, not {tuple(needed)}")
                 continue
             for part, piece in zip(parts, pieces, strict=True):
                 fill(part, piece)
-        used.update(copy for copy in self.copies if copy in places)
+        # A stored copy of a tied weight must be a copy: with other values, it is another model.
         for copy, source in self.ties.items():
             if copy in places and copy not in used:
                 used.add(copy)
@@ -181,14 +185,16 @@ class NameMap:
                     return row, match
         raise LookupError(f"no row of the name map covers {ours}")
 
-    def canonical(self, name: str, known: set[str]) -> str:
-        """A stored name as the map has it: today's spelling, and its own prefix."""
+    def canonical(self, name: str, mapped: set[str]) -> str:
+        """A stored name as the map has it: today's spelling, and its own prefix. `mapped` are names that need
+        none."""
         for old, new in RENAMED.items():
-            name = re.sub(rf"LayerNorm\.{old}$", f"LayerNorm.{new}", name)
-        if name in known:
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        if name in mapped:
             return name
         for other in self.other_prefixes:
-            if name.startswith(other) and name.removeprefix(other) in known:
+            if name.startswith(other) and name.removeprefix(other) in mapped:
                 return name.removeprefix(other)
         if self.prefix and not name.startswith(self.prefix) and self.head_of(name) is None:
             return self.prefix + name

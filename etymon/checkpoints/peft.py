@@ -1,8 +1,9 @@
-"""Adapters as PEFT keeps them: `adapter_config.json`, and their matrices under the names of the published modules.
+"""Adapters as PEFT keeps them: `adapter_config.json`, and their matrices under the names of the published
+modules.
 
-Where a published module is several of our matrices (GPT-2's c_attn is query, key and value), their adapters are written as one
-that computes the same: A's are stacked, and B's stand on a diagonal of blocks. A foreign adapter of such a module has one A for
-all; it is read as adapters that have it each.
+Where a published module is several of our matrices (GPT-2's c_attn is query, key and value), their adapters
+are written as one that computes the same: A's are stacked, and B's stand on a diagonal of blocks. A foreign
+adapter of such a module has one A for all; it is read as adapters that have it each.
 
 Legend: D inputs, F outputs, r rank.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from etymon.checkpoints.folder import ADAPTER_CONFIG
 from etymon.checkpoints.keys import AdapterKeys
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.weights import ADAPTER_FILES, Weights, open_weights
+from etymon.checkpoints.weights import ADAPTER_FILES, open_weights
 from etymon.config import check_keys
 from etymon.errors import EtymonError
 from etymon.files import read_json
@@ -39,8 +40,8 @@ WITHOUT_EFFECT = {
     "layers_pattern", "inference_mode", "auto_mapping", "peft_version", "megatron_core", "loftq_config", "eva_config",
     "qalora_group_size", "runtime_config", "ensure_weight_tying",
 }  # fmt: skip
+# First values of adapters that leave the base's matrices as they are.
 HARMLESS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""First values of adapters that leave the base's matrices as they are."""
 MERGE_THERE = "merge it with PEFT (merge_and_unload) and load the whole model"
 
 
@@ -69,52 +70,53 @@ class Adapters:
 # --- writing
 
 
-def exported(
+def export_adapters(
     names: NameMap,
-    kept: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     adapters: Mapping[str, Adapter],
     heads: Collection[str],
     prefix: str | None,
-    usual: Adapter,
+    rank: int,
+    alpha: float,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys of a config and tensors, out of the base's parameters `kept` and adapters by the names of our linear maps.
+    """Keys of a config and tensors, out of the base's `tensors` and of adapters by the names of our linear
+    maps.
 
-    `heads` are the parameters that are stored whole. `usual` has the rank and alpha that go without saying.
+    `heads` are the parameters that are stored whole. `rank` and `alpha` are those of most adapters: patterns
+    name others.
     """
     prefix = names.prefix if prefix is None else prefix
     modules: dict[str, Adapter | None] = {}
     fan_in = False
-    groups = names.groups(kept)
+    groups = names.groups(tensors)
     for theirs, (row, parts) in groups.items():
         module = names.with_prefix(theirs, prefix).removesuffix(".weight")
-        found = [adapters.get(part.removesuffix(".weight")) for part in parts]
-        modules[module] = _joined(found) if any(found) else None
-        fan_in |= row.transposed and modules[module] is not None
-    whole = names.export({name: kept[name] for name in heads}, prefix)
-    every = {names.with_prefix(theirs, prefix) for theirs in groups}
-    tops = {_top(name, every - set(whole)) for name in whole if not name.startswith("etymon_")}
+        matrices = [adapters.get(part.removesuffix(".weight")) for part in parts]
+        modules[module] = _join(matrices) if any(matrices) else None
+        fan_in |= row.transposed and any(matrices)
+    whole = names.export({name: tensors[name] for name in heads}, prefix)
+    others = {names.with_prefix(theirs, prefix) for theirs in groups} - set(whole)
+    tops = {_outermost_module(name, others) for name in whole if not name.startswith("etymon_")}
     # PEFT stores a module whole or not at all: also with a matrix that is the words'.
     for copy, source in names.ties.items():
         name = names.with_prefix(copy, prefix)
         if name.startswith(tuple(f"{top}." for top in tops)) and name not in whole and source in groups:
             row, parts = groups[source]
-            whole[name] = row.joined([kept[part] for part in parts]).clone()
-    # Modules that a class may have beside ours: no short name may stand for them as well.
-    others = {row.theirs.removesuffix(".*") for row in names.rows if "{}" not in row.theirs}
-    named = _shortest(modules, others)
-    adapted = {module: adapter for module, adapter in modules.items() if adapter is not None}
+            whole[name] = row.joined([tensors[part] for part in parts]).clone()
+    targets = _target_modules(modules, names)
     config = {
-        "target_modules": list(named),
+        "target_modules": list(targets),
         "modules_to_save": sorted(tops) or None,
         "fan_in_fan_out": fan_in,
-        "rank_pattern": {name: one.rank for name, one in named.items() if one.rank != usual.rank},
-        "alpha_pattern": {name: plain(one.alpha) for name, one in named.items() if one.alpha != usual.alpha},
+        "rank_pattern": {name: part.rank for name, part in targets.items() if part.rank != rank},
+        "alpha_pattern": {name: plain(part.alpha) for name, part in targets.items() if part.alpha != alpha},
     }
-    tensors = {ROOT + name: tensor for name, tensor in whole.items()}
-    for module, adapter in adapted.items():
-        tensors[f"{ROOT}{module}.lora_A.weight"] = adapter.a_rD
-        tensors[f"{ROOT}{module}.lora_B.weight"] = adapter.b_Fr
-    return config, tensors
+    stored = {ROOT + name: tensor for name, tensor in whole.items()}
+    for module, adapter in modules.items():
+        if adapter is not None:
+            stored[f"{ROOT}{module}.lora_A.weight"] = adapter.a_rD
+            stored[f"{ROOT}{module}.lora_B.weight"] = adapter.b_Fr
+    return config, stored
 
 
 def plain(alpha: float) -> int | float:
@@ -122,43 +124,52 @@ def plain(alpha: float) -> int | float:
     return int(alpha) if alpha == int(alpha) else alpha
 
 
-def _joined(parts: Sequence[Adapter | None]) -> Adapter:
-    there = [part for part in parts if part is not None]
+def _join(parts: Sequence[Adapter | None]) -> Adapter:
+    """One adapter of a published matrix that is several of ours: A's are stacked, B's stand on a diagonal of
+    blocks."""
+    present = [part for part in parts if part is not None]
     if len(parts) == 1:
-        return there[0]
-    assert len({part.alpha / part.rank for part in there}) == 1, "one module has one scale"
-    outputs = len(there[0].b_Fr)
-    blocks = [there[0].b_Fr.new_zeros(outputs, 0) if part is None else part.b_Fr for part in parts]
-    return Adapter(
-        torch.cat([part.a_rD for part in there]), torch.block_diag(*blocks), sum(part.alpha for part in there)
-    )
+        return present[0]
+    assert len({part.alpha / part.rank for part in present}) == 1, "one module has one scale"
+    empty = present[0].b_Fr[:, :0]
+    b_Fr = torch.block_diag(*(empty if part is None else part.b_Fr for part in parts))
+    return Adapter(torch.cat([part.a_rD for part in present]), b_Fr, sum(part.alpha for part in present))
 
 
-def _shortest(modules: Mapping[str, Adapter | None], others: Collection[str]) -> dict[str, Adapter]:
-    """The fewest last parts of names that stand for nothing but adapters of one rank and alpha."""
-    found: dict[str, Adapter] = {}
+def _target_modules(modules: Mapping[str, Adapter | None], names: NameMap) -> dict[str, Adapter]:
+    """The shortest ends of module names that stand for nothing but adapters of one rank and alpha, as PEFT
+    matches them."""
+    # A class may have modules beside ours: no short name may stand for them as well.
+    others = {row.theirs.removesuffix(".*") for row in names.rows if "{}" not in row.theirs}
+    targets: dict[str, Adapter] = {}
     for module, adapter in modules.items():
         if adapter is None:
             continue
         parts = module.split(".")
         for count in range(1, len(parts) + 1):
             name = ".".join(parts[-count:])
-            meant = [modules.get(other) for other in {*modules, *others} if f".{other}".endswith(f".{name}")]
-            same = all(one and (one.rank, one.alpha) == (adapter.rank, adapter.alpha) for one in meant)
+            matches = [
+                modules.get(other) for other in {*modules, *others} if f".{other}".endswith(f".{name}")
+            ]
+            same = all(
+                match is not None and (match.rank, match.alpha) == (adapter.rank, adapter.alpha)
+                for match in matches
+            )
             if same and not parts[-count].isdigit():
                 break
-        found[name] = adapter
-    return found
+        targets[name] = adapter
+    return targets
 
 
-def _top(name: str, left_out: Collection[str]) -> str:
-    """The outermost module around a parameter that is stored whole: those that PEFT adds by itself must not lie around ours."""
+def _outermost_module(name: str, others: Collection[str]) -> str:
+    """The outermost module around a parameter that is stored whole: those that PEFT adds by itself must not
+    lie around `others`."""
     parts = name.split(".")
-    around = (".".join(parts[:count]) for count in range(1, len(parts)))
-    return next(
-        (one for one in around if not any(other.startswith(f"{one}.") for other in left_out)),
-        name.rpartition(".")[0],
-    )
+    for count in range(1, len(parts)):
+        module = ".".join(parts[:count])
+        if not any(other.startswith(f"{module}.") for other in others):
+            return module
+    return name.rpartition(".")[0]
 
 
 # --- reading
@@ -190,39 +201,37 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
 
 
 def read_adapters(folder: str | Path) -> Adapters:
+    """The adapters and the heads in a folder of PEFT."""
     config, weights = read_adapter_config(folder), open_weights(folder, ADAPTER_FILES)
-    found = Adapters(config)
+    adapters = Adapters(config)
+    patterns = config.get("alpha_pattern") or {}
     for name in weights:
         short = name.removeprefix(ROOT)
         part = PART.fullmatch(short)
-        if part is not None and part[2] == "A":
-            found.matrices[part[1]] = _adapter(config, weights, name, part[1])
-        elif part is None and "lora_" in short:
+        if part is None and "lora_" in short:
             raise EtymonError(f"{folder} holds {short}, which is no matrix of a plain adapter: {MERGE_THERE}")
-        elif part is None:
-            found.heads[re.sub(r"\.modules_to_save(\.default)?\b", "", short)] = weights[name]
-    return found
+        if part is None:
+            adapters.heads[re.sub(r"\.modules_to_save(\.default)?\b", "", short)] = weights[name]
+        elif part[2] == "A":
+            module, partner = part[1], name.replace(".lora_A.", ".lora_B.")
+            if partner not in weights:
+                raise EtymonError(f"the adapter of {module} has an A and no B: copy its folder again")
+            pattern = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
+            alpha = float(config.get("lora_alpha", 8) if pattern is None else patterns[pattern])
+            a_rD = weights[name]
+            if config.get("use_rslora"):  # their scale is alpha / sqrt(r)
+                alpha *= math.sqrt(len(a_rD))
+            adapters.matrices[module] = Adapter(a_rD, weights[partner], alpha)
+    return adapters
 
 
-def _adapter(config: Mapping[str, Any], weights: Weights, name: str, module: str) -> Adapter:
-    partner = name.replace(".lora_A.", ".lora_B.")
-    if partner not in weights:
-        raise EtymonError(f"the adapter of {module} has an A and no B: copy its folder again")
-    a_rD, b_Fr = weights[name], weights[partner]
-    patterns = config.get("alpha_pattern") or {}
-    own = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
-    alpha = float(config.get("lora_alpha", 8) if own is None else patterns[own])
-    if config.get("use_rslora"):  # their scale is alpha / sqrt(r)
-        alpha *= math.sqrt(len(a_rD))
-    return Adapter(a_rD, b_Fr, alpha)
-
-
-def ours(
-    names: NameMap, kept: Iterable[str], theirs: Mapping[str, Adapter], own: Collection[str] = ()
+def our_adapters(
+    names: NameMap, parameters: Iterable[str], theirs: Mapping[str, Adapter], adapted: Collection[str] = ()
 ) -> dict[str, Adapter]:
-    """Adapters by the names of our linear maps; `own` are those that had one, if we have written them."""
-    groups = names.groups(kept)
-    found: dict[str, Adapter] = {}
+    """Adapters by the names of our linear maps; `adapted` are the maps that had one, if we have written the
+    folder."""
+    groups = names.groups(parameters)
+    adapters: dict[str, Adapter] = {}
     for module, adapter in theirs.items():
         places = (names.canonical(name, set(groups)) for name in (f"{module}.weight", module))
         place = next((name for name in places if name in groups), None)
@@ -231,20 +240,23 @@ def ours(
                 f"there is an adapter of {module}, and the model has no such matrix: {MERGE_THERE}"
             )
         parts = [part.removesuffix(".weight") for part in groups[place][1]]
-        found |= _split(adapter, parts, own)
-    return found
+        adapters |= _split(adapter, parts, adapted)
+    return adapters
 
 
-def _split(adapter: Adapter, parts: Sequence[str], own: Collection[str]) -> dict[str, Adapter]:
-    rows = adapter.b_Fr.chunk(len(parts))
-    had = [number for number, part in enumerate(parts) if part in own]
-    if len(parts) > 1 and had and not adapter.rank % len(had):
-        each = [
-            Adapter(a_rD, rows[number].chunk(len(had), 1)[place], adapter.alpha / len(had))
-            for place, (number, a_rD) in enumerate(zip(had, adapter.a_rD.chunk(len(had)), strict=True))
-        ]
-        found = dict(zip((parts[number] for number in had), each, strict=True))
+def _split(adapter: Adapter, parts: Sequence[str], adapted: Collection[str]) -> dict[str, Adapter]:
+    """The adapters of our matrices `parts`, out of one of the published matrix that joins them."""
+    b_rows = adapter.b_Fr.chunk(len(parts))
+    ours = [number for number, part in enumerate(parts) if part in adapted]
+    if len(parts) > 1 and ours and not adapter.rank % len(ours):
+        a_parts = adapter.a_rD.chunk(len(ours))
+        blocks = {
+            parts[number]: Adapter(
+                a_parts[place], b_rows[number].chunk(len(ours), 1)[place], adapter.alpha / len(ours)
+            )
+            for place, number in enumerate(ours)
+        }
         # If somebody has trained it since, there is more to it than our blocks.
-        if torch.equal(_joined([found.get(part) for part in parts]).b_Fr, adapter.b_Fr):
-            return found
-    return {part: Adapter(adapter.a_rD, b_Fr, adapter.alpha) for part, b_Fr in zip(parts, rows, strict=True)}
+        if torch.equal(_join([blocks.get(part) for part in parts]).b_Fr, adapter.b_Fr):
+            return blocks
+    return {part: replace(adapter, b_Fr=b_Fr) for part, b_Fr in zip(parts, b_rows, strict=True)}

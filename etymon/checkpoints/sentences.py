@@ -14,10 +14,10 @@ MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 READING = "sentence_*_config.json"
 TOKENIZER = "tokenizer_config.json"
+# Transformers writes an enormous number where a tokenizer has no limit.
 UNLIMITED = 10**9
-"""Transformers writes an enormous number where a tokenizer has no limit."""
+# Their names and ours. Those that we have not are told of as they are.
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}
-"""Their names and ours. Those that we have not are told of as they are."""
 OLD_KEY = "pooling_mode_"
 OLD_NAMES = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
 
@@ -34,7 +34,8 @@ class Sentences:
     foreign: tuple[str, ...] = ()
     """What it asks for that we do not compute."""
     files: dict[str, str] = field(default_factory=dict)
-    """The texts of its files by their paths in the folder, so that a saved model is one of sentence-transformers, too."""
+    """The texts of its files by their paths in the folder, so that a saved model is one of
+    sentence-transformers, too."""
 
 
 def read_sentences(folder: Path) -> Sentences:
@@ -79,10 +80,10 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _pooling(path: Path) -> tuple[str, list[str]]:
-    found = read_json(path)
-    modes: Any = found.get("pooling_mode")
+    config = read_json(path)
+    modes: Any = config.get("pooling_mode")
     if modes is None:  # as it was written before version 6
-        old = [key.removeprefix(OLD_KEY) for key, on in found.items() if key.startswith(OLD_KEY) and on]
+        old = [key.removeprefix(OLD_KEY) for key, on in config.items() if key.startswith(OLD_KEY) and on]
         modes = [OLD_NAMES.get(name, name) for name in old] or ["mean"]
     modes = [modes] if isinstance(modes, str) else list(modes)
     if len(modes) == 1 and modes[0] in POOLINGS:

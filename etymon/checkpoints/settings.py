@@ -1,9 +1,9 @@
 """A family's table for `config.json`, read and written row by row.
 
-Our own files are read strictly. A foreign one goes through four kinds of row: a field of our shape, a constant that must
-hold, a value carried along untouched, and what may be ignored. Of all other keys, those that Transformers reads to compute
-such a model are refused unless they have its default, because they may change the maths; the rest are passed over. All
-that is refused is listed in one line.
+Our own files are read strictly. A foreign one goes through four kinds of row: a field of our shape, a
+constant that must hold, a value carried along untouched, and what may be ignored. Of all other keys, those
+that Transformers reads to compute such a model are refused unless they have its default, because they may
+change the maths; the rest are passed over. All that is refused is listed in one line.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from typing import Any
 
 from etymon.errors import EtymonError
 
+# The keys that Transformers' modelling code reads, searched for in its source by `python -m
+# tests.config_keys`.
 TABLE = Path(__file__).with_name("config_keys.json")
-"""The keys that Transformers' modelling code reads, searched for in its source by `python -m tests.config_keys`."""
+# Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it.
 OWN_TYPE = "etymon-"
-"""Before the `model_type` of a folder whose maths Transformers does not have, so that it does not open it."""
 
 
 @dataclass(frozen=True)
 class TransformersKeys:
-    """Of one `model_type`: the keys that change what it computes, some of their defaults, and other names of keys."""
+    """Of one `model_type`: the keys that change what it computes, some of their defaults, and other names of
+    keys."""
 
     keys: frozenset[str]
     defaults: Mapping[str, Any]
@@ -51,8 +53,8 @@ def _keys_by_model_type() -> dict[str, TransformersKeys]:
 
 @dataclass(frozen=True)
 class Field:
-    """Our field and their key; `values` translates (ours -> theirs). A field that only we have is written `unless` it has
-    the value that everybody else takes for granted."""
+    """Our field and their key; `values` translates (ours -> theirs). A field that only we have is written
+    `unless` it has the value that everybody else takes for granted."""
 
     ours: str
     theirs: str
@@ -84,13 +86,15 @@ class Constant:
 
 
 RESIDUAL_SCALE = Field("residual_scale", "etymon_residual_scale", unless=1.0)
+# Fields that only etymon has: rows of every family whose shape has the field and that publishes no such.
 OWN = (
     RESIDUAL_SCALE,
     Field("pointer", "etymon_pointer", unless=0),
     Field("cutoffs", "etymon_cutoffs", unless=()),
     Field("divisor", "etymon_divisor", unless=1),
 )
-"""Fields that only etymon has: rows of every family whose shape has the field and that publishes no such."""
+# Of Transformers' `GenerationConfig`, old and new: where a folder has no `generation_config.json`, its
+# `config.json` says them.
 GENERATION_KEYS = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id", "force_bos_token_to_be_generated", "forced_decoder_ids", "suppress_tokens",
@@ -107,11 +111,11 @@ GENERATION_KEYS = (
     "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "assistant_ensemble_weight",
     "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type",
 )  # fmt: skip
-"""Of Transformers' `GenerationConfig`, old and new: where a folder has no `generation_config.json`, its `config.json` says them."""
 CARRIED = (
     *GENERATION_KEYS, "sep_token_id", "cls_token_id", "mask_token_id", "id2label", "label2id", "problem_type",
     "task_specific_params", "etymon", "etymon_prefix", "etymon_weights", "etymon_features",
 )  # fmt: skip
+# Keys that Transformers reads and that change nothing about what a model with its weights computes.
 IGNORED = (
     # Names, versions, and where weights lie.
     "architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "finetuning_task",
@@ -125,9 +129,8 @@ IGNORED = (
     "initializer_range", "initializer_factor", "init_std", "attention_dropout", "summary_first_dropout",
     "summary_last_dropout",
 )  # fmt: skip
-"""Keys that Transformers reads and that change nothing about what a model with its weights computes."""
+# Names the classes of a folder that brings code of its own.
 OWN_CODE = "auto_map"
-"""Names the classes of a folder that brings code of its own."""
 
 _passed_over: ContextVar[frozenset[str]] = ContextVar("keys to pass over", default=frozenset())
 
@@ -146,11 +149,13 @@ def pass_over(keys: Sequence[str]) -> Iterator[None]:
 class SettingsMap:
     """A family's table for `config.json`.
 
-    Keys that are absent take their `usual` values, or else the shape's defaults, which are the published class's.
-    `head_keys` are beginnings of keys that only some heads read (Transformers' summary of a sequence).
+    Keys that are absent take their `usual` values, or else the shape's defaults, which are the published
+    class's. `head_keys` are beginnings of keys that only some heads read (Transformers' summary of a
+    sequence).
 
-    What no row can say is left to two functions. `after_read(ours, carried, keys)` changes our fields and the carried
-    values in place, given all keys that count; a ValueError refuses the file. `after_write(shape)` gives further keys.
+    What no row can say is left to two functions. `after_read(ours, carried, keys)` changes our fields and the
+    carried values in place, given all keys that count; a ValueError refuses the file. `after_write(shape)`
+    gives further keys.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -172,8 +177,8 @@ class SettingsMap:
     def read(
         self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Our fields, and the values to carry along. Of keys that only heads read, those of other `heads` than the folder
-        holds do not matter (None: all do)."""
+        """Our fields, and the values to carry along. Of keys that only heads read, those of other `heads`
+        than the folder holds do not matter (None: all do)."""
         published = config_keys(str(config.get("model_type")).removeprefix(OWN_TYPE))
         keys = {key: value for key, value in config.items() if key not in _passed_over.get()}
         rows = {row.theirs: row for row in (*self.rows, *OWN)}
@@ -218,7 +223,8 @@ class SettingsMap:
         return ours, carried
 
     def _check(self, key: str, value: Any, published: TransformersKeys | None) -> None:
-        """A ValueError if the key may change what the model computes, and says something else than is built."""
+        """A ValueError if the key may change what the model computes, and says something else than is
+        built."""
         constant = next((row for row in self.constants if row.theirs == key), None)
         if constant is not None:
             if value != constant.value:

@@ -53,7 +53,8 @@ class Weights(Mapping[str, torch.Tensor]):
 
 
 def open_weights(folder: str | os.PathLike[str], files: Sequence[str] = MODEL_FILES) -> Weights:
-    """Open the weights of a model folder: the first of `files` that there is, in the order of preference of Transformers.
+    """Open the weights of a model folder: the first of `files` that there is, in the order of preference of
+    Transformers.
 
     Missing shards, tensors that an index promises and no file has, and broken files are refused here, not
     when the tensor is wanted.
@@ -75,8 +76,9 @@ def write_weights(
 ) -> None:
     """Write `tensors` into `folder` as Transformers would: one file, or shards of at most `shard_size` bytes.
 
-    The same tensors give the same bytes, whatever the order of `tensors`. Tied names must have been dropped by
-    the caller. The folder is a new one (that of `atomic_folder`): file by file, a crash would mix two models.
+    The same tensors give the same bytes, whatever the order of `tensors`. Tied names must have been dropped
+    by the caller. The folder is a new one (that of `atomic_folder`): file by file, a crash would mix two
+    models.
     """
     folder = Path(folder)
     _refuse_aliases(tensors)
@@ -123,7 +125,7 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     # Files from before torch 1.6 are not zip archives; those have to be read whole.
     mapped = zipfile.is_zipfile(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except PermissionError as error:
         raise EtymonError(f"cannot read {path}: {error.strerror}") from error
     except pickle.UnpicklingError as error:
@@ -135,13 +137,13 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
         ) from error
     except Exception as error:  # a broken pickle may raise anything at all
         raise _damaged(path, str(error)) from error
-    if not isinstance(found, dict):
-        raise EtymonError(f"{path} holds a {type(found).__name__}, not tensors by name; save a state_dict")
-    for name, value in found.items():
+    if not isinstance(state, dict):
+        raise EtymonError(f"{path} holds a {type(state).__name__}, not tensors by name; save a state_dict")
+    for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             what = f"{name!r} is a {type(value).__name__}, not a tensor"
             raise EtymonError(f"{path} is not a state dict: {what}; save model.state_dict() alone")
-    return {name: value.detach() for name, value in found.items()}
+    return {name: value.detach() for name, value in state.items()}
 
 
 def _open_index(index: Path) -> Weights:
@@ -210,7 +212,8 @@ def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], names: list[str
 
 
 def _refuse_aliases(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Two names for one memory would be saved twice and come back untied: the caller must drop one of them."""
+    """Two names for one memory would be saved twice and come back untied: the caller must drop one of
+    them."""
     extents: list[tuple[str, int, int, str]] = []
     for name, tensor in tensors.items():
         if tensor.is_meta:

@@ -11,6 +11,7 @@ from etymon.errors import EtymonError
 if TYPE_CHECKING:
     from etymon.families.family import Family
 
+# Family name -> module with a `FAMILY`.
 REGISTRY = {
     "gpt1": "etymon.families.gpt1",
     "gpt2": "etymon.families.gpt2",
@@ -29,16 +30,15 @@ REGISTRY = {
     "xlnet": "etymon.families.xlnet",
     "transformer-xl": "etymon.families.transformer_xl",
 }
-"""Family name -> module with a `FAMILY`."""
 
 
 def get_family(name: str) -> Family:
     """The family of that name (`gpt2`, `bert`, ...; upper case and hyphens do not matter)."""
     plain = name.lower().replace("-", "").replace("_", "")
-    known = {listed.replace("-", ""): module for listed, module in REGISTRY.items()}
-    if plain not in known:
+    modules = {listed.replace("-", ""): module for listed, module in REGISTRY.items()}
+    if plain not in modules:
         raise EtymonError(f"there is no family {name!r}: {did_you_mean(name, REGISTRY)}")
-    return import_module(known[plain]).FAMILY
+    return import_module(modules[plain]).FAMILY
 
 
 def family_of(model_type: str) -> Family:

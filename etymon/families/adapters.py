@@ -13,11 +13,19 @@ from torch import Tensor
 
 from etymon.checkpoints.folder import ADAPTER_CONFIG
 from etymon.checkpoints.names import NameMap
-from etymon.checkpoints.peft import MERGE_THERE, Adapter, exported, ours, plain, read_adapters
+from etymon.checkpoints.peft import (
+    MERGE_THERE,
+    Adapter,
+    Adapters,
+    export_adapters,
+    our_adapters,
+    plain,
+    read_adapters,
+)
 from etymon.config import strict
 from etymon.errors import EtymonError
-from etymon.families.checkpoint import extra_heads, head_of, name_map
-from etymon.families.family import Architecture, Family
+from etymon.families.checkpoint import extra_heads, head_of, name_map, unnamed_labels
+from etymon.families.family import LABELLED_HEADS, Architecture, Family
 from etymon.families.loading import HISTORY, load, load_tokenizer, model_folder, read_note, read_shape
 from etymon.families.model import Model
 from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
@@ -25,48 +33,47 @@ from etymon.nn.features import FeatureSettings
 from etymon.nn.layers import Linear
 from etymon.nn.lora import LoraSettings, adapters, attach, merge, trained_heads
 
+# PEFT's names for what a model with this head alone does.
 TASK_TYPES = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "span": "QUESTION_ANS"}
-"""PEFT's names for what a model with this head alone does."""
 
 
 def adapter_files(
     model: Model, names: NameMap, architecture: Architecture
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
-    """Config and weights of a PEFT folder, and what else we have to know."""
+    """Config and weights of a PEFT folder, and entries of our own note that PEFT has no place for."""
     assert model.lora is not None
     _check_base(model)
-    parts = adapters(model)
-    kept = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
-    found = {
-        name: Adapter(kept[f"{name}.lora_a"], kept[f"{name}.lora_b"], part.alpha)
-        for name, part in parts.items()
+    tensors = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
+    matrices = {
+        name: Adapter(tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"], part.alpha)
+        for name, part in adapters(model).items()
     }
-    usual = Adapter(torch.empty(model.lora.rank, 0), torch.empty(0, 0), model.lora.alpha)
-    base = {name: tensor for name, tensor in kept.items() if ".lora_" not in name}
-    config, weights = exported(names, base, found, model.lora_heads, architecture.prefix, usual)
+    base = {name: tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    rank, alpha = model.lora.rank, model.lora.alpha
+    config, weights = export_adapters(
+        names, base, matrices, model.lora_heads, architecture.prefix, rank, alpha
+    )
+    # PEFT wants the model's own folder, not that of the run around it.
+    is_folder = Path(model.lora_base).is_dir()
     config |= {
         "peft_type": "LORA",
         "task_type": _task_type(model),
-        "base_model_name_or_path": _base(model),
-        "r": model.lora.rank,
-        "lora_alpha": plain(model.lora.alpha),
+        "base_model_name_or_path": str(model_folder(model.lora_base)) if is_folder else model.lora_base,
+        "r": rank,
+        "lora_alpha": plain(alpha),
         "lora_dropout": model.lora.dropout,
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,
     }
-    told: dict[str, Any] = {
-        "lora": {**asdict(model.lora), "modules": list(found)},
+    note = {
+        "lora": {**asdict(model.lora), "modules": list(matrices)},
         "labels": list(model.labels),
+        "carried": model.carried,
+        "generation": model.generation,
+        "features": None if model.features is None else asdict(model.features),
     }
-    features = None if model.features is None else asdict(model.features)
-    told |= {"carried": model.carried, "generation": model.generation}
-    return config, weights, {**told, "features": features}
-
-
-def _base(model: Model) -> str:
-    """PEFT wants the model's own folder, not that of the run around it."""
-    return str(model_folder(model.lora_base)) if Path(model.lora_base).is_dir() else model.lora_base
+    return config, weights, note
 
 
 def _check_base(model: Model) -> None:
@@ -102,8 +109,8 @@ def load_adapted(
     **options: Any,
 ) -> Model:
     """The base of a folder of adapters, with these and their heads on it. Options are those of `load`."""
-    found, note = read_adapters(folder), read_note(folder)
-    base, revision = found.config["base_model_name_or_path"], found.config.get("revision")
+    stored, note = read_adapters(folder), read_note(folder)
+    base, revision = stored.config["base_model_name_or_path"], stored.config.get("revision")
     try:
         family, shape = read_shape(base, revision=revision)
     except EtymonError as error:
@@ -111,38 +118,44 @@ def load_adapted(
             f"{folder} holds adapters of {base}, which cannot be opened ({error}): bring it back, or write where it is "
             "into adapter_config.json; a merged model (etymon convert) needs no base"
         ) from error
-    stored = _heads(family, family.names(shape), found.config, found.heads, note)
+    stored_heads = _stored_heads(family, family.names(shape), stored, note)
     if labels is None:
-        labels = note.get("labels") or _counted(family.names(shape), found.heads, stored)
+        labels = note.get("labels") or _unnamed_labels(family.names(shape), stored.heads, stored_heads)
     if features is None and note.get("features"):
         features = strict(FeatureSettings, note["features"], str(folder / HISTORY))
-    asked = stored if heads is None else heads
     # Only what was opened once has adapters: parts of the base that its heads do not need are no surprise.
     options |= {"revision": revision, "partial": True}
-    model = load(base, heads=asked, labels=labels, features=features, **options)
+    chosen = stored_heads if heads is None else heads
+    model = load(base, heads=chosen, labels=labels, features=features, **options)
     merge(model)  # where the base has adapters itself
     family = model.family
-    stored = model.head_names if stored is None else stored
-    names = name_map(family, model.shape, extra_heads(found.heads))
-    # Parameters that the folder may speak of: other heads may have been asked for.
-    known = tuple(f"heads.{head}." for head in family.with_required(stored))
-    kept = {
-        name: tensor for name, tensor in model.stored_tensors().items() if name.startswith(("body.", *known))
+    stored_heads = model.head_names if stored_heads is None else stored_heads
+
+    # Heads, which are stored whole. The folder may speak of the body and of its heads: others may have been
+    # asked for.
+    names = name_map(family, model.shape, extra_heads(stored.heads))
+    its_heads = tuple(f"heads.{head}." for head in family.with_required(stored_heads))
+    tensors = {
+        name: tensor
+        for name, tensor in model.stored_tensors().items()
+        if name.startswith(("body.", *its_heads))
     }
-    trained = _fill_heads(model, names, kept, found.heads, folder)
-    trained |= {name for name in trained_heads(model) if not name.startswith(known)}
-    matrices = ours(names, kept, found.matrices, note.get("lora", {}).get("modules", ()))
-    _check(model, matrices, folder)
-    last = dict.fromkeys(name.rpartition(".")[2] for name in matrices)
+    trained = _fill_heads(model, names, tensors, stored.heads, folder)
+    trained |= {name for name in trained_heads(model) if not name.startswith(its_heads)}
+
+    # Adapters, of heads as well: those are merged, for heads are stored whole.
+    lora = note.get("lora", {})
+    matrices = our_adapters(names, tensors, stored.matrices, lora.get("modules", ()))
+    _check_sizes(model, matrices, folder)
+    last_names = dict.fromkeys(name.rpartition(".")[2] for name in matrices)
     settings = {
-        "rank": found.config.get("r", 8),
-        "alpha": found.config.get("lora_alpha", 8),
-        "dropout": found.config.get("lora_dropout", 0.0),
-        "targets": note.get("lora", {}).get("targets") or list(last),
+        "rank": stored.config.get("r", 8),
+        "alpha": stored.config.get("lora_alpha", 8),
+        "dropout": stored.config.get("lora_dropout", 0.0),
+        "targets": lora.get("targets") or list(last_names),
     }
-    # Adapters of heads are merged, for heads are stored whole.
-    whole = tuple(f"{name}." for name in matrices if name.startswith("heads."))
-    trained |= {name for name in kept if name.startswith(whole)}
+    merged = tuple(f"{name}." for name in matrices if name.startswith("heads."))
+    trained |= {name for name in tensors if name.startswith(merged)}
     ranks = {name: (adapter.rank, adapter.alpha) for name, adapter in matrices.items()}
     if revision is not None:  # a base is one name: that of the folder, where it is not the hub's latest
         base = str(model_folder(base, revision=revision))
@@ -152,59 +165,64 @@ def load_adapted(
             part.lora_a.copy_(matrices[name].a_rD)
             part.lora_b.copy_(matrices[name].b_Fr)
     merge(model, under="heads.")
+
+    for name in ("carried", "generation"):
+        setattr(model, name, note.get(name, getattr(model, name)))
     model.history = list(note.get("history", model.history))
-    model.carried = note.get("carried", model.carried)
-    model.generation = note.get("generation", model.generation)
     leave_out_unusable_ids(model, folder)
-    reading = reading_settings(model, stored, model.history)
+    reading = reading_settings(model, stored_heads, model.history)
     model.tokenizer = load_tokenizer(family, folder, model.shape.vocabulary, reading) or model.tokenizer
     return model
 
 
-def _heads(
-    family: Family, names: NameMap, config: Mapping[str, Any], found: Iterable[str], note: Mapping[str, Any]
+def _stored_heads(
+    family: Family, names: NameMap, stored: Adapters, note: Mapping[str, Any]
 ) -> frozenset[str] | None:
-    """The heads of a folder: as we noted, as its task or else its tensors say; None if those of the base are meant."""
+    """The heads of a folder: as we noted, as its task or else its tensors say; None where it has the
+    base's."""
     if "heads" in note:
         return frozenset(note["heads"])
     for head, task in TASK_TYPES.items():
-        if config.get("task_type") == task and head in family.heads:
+        if stored.config.get("task_type") == task and head in family.heads:
             return frozenset({head})
-    present = frozenset(known for name in found if (known := head_of(names, name)) is not None)
+    present = frozenset(filter(None, (head_of(names, name) for name in stored.heads)))
     return present - {family.heads[head].after for head in present} or None
 
 
-def _counted(names: NameMap, found: Mapping[str, Tensor], heads: frozenset[str] | None) -> list[str] | None:
-    """Labels without names, as many as a foreign head tells apart."""
-    for head in (heads or frozenset()) & {"classification", "tagging"}:
+def _unnamed_labels(
+    names: NameMap, stored: Mapping[str, Tensor], heads: frozenset[str] | None
+) -> list[str] | None:
+    """Labels without names, as many as a foreign head tells apart; None if it has no such head."""
+    for head in (heads or frozenset()) & LABELLED_HEADS:
         (place,) = names.groups([f"heads.{head}.linear.weight"])
-        for name, tensor in found.items():
+        for name, tensor in stored.items():
             if names.canonical(name, {place}) == place:
-                return [f"LABEL_{number}" for number in range(len(tensor))]
+                return unnamed_labels(len(tensor))
     return None
 
 
 def _fill_heads(
-    model: Model, names: NameMap, kept: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path
+    model: Model, names: NameMap, tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], folder: Path
 ) -> set[str]:
     """Copies heads in; gives the names of all that the base has not, or not so."""
     filled: set[str] = set()
 
     def fill(name: str, tensor: Tensor) -> None:
-        kept[name].copy_(tensor)
+        tensors[name].copy_(tensor)
         filled.add(name)
 
-    groups = names.groups(kept)
-    wanted = {name: tensor.shape for name, tensor in kept.items() if name.startswith("heads.")}
+    groups = names.groups(tensors)
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("heads.")}
     with torch.no_grad():
-        result = names.read(found, wanted, fill)
+        result = names.read(stored, shapes, fill)
     strangers = [name for name in result.unexpected if head_of(names, name) is None]
-    # The base's words once more, under the name of a head that is tied to them, are fine; other words are not.
-    for name, tensor in found.items():
+    # The base's words once more, under the name of a head that is tied to them, are fine; other words are
+    # not.
+    for name, tensor in stored.items():
         source = names.ties.get(names.canonical(name, set(names.ties)), "")
         if source in groups and groups[source][1][0].startswith("body."):
             row, parts = groups[source]
-            if not torch.equal(row.joined([kept[part] for part in parts]), tensor):
+            if not torch.equal(row.joined([tensors[part] for part in parts]), tensor):
                 strangers.append(name)
     if strangers:
         raise EtymonError(
@@ -216,10 +234,10 @@ def _fill_heads(
         head for head in model.new_heads if not any(name.startswith(f"heads.{head}.") for name in filled)
     )
     new = tuple(f"heads.{head}." for head in model.new_heads)
-    return filled | {name for name in wanted if name.startswith(new)}
+    return filled | {name for name in shapes if name.startswith(new)}
 
 
-def _check(model: Model, matrices: Mapping[str, Adapter], folder: Path) -> None:
+def _check_sizes(model: Model, matrices: Mapping[str, Adapter], folder: Path) -> None:
     """Refuses adapters of what is no linear map, and those of another size."""
     for name, adapter in matrices.items():
         part = model.get_submodule(name)

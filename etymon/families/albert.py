@@ -1,4 +1,5 @@
-"""ALBERT (Lan et al. 2019): narrow word vectors led into wide layers, and one set of weights for all layers."""
+"""ALBERT (Lan et al. 2019): narrow word vectors led into wide layers, and one set of weights for all
+layers."""
 
 from __future__ import annotations
 

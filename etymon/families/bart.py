@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2019): the encoder and decoder of 2017 over learned positions, taught to undo noise.
 
-Embeddings have a norm of their own, positions are counted from the third row of their table, and the words that the
-decoder writes have a bias that nobody trains.
+Embeddings have a norm of their own, positions are counted from the third row of their table, and the words
+that the decoder writes have a bias that nobody trains.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Shape:
     """The id of the padding token, whose word vector starts at zero."""
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
-    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
+    weights."""
 
     def __post_init__(self) -> None:
         divides(self.dim, self.heads, self.decoder_heads)
@@ -205,7 +206,8 @@ FAMILY = Family(
     initial=initial,
     capabilities=frozenset({"encoder-decoder", "state"}),
     objective="denoising",
-    # Only the batch (8,000) and the steps (500,000) were published: the rest is RoBERTa's, whose text it was trained on.
+    # Only the batch (8,000) and the steps (500,000) were published: the rest is RoBERTa's, whose text it was
+    # trained on.
     recipe=Recipe(
         learning_rate=4e-4,
         betas=(0.9, 0.98),

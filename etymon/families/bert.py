@@ -1,4 +1,5 @@
-"""BERT (Devlin et al. 2018): a bidirectional encoder with norms after the sums, read by a pooler or token by token."""
+"""BERT (Devlin et al. 2018): a bidirectional encoder with norms after the sums, read by a pooler or token by
+token."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Shape = encoders.EncoderShape
 
 
 def ladder(layers: int, dim: int) -> dict[str, Any]:
-    """One rung of the published ladder of small models: 64 wide heads, an inner width of four times the width."""
+    """One rung of the published ladder of small models: 64 wide heads, an inner width of four times the
+    width."""
     return {"layers": layers, "dim": dim, "heads": dim // 64, "inner_dim": 4 * dim}
 
 

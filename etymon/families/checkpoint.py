@@ -19,14 +19,14 @@ from etymon.families.family import ENDINGS, LABELLED_HEADS, Architecture, Family
 from etymon.families.model import Model
 from etymon.nn.int8 import shrink
 
+# Before the names of weights of heads that no published class has.
 OWN_HEADS = "etymon_heads."
-"""Before the names of weights of heads that no published class has."""
 POINTER = OWN_HEADS + "vocabulary.pointer."
+# Parts that any decoder may have and few published ones have.
 OWN_PARTS = {
     "body.embeddings.words.tables.{}.*": "etymon_words.tables.{}.*",
     "body.embeddings.words.maps.{}.*": "etymon_words.maps.{}.*",
 }
-"""Parts that any decoder may have and few published ones have."""
 
 
 # --- what a folder holds, where it does not say so itself
@@ -38,7 +38,8 @@ def recognise_family(
     where: str,
     given: str | Family | None = None,
 ) -> Family:
-    """The family of a folder: the `given` one, or the one that its `model_type`, its class or its weights' names tell."""
+    """The family of a folder: the `given` one, or the one that its `model_type`, its class or its weights'
+    names tell."""
     model_type = str(config.get("model_type") or "").removeprefix(OWN_TYPE)
     # All families, under each `model_type` that they were published as.
     published = [
@@ -125,7 +126,8 @@ def stored_heads(
         # Words that are given back by their vectors leave no trace in the names.
         return heads or (family.architectures[0].heads if "state" in family.capabilities else heads)
     heads = next((heads for heads in candidates if heads <= present), candidates[0])
-    # A file may hold more than its class: BERT's published ones name the masked model and have both its heads.
+    # A file may hold more than its class: BERT's published ones name the masked model and have both its
+    # heads.
     fuller = [published.heads for published in family.architectures if heads < published.heads <= present]
     return max(fuller, key=len, default=heads)
 
@@ -178,8 +180,8 @@ def fill(
 ) -> None:
     """Copies the weights in, and refuses whatever does not fit.
 
-    `stored` heads are taken from the folder and others start anew. If `is_choice`, the heads were asked for by name: those
-    that the folder has beyond them are left out.
+    `stored` heads are taken from the folder and others start anew. If `is_choice`, the heads were asked for
+    by name: those that the folder has beyond them are left out.
     """
     family, parameters = model.family, model.stored_tensors()
     absent = set(model.heads) - family.with_required(stored)
@@ -231,7 +233,8 @@ def fill_int8(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None
 
 def require_finite(model: Model, folder: Path) -> None:
     """Refuses weights that are no numbers: everything that such a model says is NaN."""
-    # A sum is finite only if every value is, and takes half the time of looking at each; finite values may overflow it.
+    # A sum is finite only if every value is, and takes half the time of looking at each; finite values may
+    # overflow it.
     faults = {
         name: int(tensor.numel() - tensor.isfinite().sum())
         for name, tensor in model.stored_tensors().items()
@@ -251,8 +254,9 @@ def require_finite(model: Model, folder: Path) -> None:
 
 
 def best_architecture(model: Model) -> Architecture:
-    """The published class with the most of the model's heads, first of all of those that have weights of their own: a tied
-    vocabulary is found again in any class, and so a class with one fits models that were not asked to have it."""
+    """The published class with the most of the model's heads, first of all of those that have weights of
+    their own: a tied vocabulary is found again in any class, and so a class with one fits models that were
+    not asked to have it."""
     heads = model.head_names
     weighty = {name.split(".")[1] for name in model.stored_tensors() if name.startswith("heads.")}
     free = set(heads)

@@ -1,4 +1,5 @@
-"""What GPT-1, GPT-2, GPT-3 and GPT-J have in common: the shape, the body, the heads, and how these are published."""
+"""What GPT-1, GPT-2, GPT-3 and GPT-J have in common: the shape, the body, the heads, and how these are
+published."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class DecoderShape:
     deviation: NonNegativeFloat = 0.02
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
-    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
+    weights."""
     pointer: NonNegativeInt = 0
     """How many recent words a pointer may copy (0: there is none). Transformers has no such thing either."""
 
@@ -140,7 +142,8 @@ def decoder(
     table: bool = True,
     norm: bool = True,
 ) -> Body:
-    """Words, a `table` of learned positions, layers (`layer` makes one by its number, from 0), and a last `norm`."""
+    """Words, a `table` of learned positions, layers (`layer` makes one by its number, from 0), and a last
+    `norm`."""
     words: Embedding | AdaptiveEmbedding = Embedding(shape.vocabulary, shape.dim)
     if shape.divisor > 1:
         words = AdaptiveEmbedding(shape.vocabulary, shape.dim, shape.cutoffs, divisor=shape.divisor)
@@ -155,7 +158,8 @@ def decoder(
 
 
 def residual_initial(shape: Any) -> list[tuple[str, Filler]]:
-    """GPT-2's first values: what is added to the residual path starts small, the smaller the more layers add to it."""
+    """GPT-2's first values: what is added to the residual path starts small, the smaller the more layers add
+    to it."""
     residual = normal(shape.deviation / (2 * shape.layers) ** 0.5)
     return [
         ("*.attention.output.weight", residual),
@@ -187,6 +191,7 @@ def dropped(shape: Any, outputs: int) -> nn.Module:
     return Projection(shape.dim, outputs, dropout=getattr(shape, "head_dropout", 0.0))
 
 
+# GPT-2's. Heads that Transformers has no class for are there all the same, so that any task can be trained.
 HEADS = {
     "vocabulary": vocabulary_head(),
     "classification": Head(lambda s, body, labels: Projection(s.dim, labels, bias=False), at="last"),
@@ -194,7 +199,6 @@ HEADS = {
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
     "choice": Head(lambda s, body, labels: dropped(s, 1), at="last"),
 }
-"""GPT-2's. Heads that Transformers has no class for are there all the same, so that any task can be trained."""
 
 
 # --- as it is published
@@ -260,5 +264,5 @@ KEYS = {
     "tied": "tie_word_embeddings",
 }
 ACTIVATION = Field("activation", "activation_function", ACTIVATION_NAMES)
+# A decoder decodes, whether it says so or not.
 IGNORED = ["is_decoder"]
-"""A decoder decodes, whether it says so or not."""

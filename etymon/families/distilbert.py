@@ -1,4 +1,5 @@
-"""DistilBERT (Sanh et al. 2019): BERT with half the layers, without segments and pooler, taught by a larger model."""
+"""DistilBERT (Sanh et al. 2019): BERT with half the layers, without segments and pooler, taught by a larger
+model."""
 
 from __future__ import annotations
 
@@ -47,10 +48,12 @@ class Shape:
     span_dropout: Rate = 0.1
     deviation: NonNegativeFloat = 0.02
     sinusoidal: bool = False
-    """The table of positions begins as sines and cosines; a published model has its table, however that began."""
+    """The table of positions begins as sines and cosines; a published model has its table, however that
+    began."""
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
-    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
+    weights."""
     norm_epsilon: ClassVar[float] = 1e-12
     position_kind: ClassVar[str] = "learned"
 

@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al. 2020): an encoder that tells replaced tokens from original ones.
 
-There is no pooler: rows are read at their first token. A small generator, a model of the same family with a vocabulary
-head, trains beside it and shares its embeddings, which may be narrower than the layers.
+There is no pooler: rows are read at their first token. A small generator, a model of the same family with a
+vocabulary head, trains beside it and shares its embeddings, which may be narrower than the layers.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def choice(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
 
 
 def generator(shape: encoders.EncoderShape) -> tuple[str, dict[str, Any]]:
-    """Family and shape of a generator that can share the embeddings of this shape, an ELECTRA's or a relative's."""
+    """Family and shape of a generator that can share the embeddings of this shape, an ELECTRA's or a
+    relative's."""
     # A quarter as wide; the published base model has one of a third (section 3.2 of the paper, and its code).
     width = round(shape.dim * (1 / 3 if shape.dim == 768 else 1 / 4))
     heads = max(1, width // 64)

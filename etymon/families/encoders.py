@@ -36,8 +36,9 @@ class EncoderShape:
     vocabulary: PositiveInt = 30522
     positions: PositiveInt = 512
     position_kind: PositionKind = "learned"
-    """How tokens know their places: by a learned table that is added to the word vectors, or in every layer by learned vectors
-    of distances, which queries meet (`relative_key`, Shaw et al. 2018) or queries and keys do (`relative_key_query`)."""
+    """How tokens know their places: by a learned table that is added to the word vectors, or in every layer
+    by learned vectors of distances, which queries meet (`relative_key`, Shaw et al. 2018) or queries and keys
+    do (`relative_key_query`)."""
     segments: PositiveInt = 2
     dim: PositiveInt = 768
     layers: PositiveInt = 12
@@ -53,14 +54,16 @@ class EncoderShape:
     deviation: NonNegativeFloat = 0.02
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
-    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
+    weights."""
 
     def __post_init__(self) -> None:
         divides(self.dim, self.heads)
 
 
 POCKET = {"vocabulary": 8192, "positions": 128, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
-# A pocket model trains for minutes, in which Adam does not get beyond the frequencies of words; Muon does (docs/lab-notes.md).
+# A pocket model trains for minutes, in which Adam does not get beyond the frequencies of words; Muon does
+# (docs/lab-notes.md).
 POCKET_RECIPE = Recipe(
     learning_rate=4e-3, optimiser="muon", betas=(0.9, 0.95), epsilon=1e-6, weight_decay=0.01, warmup=0.1
 )
@@ -70,11 +73,11 @@ WORDPIECE = TokenizerChoice(
     lowercase=True,
     strip_accents=True,
 )
+# RoBERTa's and BART's.
 MASKED_BPE = TokenizerChoice(
     "byte-bpe",
     {"begin": "<s>", "class": "<s>", "pad": "<pad>", "end": "</s>", "separator": "</s>", "unknown": "<unk>", "mask": "<mask>"},
 )  # fmt: skip
-"""RoBERTa's and BART's."""
 
 
 # --- the body
@@ -94,10 +97,10 @@ def encoder(
 ) -> Body:
     """Summed embeddings with a norm, and layers whose norms follow the sums.
 
-    `width` is that of the embeddings, if not the layers'; `project` leads from one to the other. Positions are counted
-    from `first_position`, behind a row for padding. `schedule` names the physical layer of every logical one. The
-    dropouts are those of what attention and the feed-forward parts add; the shape's unless told. `scaled_distances` says
-    whether what relative positions add to scores is scaled like these.
+    `width` is that of the embeddings, if not the layers'; `project` leads from one to the other. Positions
+    are counted from `first_position`, behind a row for padding. `schedule` names the physical layer of every
+    logical one. The dropouts are those of what attention and the feed-forward parts add; the shape's unless
+    told. `scaled_distances` says whether what relative positions add to scores is scaled like these.
     """
     width = width or shape.dim
     places = shape.positions + first_position
@@ -173,6 +176,8 @@ TOKEN_HEADS = {
     "tagging": Head(lambda s, body, labels: dropped(s, labels)),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
 }
+# BERT's. Heads that Transformers has no class for are there all the same, so that any objective can be
+# trained.
 POOLED_HEADS = {
     "pooler": Head(lambda s, body, labels: Pooler(s.dim), at="first"),
     "vocabulary": vocabulary_head(),
@@ -182,7 +187,6 @@ POOLED_HEADS = {
     "choice": Head(lambda s, body, labels: dropped(s, 1), after="pooler"),
     **TOKEN_HEADS,
 }
-"""BERT's. Heads that Transformers has no class for are there all the same, so that any objective can be trained."""
 
 
 # --- as it is published
@@ -227,9 +231,11 @@ TASK_NAMES = {
 def name_map(
     shape: Any, table: Mapping[str, str], prefix: str, decoder: str, bias: str | None = None
 ) -> NameMap:
-    """The table with the output matrix, which is kept at `decoder`, its bias there or, of tied ones, at `bias`."""
+    """The table with the output matrix, which is kept at `decoder`, its bias there or, of tied ones, at
+    `bias`."""
     words, own_bias = f"{prefix}embeddings.word_embeddings.weight", f"{decoder}.bias"
-    # Transformers 5 keeps the two biases of an untied head apart and uses the decoder's; older files have the other alone.
+    # Transformers 5 keeps the two biases of an untied head apart and uses the decoder's; older files have the
+    # other alone.
     twice = {own_bias: bias} if bias is not None else {}
     output = {
         "heads.vocabulary.weight": f"{decoder}.weight",
@@ -278,11 +284,11 @@ CONSTANTS = [
     Constant("is_decoder", False, "an encoder that decodes is not supported"),
     Constant("add_cross_attention", False, "cross-attention in an encoder is not supported"),
 ]
+# What Transformers reads of decoders, and to see whether heads divide the width.
 IGNORED = ["is_causal", "embedding_size"]
-"""What Transformers reads of decoders, and to see whether heads divide the width."""
 
 
 def expressible(shape: Any) -> bool:
-    """Whether Transformers computes such a shape: its fifth release has no relative positions in encoders, and leaves out
-    without an error what a folder says of them."""
+    """Whether Transformers computes such a shape: its fifth release has no relative positions in encoders,
+    and leaves out without an error what a folder says of them."""
     return bool(shape.position_kind == "learned")

@@ -31,13 +31,14 @@ Class = TypeVar("Class")
 
 @dataclass_transform(frozen_default=True)
 def shape_class(cls: type[Class]) -> type[Class]:
-    """Makes a frozen dataclass whose values are checked strictly; fields that it does not have are refused."""
+    """Makes a frozen dataclass whose values are checked strictly; fields that it does not have are
+    refused."""
     strict: Any = pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
     return strict(cls)
 
 
+# By name: the fields that differ from the shape's defaults. `pocket` sizes train on a laptop.
 Sizes = Mapping[str, Mapping[str, Any]]
-"""By name: the fields that differ from the shape's defaults. `pocket` sizes train on a laptop."""
 
 
 def divides(dim: int, *heads: int | None) -> None:
@@ -53,23 +54,24 @@ def _check_activation(name: str) -> str:
     return name
 
 
+# The type of a shape's field that holds the name of an activation.
 ActivationName = Annotated[str, AfterValidator(_check_activation)]
-"""The type of a shape's field that holds the name of an activation."""
+# Ours -> theirs, for every family whose class looks the name up in Transformers' common table.
 ACTIVATION_NAMES = {name: name for name in ACTIVATIONS} | {"gelu_tanh": "gelu_new"}
-"""Ours -> theirs, for every family whose class looks the name up in Transformers' common table."""
 
 # --- heads, and the published classes that have them
 
+# The states that a head reads: of every token, of the first or last one of a row, or the mean of a row's.
 Where = Literal["every", "first", "last", "mean"]
-"""The states that a head reads: of every token, of the first or last one of a row, or the mean of a row's."""
 
 
 @dataclass(frozen=True)
 class Head:
     """How to build a head and where it reads.
 
-    `build(shape, body, labels)` makes the module. `at` chooses the states it sees, or is a function of the shape that does.
-    `after` names a head whose output it reads instead of hidden states (BERT's pooler); that head is then built as well.
+    `build(shape, body, labels)` makes the module. `at` chooses the states it sees, or is a function of the
+    shape that does. `after` names a head whose output it reads instead of hidden states (BERT's pooler); that
+    head is then built as well.
     """
 
     build: Callable[[Any, nn.Module, int], nn.Module]
@@ -101,10 +103,11 @@ class Architecture:
     prefix: str | None = None
 
 
+# The heads that answer a task; others are those of pretraining.
 TASK_HEADS = frozenset({"classification", "choice", "tagging", "span", "conditional_span"})
-"""The heads that answer a task; others are those of pretraining."""
+# The heads with an output for every label.
 LABELLED_HEADS = frozenset({"classification", "tagging"})
-"""The heads with an output for every label."""
+# The heads of a class by the ending of its name.
 ENDINGS = {
     "ForMaskedLM": {"vocabulary"},
     "ForCausalLM": {"vocabulary"},
@@ -117,11 +120,11 @@ ENDINGS = {
     "ForTokenClassification": {"tagging"},
     "ForQuestionAnswering": {"span"},
 }
-"""The heads of a class by the ending of its name."""
 
 
 def classes(name: str, *endings: str, pooled: bool = False) -> list[Architecture]:
-    """Classes by the endings of their names, in this order, and the bare body's, if `pooled` with a pooler first."""
+    """Classes by the endings of their names, in this order, and the bare body's, if `pooled` with a pooler
+    first."""
     bare = [frozenset({"pooler"}), frozenset[str]()] if pooled else [frozenset[str]()]
     return [
         *(Architecture(name + ending, frozenset(ENDINGS[ending])) for ending in endings),
@@ -130,7 +133,8 @@ def classes(name: str, *endings: str, pooled: bool = False) -> list[Architecture
 
 
 class PublishedLayout(Protocol):
-    """Files of another layout than Hugging Face's, in which a family was published, as a module that reads and writes them.
+    """Files of another layout than Hugging Face's, in which a family was published, as a module that reads
+    and writes them.
 
     Weights go by the names of the family's map. There is no tokenizer in such files.
     """
@@ -174,8 +178,8 @@ class Recipe:
     length: int | None = None
     """Of samples, where one was published that is not the number of positions."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the family's own objective, where they differ from that objective's usual ones. Of `tuning`, those of
-    any task that has them, and under its name those of one task alone."""
+    """Of the family's own objective, where they differ from that objective's usual ones. Of `tuning`, those
+    of any task that has them, and under its name those of one task alone."""
 
 
 @dataclass(frozen=True)
@@ -217,24 +221,29 @@ class Family:
     size_tunings: Mapping[str, Recipe] = field(default_factory=dict)
     """Of the sizes that have a way of their own."""
     generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
-    """For replaced-token detection: family and shape of a generator that can share this shape's embeddings."""
+    """For replaced-token detection: family and shape of a generator that can share this shape's
+    embeddings."""
     special_ids: Mapping[str, int] = field(default_factory=dict)
-    """By role, the ids that Transformers' class takes for granted; of a family without one, those of our own tokenizers."""
+    """By role, the ids that Transformers' class takes for granted; of a family without one, those of our own
+    tokenizers."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other `model_type`s of the same maths and names of weights, and what their classes begin with: XLMRoberta."""
+    """Other `model_type`s of the same maths and names of weights, and what their classes begin with:
+    XLMRoberta."""
     expressible: Callable[[Any], bool] = lambda shape: True
     """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
     settled: Callable[[Any], Any] = lambda shape: shape
     """The shape of a model whose weights are there: without what only said how to read a file."""
     layers: Callable[[Any], tuple[int, int]] = lambda shape: (shape.layers + 1, shape.dim)
-    """How many states every token of a text has, the input of the first layer among them, and how wide they are."""
+    """How many states every token of a text has, the input of the first layer among them, and how wide they
+    are."""
     features: FeatureSettings | None = None
     """How its task heads read them; None: they read the last alone."""
     layout: PublishedLayout | None = None
     """The files in which it was published, where these are no Hugging Face folder."""
 
     def as_model_type(self, model_type: str) -> Family:
-        """The same family under another of its `model_type`s, with the names and the defaults of those classes."""
+        """The same family under another of its `model_type`s, with the names and the defaults of those
+        classes."""
         if model_type == self.model_type:
             return self
         begin = self.architectures[-1].name.removesuffix("Model")
@@ -271,7 +280,8 @@ class Family:
         return frozenset(name for name, head in self.heads.items() if isinstance(head.build, FeatureBuild))
 
     def tokenizer_fields(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions begin."""
+        """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions
+        begin."""
         pad = tokenizer.id("pad")
         has_field = any(part.name == "pad" for part in fields(self.shape))
         return {"pad": pad} if has_field and pad is not None else {}
@@ -279,9 +289,11 @@ class Family:
     def suggest_cutoffs(
         self, tokenizer: Tokenizer, size: str | None, changed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Where to cut a published adaptive softmax for these words, as a field of a shape; none if `changed` has it."""
+        """Where to cut a published adaptive softmax for these words, as a field of a shape; none if `changed`
+        has it."""
         published = any(row.theirs == "cutoffs" for row in self.settings.rows)
-        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only a choice.
+        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only a
+        # choice.
         if not published or "causal" not in self.capabilities or "cutoffs" in changed:
             return {}
         shape: dict[str, Any] = {part.name: part.default for part in fields(self.shape)}

@@ -1,4 +1,5 @@
-"""GPT-1 (Radford et al. 2018): a causal decoder whose norms follow the sums, over lower-cased words in pieces.
+"""GPT-1 (Radford et al. 2018): a causal decoder whose norms follow the sums, over lower-cased words in
+pieces.
 
 Transformers computes every step of a text anew for this family; here it has the same cache as the others.
 """
@@ -33,10 +34,10 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     return decoders.decoder(shape, lambda number: decoders.block(shape, norm_first=False), norm=False)
 
 
+# With the dropout that GPT-1 was fine-tuned with, which Transformers leaves out.
 CLASSIFICATION = Head(
     lambda s, body, labels: Projection(s.dim, labels, bias=False, dropout=s.head_dropout), at="last"
 )
-"""With the dropout that GPT-1 was fine-tuned with, which Transformers leaves out."""
 
 
 def names(shape: Shape) -> NameMap:
@@ -80,8 +81,8 @@ FAMILY = Family(
         warmup=0.002,
         options={"language_model": 0.5, "regress": {"symmetric": True}},
     ),
-    # One token begins a text and so ends the one before it; the others serve tasks. None was there in the published
-    # pretraining, which knew no texts, only books on end.
+    # One token begins a text and so ends the one before it; the others serve tasks. None was there in the
+    # published pretraining, which knew no texts, only books on end.
     tokenizer=TokenizerChoice(
         "word-bpe",
         {

@@ -1,8 +1,9 @@
-"""GPT-3 (Brown et al. 2020): GPT-2 whose layers take turns in seeing all that came before and only the last of it.
+"""GPT-3 (Brown et al. 2020): GPT-2 whose layers take turns in seeing all that came before and only the last
+of it.
 
-How wide the band is, and which layers have it, was not published: `band` and `pattern` say. GPT-Neo, which the folders of
-Transformers hold, is the nearest relative: scores without a scale, and no biases of query, key and value. With
-`attention_bias` and `scaled` off it is read and written exactly.
+How wide the band is, and which layers have it, was not published: `band` and `pattern` say. GPT-Neo, which
+the folders of Transformers hold, is the nearest relative: scores without a scale, and no biases of query, key
+and value. With `attention_bias` and `scaled` off it is read and written exactly.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from etymon.nn.layers import Rate
 from etymon.nn.visibility import BandRule, CausalRule
 from etymon.text import framing
 
+# What a layer sees, in our words and in GPT-Neo's.
 KINDS = {"dense": "global", "banded": "local"}
-"""What a layer sees, in our words and in GPT-Neo's."""
 
 
 @shape_class
@@ -64,8 +65,8 @@ def kinds(pattern: str, layers: int) -> list[str]:
 
 NEO = {"attention_bias": False, "scaled": False}
 SMALL = {**decoders.SMALL_POCKET, "band": 64}
-# The table of the paper gives the 1.3B model 24 heads of 128, wider than the model, and the 13B model a width of 5,140, which
-# its heads do not make up.
+# The table of the paper gives the 1.3B model 24 heads of 128, wider than the model, and the 13B model a width
+# of 5,140, which its heads do not make up. Fields and learning rates.
 PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     "125M": ({"dim": 768, "layers": 12, "heads": 12}, 6e-4),
     "350M": ({"dim": 1024, "layers": 24, "heads": 16}, 3e-4),
@@ -76,7 +77,6 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     "13B": ({"dim": 5120, "layers": 40, "heads": 40}, 1e-4),
     "175B": ({"dim": 12288, "layers": 96, "heads": 96}, 0.6e-4),
 }
-"""Fields and learning rates."""
 SIZES: Sizes = {
     "pocket": SMALL,
     "pocket-neo": {**SMALL, **NEO},
@@ -119,7 +119,8 @@ def expressible(shape: Shape) -> bool:
 
 
 def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str, Any]) -> None:
-    """GPT-Neo gives the kinds of its layers as patterns, each so many times over, and once more layer by layer."""
+    """GPT-Neo gives the kinds of its layers as patterns, each so many times over, and once more layer by
+    layer."""
     groups = keys.get("attention_types")
     if groups is None:
         return

@@ -1,4 +1,5 @@
-"""GPT-J (Wang and Komatsuzaki 2021): attention and feed-forward part side by side, and positions by rotation."""
+"""GPT-J (Wang and Komatsuzaki 2021): attention and feed-forward part side by side, and positions by
+rotation."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ SETTINGS = SettingsMap(
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
-    """The authors' own: by the width of what comes in, and smaller the more layers add to the residual path."""
+    """The authors' own: by the width of what comes in, and smaller the more layers add to the residual
+    path."""
     usual = truncated_normal(shape.dim**-0.5)
     residual = truncated_normal(2 / shape.layers * shape.dim**-0.5)
     return [

@@ -47,10 +47,10 @@ from etymon.nn.initialise import align
 from etymon.text.framing import ReadingSettings
 from etymon.text.tokenizer import Tokenizer
 
+# Beside the published files: which heads the folder holds and how it was trained.
 HISTORY = "history.json"
-"""Beside the published files: which heads the folder holds and how it was trained."""
+# Where a run keeps the models that it trained, the main one first.
 MEMBERS = ("model", "discriminator", "generator")
-"""Where a run keeps the models that it trained, the main one first."""
 GENERATION = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -72,8 +72,8 @@ def build(
     features: FeatureSettings | None = None,
     seed: int = 0,
 ) -> Model:
-    """A new model with first values: a published or pocket size, with the given fields of its shape changed. With `features`,
-    its task heads read those."""
+    """A new model with first values: a published or pocket size, with the given fields of its shape changed.
+    With `features`, its task heads read those."""
     family = get_family(family) if isinstance(family, str) else family
     heads = frozenset(family.architectures[0].heads if heads is None else heads)
     full_shape = shape_of(family, size, **(shape or {}))
@@ -106,12 +106,13 @@ def load(
 ) -> Model:
     """A model from a folder or a hub id, in evaluation mode, with its tokenizer where the folder has one.
 
-    Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are initialised and
-    listed in `model.new_heads`, and so are those for other `labels` than it was trained for. With other `features` than
-    its own, task heads start anew and read those. With `partial`, missing and unexpected weights are tolerated as well.
-    `family` is for a folder that does not say what it is. `ignore_config_keys` are passed over in its `config.json`,
-    whatever they say. `quantize` rounds the weights to eight bits, for inference on a processor. With `verify`, a file
-    that is not what we saved is refused, and so are weights that are NaN or infinite.
+    Everything must fit. Asking for other `heads` than the checkpoint's is fine: those that it lacks are
+    initialised and listed in `model.new_heads`, and so are those for other `labels` than it was trained for.
+    With other `features` than its own, task heads start anew and read those. With `partial`, missing and
+    unexpected weights are tolerated as well. `family` is for a folder that does not say what it is.
+    `ignore_config_keys` are passed over in its `config.json`, whatever they say. `quantize` rounds the
+    weights to eight bits, for inference on a processor. With `verify`, a file that is not what we saved is
+    refused, and so are weights that are NaN or infinite.
     """
     folder, verify = model_folder(name, revision=revision), verify and is_verifying()
     with pass_over(ignore_config_keys), verifying(verify), verified(folder) if verify else nullcontext():
@@ -192,7 +193,8 @@ def _read(
 
 
 def _same_outputs(labels: Sequence[str], learnt: Sequence[str], carried: Mapping[str, Any]) -> bool:
-    """Whether outputs may stand for other labels: they have no names of their own, or the only one is a number."""
+    """Whether outputs may stand for other labels: they have no names of their own, or the only one is a
+    number."""
     is_number = len(learnt) == 1 and carried.get("problem_type") == "regression"
     return len(labels) == len(learnt) and (is_number or learnt == unnamed_labels(len(learnt)))
 
@@ -245,7 +247,8 @@ def _read_shape(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """A folder's `config.json`, or what it would be of files in a family's own layout, which hold no words but marks."""
+    """A folder's `config.json`, or what it would be of files in a family's own layout, which hold no words
+    but marks."""
     if (layout := _find_layout(folder)) is None:
         return read_config(folder)
     family, files = layout
@@ -254,7 +257,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _find_layout(folder: Path) -> tuple[Any, tuple[Path, Path]] | None:
-    """The family that has published such a folder in a layout of its own, and its files; None for a Hugging Face folder."""
+    """The family that has published such a folder in a layout of its own, and its files; None for a Hugging
+    Face folder."""
     if (folder / CONFIG).exists():
         return None
     for family in map(get_family, REGISTRY):
@@ -264,8 +268,8 @@ def _find_layout(folder: Path) -> tuple[Any, tuple[Path, Path]] | None:
 
 
 def model_folder(name: str | Path, *, revision: str | None = None, head: str | None = None) -> Path:
-    """The model's folder behind a path, a run's folder or a hub id. Of several models in a run's folder, the first one
-    that has the `head`, if one does: an ELECTRA's vocabulary is the generator's."""
+    """The model's folder behind a path, a run's folder or a hub id. Of several models in a run's folder, the
+    first one that has the `head`, if one does: an ELECTRA's vocabulary is the generator's."""
     folder = resolve(str(name), revision=revision)
     places = [
         place
@@ -284,7 +288,8 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_note(folder: Path) -> dict[str, Any]:
-    """Our own `history.json` of a folder without nulls, which say nothing; empty if it is missing or somebody else's."""
+    """Our own `history.json` of a folder without nulls, which say nothing; empty if it is missing or somebody
+    else's."""
     note = read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
     if "etymon" not in note:
         return {}

@@ -21,22 +21,23 @@ from etymon.nn.blocks import Stack
 from etymon.nn.features import FeatureSettings
 from etymon.nn.footprint import Footprint, available_memory, extrapolate, no_memory
 
+# Fields of shapes, by the last part of their names, that say how often a part is repeated, and two values
+# that are small. Cost is linear in each. Both are even of layers, since two kinds may alternate, and not
+# fewer than the groups that they are cut into.
 DEPTHS = {"layers": (2, 4), "groups": (1, 2)}
-"""Fields of shapes, by the last part of their names, that say how often a part is repeated, and two values that are small. Cost is
-linear in each. Both are even of layers, since two kinds may alternate, and not fewer than the groups that they are cut into."""
+# At most so many numbers are kept for every token of a matrix's rows and columns.
 VALUES_A_TOKEN = 8
-"""At most so many numbers are kept for every token of a matrix's rows and columns."""
-
+# What Python keeps of a layer that shares its weights with others.
 LAYER_BYTES = 200
-"""What Python keeps of a layer that shares its weights with others."""
+# So many times more numbers than a file has are no mistake of a name or a shape.
 FAR = 10
-"""So many times more numbers than a file has are no mistake of a name or a shape."""
 
 
 def by_depth(shape: Any, measure: Callable[[Any], Footprint]) -> Footprint:
-    """`measure(shape)`, told from shapes with few layers: ten million of them would take long to build, even without values."""
-    # Equal numbers of layers change together, since some shapes ask for that (an encoder's and a decoder's); groups, which
-    # multiply, change one by one.
+    """`measure(shape)`, extrapolated from shapes with few layers: ten million of them would take long to
+    build, even without values."""
+    # Equal numbers of layers change together, since some shapes ask for that (an encoder's and a decoder's);
+    # groups, which multiply, change one by one.
     deep = _deep(shape)
     groups: dict[Any, list[str]] = {}
     for name, few in deep.items():
@@ -59,7 +60,8 @@ def shallow(shape: Any) -> Any:
 
 
 def _deep(shape: Any) -> dict[str, tuple[int, int]]:
-    """The fields of a shape that say how often a part is repeated, where that is often, with few repetitions instead."""
+    """The fields of a shape that say how often a part is repeated, where that is often, with few repetitions
+    instead."""
     few = {part.name: DEPTHS.get(part.name.rpartition("_")[2]) for part in fields(shape)}
     counts = {name: getattr(shape, name) for name in few}
     return {
@@ -76,12 +78,13 @@ def outline(
     labels: Sequence[str] = ("0", "1"),
     features: FeatureSettings | None = None,
 ) -> Footprint:
-    """A model's weights, and as activations what a token takes at most: a bound that is found at once, and is far too large."""
-    asked = frozenset(heads)
+    """A model's weights, and as activations what a token takes at most: a bound that costs nothing, and is
+    far too large."""
+    head_names = frozenset(heads)
 
     def measure(small: Any) -> Footprint:
         with torch.device("meta"):
-            model = Model(family, small, asked, labels, features)
+            model = Model(family, small, head_names, labels, features)
         lists = LAYER_BYTES * sum(len(part.schedule) for part in _stacks(model))
         weights = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(model))
         return Footprint(float(weights), activations=token_bound(model), program=float(lists))
@@ -96,12 +99,11 @@ def outline(
 
 def count_parameters(family: Family, shape: Any, heads: Iterable[str]) -> int:
     """A model's parameters, shared ones once, without building it."""
-    asked = frozenset(heads)
+    head_names = frozenset(heads)
 
     def measure(small: Any) -> Footprint:
         with torch.device("meta"):
-            model = Model(family, small, asked)
-        return Footprint(float(sum(parameter.numel() for parameter in model.parameters())))
+            return Footprint(float(Model(family, small, head_names).parameter_count()))
 
     return round(by_depth(shape, measure).weights)
 
@@ -131,32 +133,29 @@ def require_weights(
 
 
 def require_stored(family: Family, shape: Any, weights: Any, where: str) -> None:
-    """Refuses a configuration of far more numbers than its file of weights holds, before any of them is made room for."""
+    """Refuses a configuration of far more numbers than its file of weights holds, before any of them is made
+    room for."""
     if not isinstance(weights, Weights):
         return
     stored = sum(_stored(file) for file in weights.files)
     needed = outline(family, shape).weights / torch.float32.itemsize
     if needed > FAR * stored:  # of what is nearly right, names and shapes will tell more
-        told = {part.name: getattr(shape, part.name) for part in fields(shape)}
-        depths = ", ".join(
-            f"{name} {told[name]:,}"
-            for name in ("layers", "dim", "vocabulary", "positions")
-            if told.get(name)
-        )
+        sizes = {name: getattr(shape, name, None) for name in ("layers", "dim", "vocabulary", "positions")}
+        listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
         raise EtymonError(
-            f"{where} describes a model of {needed:,.0f} numbers ({depths}), and its weights have {stored:,}: they do not "
+            f"{where} describes a model of {needed:,.0f} numbers ({listed}), and its weights have {stored:,}: they do not "
             "belong together; copy config.json again"
         )
 
 
 def largest_size(family: Family, heads: Iterable[str], room: float) -> str | None:
     """The name of the family's largest size whose weights take no more than `room` bytes, if there is one."""
-    found: dict[str, float] = {}
-    for size, told in family.sizes.items():
-        shape: Any = strict(family.shape, dict(told), f"the size {size}")
-        found[size] = outline(family, shape, heads).weights
-    fitting = {size: weights for size, weights in found.items() if weights <= room}
-    return max(fitting, key=fitting.__getitem__, default=None)
+    weights = {
+        size: outline(family, strict(family.shape, dict(changed), f"the size {size}"), heads).weights
+        for size, changed in family.sizes.items()
+    }
+    fitting = [size for size in weights if weights[size] <= room]
+    return max(fitting, key=weights.__getitem__, default=None)
 
 
 def _stored(file: Path) -> int:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
 
 
-# Keys of our own in `config.json`: for models that read a prompt in both directions, for those whose task heads read
-# features, and for those whose weights have eight bits.
+# Keys of our own in `config.json`: for models that read a prompt in both directions, for those whose task
+# heads read features, and for those whose weights have eight bits.
 PREFIX_KEY = "etymon_prefix"
 FEATURES_KEY = "etymon_features"
 WEIGHTS_KEY = "etymon_weights"
@@ -76,8 +76,8 @@ class Model(nn.Module):
         self.tokenizer: Tokenizer | None = None
         # Of an encoder whose words are not the decoder's.
         self.source_tokenizer: Tokenizer | None = None
-        # Values of a foreign `config.json` that are not ours to read, and its `generation_config.json`, None if it had
-        # none: both are written back.
+        # Values of a foreign `config.json` that are not ours to read, and its `generation_config.json`, None
+        # if it had none: both are written back.
         self.carried: dict[str, Any] = {}
         self.generation: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []  # how it was trained, one entry a run
@@ -85,8 +85,8 @@ class Model(nn.Module):
         self.new_heads: tuple[
             str, ...
         ] = ()  # that the checkpoint did not have and that were initialised instead
-        # Adapters (`etymon.nn.lora.adapt`), the folder or hub id of the model that they were put on, and the parameters of
-        # heads that train, and are stored, with them.
+        # Adapters (`etymon.nn.lora.adapt`), the folder or hub id of the model that they were put on, and the
+        # parameters of heads that train, and are stored, with them.
         self.lora: LoraSettings | None = None
         self.lora_base = ""
         self.lora_heads: tuple[str, ...] = ()
@@ -103,7 +103,8 @@ class Model(nn.Module):
     # --- what it computes
 
     def hidden(self, batch: Batch, state: Any = None, embedded: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Hidden states `[N, D]`; with a state (of `start` or of `remember`), of the new tokens only, which it then holds."""
+        """Hidden states `[N, D]`; with a state (of `start` or of `remember`), of the new tokens only, which
+        it then holds."""
         assert isinstance(self.body, Body), (
             f"{self.family.title} has an encoder and a decoder: encode, then decode"
         )
@@ -142,8 +143,8 @@ class Model(nn.Module):
         return state
 
     def remember(self, rows: int, length: int | None = None) -> StreamState:
-        """What `rows` streams of text carry from segment to segment, before their first: `length` tokens, or the shape's
-        number of them."""
+        """What `rows` streams of text carry from segment to segment, before their first: `length` tokens, or
+        the shape's number of them."""
         return self.body.remember(rows, length)
 
     def two_stream(
@@ -154,15 +155,15 @@ class Model(nn.Module):
         embedded: Tensor | None = None,
         reuse: int | None = None,
     ) -> tuple[Tensor, Any]:
-        """Hidden states `[n, D]` of what stands in some places, given what comes before them in the batch's `order` and not
-        them; without an order, given all but them. The state takes up the rows' first `reuse` tokens, the shape's number
-        by default."""
+        """Hidden states `[n, D]` of what stands in some places, given what comes before them in the batch's
+        `order` and not them; without an order, given all but them. The state takes up the rows' first `reuse`
+        tokens, the shape's number by default."""
         assert "two-stream" in self.capabilities, f"{self.family.title} has one stream: use hidden"
         return self.body.two_stream(batch, queries, state, embedded, reuse), state
 
     def hidden_behind_masks(self, batch: Batch, at_n: Tensor) -> Tensor:
-        """Hidden states `[n, D]` of what stands behind the mask tokens at these places, which are in order. A model of two
-        streams asks its query stream, unless its last training was on mask tokens."""
+        """Hidden states `[n, D]` of what stands behind the mask tokens at these places, which are in order. A
+        model of two streams asks its query stream, unless its last training was on mask tokens."""
         last = str(self.history[-1].get("objective", "")) if self.history else ""
         if "two-stream" not in self.capabilities or last.startswith("masked"):
             return self.hidden(batch)[0].index_select(0, at_n)
@@ -207,7 +208,8 @@ class Model(nn.Module):
         return {"first": batch.layout.first, "last": batch.layout.last}.get(self._reads_at(head))
 
     def answer(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
-        """What a task head says of texts: one row of outputs for every text or, if it looks at all of them, every token."""
+        """What a task head says of texts: one row of outputs for every text or, if it looks at all of them,
+        every token."""
         if head in self.family.feature_heads:
             return self.answer_from(head, self.layers(batch), batch, at)
         return self.read_from(head, self.pick_states(head, batch, at))
@@ -215,7 +217,8 @@ class Model(nn.Module):
     def answer_from(
         self, head: str, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None
     ) -> Tensor:
-        """The same of a head that reads features, of `layers` that were computed before: a frozen body's do not change."""
+        """The same of a head that reads features, of `layers` that were computed before: a frozen body's do
+        not change."""
         # Words that only their letters tell apart have one vector in a task.
         if "letters" in self.capabilities:
             unknown = self.token("unknown") or 0
@@ -223,8 +226,8 @@ class Model(nn.Module):
         return self.heads[head](layers_ND, batch, at)
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a decoder, the
-        encoder's."""
+        """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a
+        decoder, the encoder's."""
         was_training = self.body.training
         needs_gradient = torch.is_grad_enabled() and not self.frozen_body
         self.body.train(was_training and not self.frozen_body)
@@ -240,8 +243,8 @@ class Model(nn.Module):
         return self.encode(batch).hidden_MD if self.encoder_decoder else self.hidden(batch)[0]
 
     def states(self, batch: Batch, at: Tensor | None = None) -> Tensor:
-        """The hidden states `[N, D]` that task heads look at, or those at some flat positions. A decoder over an encoder
-        reads the same text behind its start."""
+        """The hidden states `[N, D]` that task heads look at, or those at some flat positions. A decoder over
+        an encoder reads the same text behind its start."""
         last, memory = self.body, None
         if self.encoder_decoder and last.decoder is None:
             last = last.encoder
@@ -260,7 +263,8 @@ class Model(nn.Module):
 
     @property
     def decoder_start(self) -> int:
-        """The token that a decoder over an encoder begins with, but for generation (`etymon.families.special_tokens`)."""
+        """The token that a decoder over an encoder begins with, but for generation
+        (`etymon.families.special_tokens`)."""
         return start_id(self)
 
     @property
@@ -276,7 +280,8 @@ class Model(nn.Module):
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether it was trained to read a prompt in both directions, and so does when it goes on from one."""
+        """Whether it was trained to read a prompt in both directions, and so does when it goes on from
+        one."""
         return bool(self.carried.get(PREFIX_KEY) or getattr(self.body, "reads_prefix", False))
 
     @reads_prefix.setter
@@ -305,7 +310,8 @@ class Model(nn.Module):
 
     @property
     def window(self) -> int | None:
-        """How much of a long text it reads at once: its positions, or as many of them as it learnt, where its history tells."""
+        """How much of a long text it reads at once: its positions, or as many of them as it learnt, where its
+        history tells."""
         lengths = [entry["length"] for entry in self.history if "length" in entry]
         if self.positions is None or not lengths or "started_from" in self.history[0]:
             return self.positions
@@ -326,7 +332,8 @@ class Model(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether two passes differ in training: there is some dropout, of a part by itself or of attention's weights."""
+        """Whether two passes differ in training: there is some dropout, of a part by itself or of attention's
+        weights."""
         resting = set(self.body.modules()) if self.frozen_body else set()
         parts = (part for part in self.modules() if part not in resting)
         rates = (getattr(part, name, 0.0) for part in parts for name in ("rate", "dropout"))
@@ -345,7 +352,8 @@ class Model(nn.Module):
         return self
 
     def stored_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: every parameter once, and the buffers that are stored (BART's bias of words)."""
+        """What a checkpoint holds: every parameter once, and the buffers that are stored (BART's bias of
+        words)."""
         stored = self.state_dict()
         buffers = {name: buffer for name, buffer in self.named_buffers() if name in stored}
         return {**dict(self.named_parameters()), **buffers}

@@ -44,9 +44,9 @@ def save(
     """Writes the model as a Hugging Face folder. Heads that Transformers has no class for are kept under
     `etymon_heads`, which Transformers leaves aside and `load` reads back.
 
-    A residual scale is folded into the weights, which gives an ordinary model that computes the same up to rounding.
-    To train on exactly, `fold=False` keeps it; only etymon opens such a folder, or that of a shape that Transformers
-    has no class for.
+    A residual scale is folded into the weights, which gives an ordinary model that computes the same up to
+    rounding. To train on exactly, `fold=False` keeps it; only etymon opens such a folder, or that of a shape
+    that Transformers has no class for.
 
     Of a model with adapters only those and its heads are written, as PEFT keeps them: they need their base.
     """
@@ -56,7 +56,8 @@ def save(
     tensors = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
     past = [finite(entry) for entry in (model.history if history is None else history)]
 
-    # Fields of our own that change the maths keep a folder from Transformers. The residual scale need not: it is folded.
+    # Fields of our own that change the maths keep a folder from Transformers. The residual scale need not: it
+    # is folded.
     scale = shape.get("residual_scale", 1.0)
     own_fields = {row.ours for row in family.settings.own_rows(shape) if shape[row.ours] != row.unless}
     for_transformers = (
@@ -118,7 +119,8 @@ def save(
 
 
 def save_published(model: Model, folder: str | Path) -> None:
-    """Writes the model's body, without its heads, in the layout that its family was published in (ELMo's for bilm-tf)."""
+    """Writes the model's body, without its heads, in the layout that its family was published in (ELMo's for
+    bilm-tf)."""
     layout = model.family.layout
     if layout is None or model.int8:
         raise EtymonError(
@@ -142,8 +144,9 @@ def model_card(
 ) -> str:
     """README.md with front matter for the Hugging Face hub.
 
-    `architecture` is the class that opens the same folder, or None where Transformers has none. Of adapters, `base` is the
-    model that they belong to, and the class is its. Whatever is not known is said to be missing.
+    `architecture` is the class that opens the same folder, or None where Transformers has none. Of adapters,
+    `base` is the model that they belong to, and the class is its. Whatever is not known is said to be
+    missing.
     """
     from huggingface_hub import ModelCard, ModelCardData  # here: it costs a fifth of a second
 

@@ -1,4 +1,5 @@
-"""What BART and the Transformer of 2017 have in common: layers with layer norms, on either side of cross-attention, and heads."""
+"""What BART and the Transformer of 2017 have in common: layers with layer norms, on either side of
+cross-attention, and heads."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from etymon.nn.layers import Embedding
 from etymon.nn.visibility import CausalRule, FullRule
 from etymon.nn.vocabulary import DenseVocabulary
 
+# Of families that never had published ones.
 SPECIALS = {
     "pad": "<pad>", "begin": "<s>", "class": "<s>", "end": "</s>", "separator": "</s>", "unknown": "<unk>",
     "mask": "<mask>",
 }  # fmt: skip
-"""Of families that never had published ones."""
 
 # Minutes, not days: Muon had a lower loss than AdamW after a third of the steps (docs/lab-notes.md).
 POCKET_RECIPE = Recipe(
@@ -36,8 +37,8 @@ POCKET_RECIPE = Recipe(
 def stack(
     shape: Any, *, decoder: bool, norm_epsilon: float, norm_first: bool = False, attention_bias: bool = True
 ) -> Stack:
-    """Layers of an encoder, or of a decoder that looks at one, whose numbers may be its own (`decoder_layers`). Norms before
-    the parts need one more at the end."""
+    """Layers of an encoder, or of a decoder that looks at one, whose numbers may be its own
+    (`decoder_layers`). Norms before the parts need one more at the end."""
 
     def number(field: str) -> int:
         return (getattr(shape, f"decoder_{field}", None) if decoder else None) or getattr(shape, field)
@@ -64,7 +65,8 @@ def stack(
 
 
 def layer_names(theirs: Callable[[str], str]) -> dict[str, str]:
-    """Rows for the layers of both sides as fairseq, and Transformers after it, names them; `theirs` puts the side in front."""
+    """Rows for the layers of both sides as fairseq, and Transformers after it, names them; `theirs` puts the
+    side in front."""
     table: dict[str, str] = {}
     for side in ("encoder", "decoder"):
         ours, layer = f"body.{side}.stack.layers.{{}}.", theirs(side) + "layers.{}."
@@ -84,13 +86,13 @@ def layer_names(theirs: Callable[[str], str]) -> dict[str, str]:
 def heads(
     width: str = "dim", bias: Callable[[Any], bool | Literal["fixed"]] = lambda shape: False
 ) -> dict[str, Head]:
-    """All of them read the decoder, whose width a field of the shape tells; without a text to write, it is fed the source.
-    `bias` says of a shape whether the scores of words have one."""
+    """All of them read the decoder, whose width a field of the shape tells; without a text to write, it is
+    fed the source. `bias` says of a shape whether the scores of words have one."""
 
     def vocabulary(shape: Any, body: nn.Module, labels: int) -> nn.Module:
         assert isinstance(body, EncoderDecoder)
-        own = body.words if shape.tied else Embedding(shape.vocabulary, getattr(shape, width))
-        return DenseVocabulary(own.weight, bias=bias(shape))
+        table = body.words if shape.tied else Embedding(shape.vocabulary, getattr(shape, width))
+        return DenseVocabulary(table.weight, bias=bias(shape))
 
     def projection(shape: Any, outputs: int, maker: type[nn.Module] = Projection) -> nn.Module:
         return maker(getattr(shape, width), outputs, dropout=shape.head_dropout)

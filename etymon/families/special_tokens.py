@@ -23,18 +23,23 @@ from etymon.text.framing import ReadingSettings
 if TYPE_CHECKING:
     from etymon.families.model import Model
 
+# The keys of a published configuration for the roles of special tokens.
 TOKEN_KEYS = {
-    "begin": "bos_token_id", "end": "eos_token_id", "pad": "pad_token_id", "separator": "sep_token_id",
-    "class": "cls_token_id", "mask": "mask_token_id",
-}  # fmt: skip
-"""The keys of a published configuration for the roles of special tokens."""
+    "begin": "bos_token_id",
+    "end": "eos_token_id",
+    "pad": "pad_token_id",
+    "separator": "sep_token_id",
+    "class": "cls_token_id",
+    "mask": "mask_token_id",
+}
 START_KEY = "decoder_start_token_id"
 
 logger = logging.getLogger("etymon.families")
 
 
 def token_ids(model: Model, role: str, *, generating: bool = False) -> tuple[int, ...]:
-    """The ids of a special token by its role: mostly one, none if there is no such token. A folder may name several ends."""
+    """The ids of a special token by its role: mostly one, none if there is no such token. A folder may name
+    several ends."""
     if ids := _folder_ids(model, TOKEN_KEYS.get(role, ""), generating):
         return ids
     if model.tokenizer is not None:
@@ -64,8 +69,8 @@ def _start_ids(model: Model, generating: bool = False) -> tuple[int, ...]:
 
 
 def forced_ids(model: Model, key: str) -> tuple[int, ...]:
-    """The tokens that a generated text must begin (`forced_bos_token_id`) or, at its limit, end with. As in Transformers,
-    `config.json` has no say where there is a `generation_config.json`."""
+    """The tokens that a generated text must begin (`forced_bos_token_id`) or, at its limit, end with. As in
+    Transformers, `config.json` has no say where there is a `generation_config.json`."""
     return _listed((model.carried if model.generation is None else model.generation).get(key))
 
 
@@ -82,27 +87,30 @@ def _listed(value: Any) -> tuple[int, ...]:
 
 
 def leave_out_unusable_ids(model: Model, folder: str | Path) -> None:
-    """Leaves out the ids that no token of a model just read has, and says so. Published folders have such: they were made with
-    another vocabulary than their configuration was. What the shape was made of stays (RoBERTa's positions begin behind its pad)."""
+    """Leaves out the ids that no token of a model just read has, and says so."""
+    # Published folders have such: they were made with another vocabulary than their configuration was. What
+    # the shape was made of stays (RoBERTa's positions begin behind its pad).
     fixed = model.family.settings.write(asdict(model.shape))
     model.carried, wrong = usable_ids(model.carried, model.shape.vocabulary, fixed)
-    found = [f"config.json: {', '.join(wrong)}"] if wrong else []
+    problems = [f"config.json: {', '.join(wrong)}"] if wrong else []
     if model.generation is not None:
         model.generation, wrong = usable_ids(model.generation, model.shape.vocabulary)
-        found += [f"generation_config.json: {', '.join(wrong)}"] if wrong else []
-    if found:
+        problems += [f"generation_config.json: {', '.join(wrong)}"] if wrong else []
+    if problems:
         logger.warning(
-            "%s names special tokens outside its vocabulary of %s tokens (%s): they are left out here, and where it is saved",
+            "%s names special tokens outside its vocabulary of %s tokens (%s): they are left out here, and where it is "
+            "saved",
             folder,
             f"{model.shape.vocabulary:,}",
-            "; ".join(found),
+            "; ".join(problems),
         )
 
 
 def usable_ids(
     settings: Mapping[str, Any], vocabulary: int, fixed: Container[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Settings with null for ids that no token has, and those, such as `eos_token_id 50256`. Keys that are `fixed` stay."""
+    """Settings with null for ids that no token has, and those, such as `eos_token_id 50256`. Keys that are
+    `fixed` stay."""
 
     def is_usable(number: Any) -> bool:
         return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocabulary
@@ -119,8 +127,8 @@ def usable_ids(
 
 
 def config_ids(model: Model) -> dict[str, int | None]:
-    """By their keys, the ids that the folder's `config.json` does not name and the saved one does. One that is not known is null
-    where Transformers' class would else take some id for granted."""
+    """By their keys, the ids that the folder's `config.json` does not name and the saved one does. One that
+    is not known is null where Transformers' class would else take some id for granted."""
     ids_by_key = {key: token_ids(model, role) for role, key in TOKEN_KEYS.items()}
     ids_by_key[START_KEY] = _start_ids(model)
     usual = {TOKEN_KEYS[role] for role in model.family.special_ids}
@@ -132,8 +140,9 @@ def config_ids(model: Model) -> dict[str, int | None]:
 
 
 def generation_settings(model: Model) -> dict[str, Any]:
-    """What a saved `generation_config.json` says: what the folder's own does, or else what its `config.json` says of generation,
-    which Transformers reads in its stead; and the ids of special tokens that neither names."""
+    """What a saved `generation_config.json` says: what the folder's own does, or else what its `config.json`
+    says of generation, which Transformers reads in its stead; and the ids of special tokens that neither
+    names."""
     settings = _of_generation(model.carried) if model.generation is None else model.generation
     added = _of_generation(config_ids(model))
     return {**settings, **{key: value for key, value in added.items() if settings.get(key) is None}}
@@ -144,19 +153,19 @@ def _of_generation(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reading_settings(model: Model, heads: Set[str], history: Sequence[Mapping[str, Any]]) -> ReadingSettings:
-    """How a model with these heads reads the texts of the last task in its history, or any text if it has no task."""
+    """How a model with these heads reads the texts of the last task in its history, or any text if it has no
+    task."""
     heads = heads & TASK_HEADS
     # Without a task's head, what counts is what it was trained for last.
     past = history if heads else history[-1:]
     tasks: list[Mapping[str, Any]] = next(filter(None, map(_tasks, reversed(past))), [])
-    lengths = [task.get("limits", {}).get("length") for task in tasks]
     # An encoder reads all of a task's text, also where the answer is written; a decoder's row holds both.
-    known = [length for length in lengths if length] if heads or model.encoder_decoder else []
+    lengths = [task.get("limits", {}).get("length") or 0 for task in tasks if heads or model.encoder_decoder]
     return ReadingSettings(
         positions=model.positions,
         for_task=bool(heads),
         pad_token=_pad_token(model) if heads else None,
-        task_length=max(known, default=None),
+        task_length=max(lengths, default=0) or None,
         # A question's end is what choices follow on.
         truncation_side="left" if heads == {"choice"} else "right",
     )

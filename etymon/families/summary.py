@@ -1,5 +1,5 @@
-"""How a text becomes one vector in front of a head, where `config.json` tells it (Transformers' `SequenceSummary`): the
-choice head of GPT-1 and GPT-2, the task heads of XLNet, the choice head of ELECTRA.
+"""How a text becomes one vector in front of a head, where `config.json` tells it (Transformers'
+`SequenceSummary`): the choice head of GPT-1 and GPT-2, the task heads of XLNet, the choice head of ELECTRA.
 
 Which state is read, first dropout, a dense map, an activation, last dropout.
 """
@@ -18,8 +18,9 @@ from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Where
 from etymon.nn.heads import Projection
 from etymon.nn.layers import ACTIVATIONS, Rate
 
+# `cls_index` is a place that the caller names, and the last unless told; ours is the last, where the class
+# token stands.
 Type = Literal["last", "first", "mean", "cls_index"]
-"""`cls_index` is a place that the caller names, and the last unless told; ours is the last, where the class token stands."""
 
 
 def place(shape: Any) -> Where:
@@ -55,7 +56,8 @@ CHOICE = Head(score, at=place)
 
 @dataclass(frozen=True)
 class SummaryActivation(Field):
-    """No activation is `linear` here; there it is None, an empty name or "linear", of which `none` is written."""
+    """No activation is `linear` here; there it is None, an empty name or "linear", of which `none` is
+    written."""
 
     none: str | None = "linear"
     values: Mapping[Any, Any] | None = field(default_factory=lambda: ACTIVATION_NAMES)
@@ -70,21 +72,21 @@ class SummaryActivation(Field):
 # --- rows of a family's settings
 
 TYPE = Field("summary_type", "summary_type", {kind: kind for kind in get_args(Type)})
+# Of a summary that another map follows (XLNet, ELECTRA). Transformers 5 takes no None for their activation.
 FIELDS = [
     TYPE,
     Field("summary_dense", "summary_use_proj"),
     SummaryActivation("summary_activation", "summary_activation"),
     Field("summary_first_dropout", "summary_first_dropout", unless=0.0),
 ]
-"""Of a summary that another map follows (XLNet, ELECTRA). Transformers 5 takes no None for their activation."""
 TO_WIDTH = Constant("summary_proj_to_labels", False, "a summary is as wide as what follows it")
+# Of a summary that is itself the score of a choice (GPT-1, GPT-2).
 SCORE_FIELDS = [
     TYPE,
     SummaryActivation("summary_activation", "summary_activation", none=None),
     Field("head_dropout", "summary_first_dropout"),
     Field("summary_last_dropout", "summary_last_dropout", unless=0.0),
 ]
-"""Of a summary that is itself the score of a choice (GPT-1, GPT-2)."""
 SCORE = [
     Constant("summary_use_proj", True, "without a map the choice head gives no score", write=True),
     Constant("summary_proj_to_labels", True, "the choice head gives one score", write=True),

@@ -1,4 +1,5 @@
-"""Models made out of other models: averaged, with more words, sharing embeddings, or with some of their layers."""
+"""Models made out of other models: averaged, with more words, sharing embeddings, or with some of their
+layers."""
 
 from __future__ import annotations
 
@@ -16,14 +17,22 @@ from etymon.families.loading import load, shape_of
 from etymon.families.model import Model
 from etymon.nn.lora import merge
 
+# The parts of the embeddings that ELECTRA's generator and discriminator have in common.
+SHARED = ("words", "positions", "segments", "norm")
+LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..*)")
+
 
 @torch.no_grad()
 def average_checkpoints(folders: Sequence[str | Path]) -> Model:
-    """A model whose every weight is the mean over the models in the folders; all else is the last one's."""
+    """A model whose every weight is the mean over the models in the folders; all else is the last one's.
+
+    Often better than the last of them (Vaswani et al. 2017, section 6.1).
+    """
     if not folders:
         raise EtymonError("there are no checkpoints to average")
     *others, last = folders
     model = merge(load(last))  # the mean of products is not the product of means
+    # In double precision, so that the order of the sum leaves no trace.
     sums = {name: tensor.double() for name, tensor in model.stored_tensors().items()}
     for folder in others:
         other = merge(load(folder))
@@ -37,37 +46,42 @@ def average_checkpoints(folders: Sequence[str | Path]) -> Model:
 
 
 @torch.no_grad()
-def grow(model: Model, known: int, spelled: Sequence[Sequence[int] | None], seed: int = 0) -> Model:
-    """The model with a row for every new word; `known` ids have one, and `spelled` says of which of them each new one is made.
+def grow(model: Model, size: int, spellings: Sequence[Sequence[int] | None], seed: int = 0) -> Model:
+    """The model with a row for every new word behind the first `size` ids; `spellings` are the ids that make
+    each up.
 
-    Word vectors, and the output matrix and bias where they are not the word vectors, start as the mean over the spelling, or,
-    if a word is made of nothing (None), as the family's first values. Rows beyond the known ids, which some published models
-    have, belonged to no word and are used.
+    All that it computed it still computes. Word vectors, and the output matrix and bias where they are not
+    the word vectors, start as the mean over the spelling, or, if a word is made of nothing (None), as the
+    family's first values. Rows beyond `size`, which some published models have, belonged to no word and are
+    used.
     """
     if model.lora is not None:
         raise EtymonError("adapters belong to their base and its words, which cannot grow: merge them first")
     if getattr(model.shape, "divisor", 1) > 1:
         raise EtymonError("word vectors of several widths cannot grow: a new word would be the rarest of all")
-    grown = _sized(model, max(known + len(spelled), model.shape.vocabulary))
-    if None in spelled:
+
+    def with_vocabulary(words: int) -> Model:
+        return Model(model.family, replace(model.shape, vocabulary=words), model.head_names, model.labels)
+
+    grown = with_vocabulary(max(size + len(spellings), model.shape.vocabulary))
+    if None in spellings:
         grown.initialise(seed)
+    # Tensors that another vocabulary gives another shape have a row a word.
     with torch.device("meta"):
-        larger = _sized(model, model.shape.vocabulary + 1).stored_tensors()
-    target = grown.stored_tensors()
-    for name, before in model.stored_tensors().items():
+        larger = with_vocabulary(model.shape.vocabulary + 1).stored_tensors()
+    tensors = model.stored_tensors()
+    for name, target in grown.stored_tensors().items():
+        before = tensors[name]
         if before.shape == larger[name].shape:
-            target[name].copy_(before)
+            target.copy_(before)
         elif before.shape[1:] == larger[name].shape[1:]:
-            first = [
+            first = target.clone()
+            target[: len(before)] = before
+            for number, pieces in enumerate(spellings, size):
                 # What could not be spelled at all starts as the mean of everything.
-                target[name][number].clone()
-                if pieces is None
-                else before[list(pieces) or slice(known)].mean(0)
-                for number, pieces in enumerate(spelled, known)
-            ]
-            target[name][: len(before)] = before
-            for number, row in enumerate(first, known):
-                target[name][number] = row
+                target[number] = (
+                    first[number] if pieces is None else before[list(pieces) or slice(size)].mean(0)
+                )
         else:
             raise EtymonError(f"the vocabulary of {model.family.title} cannot grow: {name} has no row a word")
     grown.carried, grown.generation = model.carried, model.generation
@@ -75,19 +89,12 @@ def grow(model: Model, known: int, spelled: Sequence[Sequence[int] | None], seed
     return grown.to(model.device).train(model.training)
 
 
-def _sized(model: Model, vocabulary: int) -> Model:
-    return Model(model.family, replace(model.shape, vocabulary=vocabulary), model.head_names, model.labels)
-
-
-SHARED = ("words", "positions", "segments", "norm")
-"""The parts of the embeddings that ELECTRA's generator and discriminator have in common."""
-
-
-LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..*)")
+# --- a generator beside the model
 
 
 def generator_for(model: Model, changed: Mapping[str, Any], seed: int) -> Model:
-    """A generator for replaced-token detection, with first values; fields of its shape may be changed by name."""
+    """A generator for replaced-token detection, with first values; fields of its shape may be changed by
+    name."""
     # Another seed: parameters draw by their names, and the two have many names in common.
     return share_embeddings(blank_generator(model, changed).initialise(seed + 1), model)
 
@@ -103,55 +110,61 @@ def blank_generator(model: Model, changed: Mapping[str, Any]) -> Model:
 
 
 def share_embeddings(generator: Model, model: Model) -> Model:
-    """Gives the generator the model's own embeddings, wherever it uses its own (tied weights included)."""
-    instead = {}
+    """Gives the generator the model's embeddings, wherever it uses its own (tied weights included)."""
+    replacements = {}
     for part in SHARED:
-        own, given = (getattr(each.body.embeddings, part) for each in (generator, model))
-        if own is None or given is None:
+        before, shared = (getattr(each.body.embeddings, part) for each in (generator, model))
+        if before is None or shared is None:
             continue
-        for name, parameter in own.named_parameters():
-            instead[parameter] = given.get_parameter(name)
-            if instead[parameter].shape != parameter.shape:
+        for name, parameter in before.named_parameters():
+            replacements[parameter] = shared.get_parameter(name)
+            if replacements[parameter].shape != parameter.shape:
                 raise EtymonError(
                     f"the generator's {part} are of shape {tuple(parameter.shape)}, the model's of "
-                    f"{tuple(instead[parameter].shape)}: they share them, so leave that as it is"
+                    f"{tuple(replacements[parameter].shape)}: they share them, so leave that as it is"
                 )
     for module in generator.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter in instead:
-                module.register_parameter(name, instead[parameter])
+            if parameter in replacements:
+                module.register_parameter(name, replacements[parameter])
     return generator
 
 
+# --- a student that begins as a part of its teacher
+
+
 def spread_layers(count: int, depth: int) -> list[int]:
-    """As many layers out of `depth` as asked for, evenly spread: 0, 2, 4, 7, 9, 11 for 6 out of 12, as DistilBERT has it."""
+    """Numbers of `count` layers out of `depth`, evenly spread: 0, 2, 4, 7, 9, 11 for 6 out of 12, as
+    DistilBERT has it."""
     return [round(number * (depth - 1) / max(count - 1, 1)) for number in range(count)]
 
 
 @torch.no_grad()
 def copy_layers(student: Model, teacher: Model, layers: Sequence[int]) -> list[str]:
-    """Gives the student its teacher's embeddings, heads and the layers named; returns what the teacher does not have."""
-    own, given = student.body.stack.schedule, teacher.body.stack.schedule
-    depth = len(given)
-    if len(layers) != len(own) or not all(0 <= layer < depth for layer in layers):
+    """Gives the student its teacher's embeddings, heads and the layers named; returns what the teacher does
+    not have."""
+    schedule, source_schedule = student.body.stack.schedule, teacher.body.stack.schedule
+    depth = len(source_schedule)
+    if len(layers) != len(schedule) or not all(0 <= layer < depth for layer in layers):
         raise EtymonError(
-            f"the student has {len(own)} layers and begins with {len(layers)} of its teacher's, numbered "
+            f"the student has {len(schedule)} layers and begins with {len(layers)} of its teacher's, numbered "
             f"{', '.join(map(str, layers))}: name one for each, from 0 to {depth - 1}"
         )
-    known = dict(teacher.named_parameters())
-    anew = []
+    sources = dict(teacher.named_parameters())
+    absent = []
     for name, parameter in student.named_parameters():
         if match := LAYER.fullmatch(name):
             # A layer that is used many times begins as the one of its first use.
-            place = given[layers[own.index(int(match[2]))]]
+            place = source_schedule[layers[schedule.index(int(match[2]))]]
             name = f"{match[1]}{place}{match[3]}"
-        if name not in known:
-            anew.append(name)
-        elif known[name].shape != parameter.shape:
+        source = sources.get(name)
+        if source is None:
+            absent.append(name)
+        elif source.shape != parameter.shape:
             raise EtymonError(
                 f"the student cannot begin as a part of its teacher: {name} is of shape {tuple(parameter.shape)} here "
-                f"and {tuple(known[name].shape)} there; teacher_layers: [] lets it begin anew"
+                f"and {tuple(source.shape)} there; teacher_layers: [] lets it begin anew"
             )
         else:
-            parameter.copy_(known[name])
-    return anew
+            parameter.copy_(source)
+    return absent

@@ -1,7 +1,7 @@
 """T5 (Raffel et al. 2019), versions 1.0 and 1.1: an encoder and a decoder with relative position buckets.
 
-Root-mean-square norms before the parts, no biases, unscaled scores. Version 1.1 has gated feed-forward parts and its
-own output matrix; version 1.0 ties it to the embedding and scales the hidden states down before it.
+Root-mean-square norms before the parts, no biases, unscaled scores. Version 1.1 has gated feed-forward parts
+and its own output matrix; version 1.0 ties it to the embedding and scales the hidden states down before it.
 """
 
 from __future__ import annotations
@@ -50,15 +50,18 @@ class Shape:
     buckets: PositiveInt = 32
     longest_distance: PositiveInt = 128
     feed_forward: str = "relu"
-    """An activation by its published name; `gated-` before it multiplies the activation of one map with another map."""
+    """An activation by its published name; `gated-` before it multiplies the activation of one map with
+    another map."""
     dropout: Rate = 0.1
     head_dropout: Rate = 0.0
     norm_epsilon: NonNegativeFloat = 1e-6
     initial_factor: NonNegativeFloat = 1.0
     tied: bool = True
-    """The output matrix is the embedding, and hidden states are scaled by dim^-0.5 before it (version 1.0)."""
+    """The output matrix is the embedding, and hidden states are scaled by dim^-0.5 before it (version
+    1.0)."""
     residual_scale: PositiveFloat = 1.0
-    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the weights."""
+    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
+    weights."""
 
     def __post_init__(self) -> None:
         if self.feed_forward not in FEED_FORWARDS:
@@ -68,12 +71,12 @@ class Shape:
 
 
 SPELLINGS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()}
+# The published name of a feed-forward part -> its activation.
 FEED_FORWARDS = {
     **SPELLINGS,
     **{f"gated-{theirs}": ours for theirs, ours in SPELLINGS.items()},
     "gated-gelu": "gelu_tanh",  # version 1.1's, where Transformers takes it for its "gelu_new"; the plain one is exact
 }
-"""The published name of a feed-forward part -> its activation."""
 VERSION_1_1 = {"feed_forward": "gated-gelu", "tied": False}
 POCKET = {"vocabulary": 4096, "dim": 256, "inner_dim": 640, "layers": 3, "heads": 4, "dropout": 0.0,
           "feed_forward": "gated-gelu"}  # fmt: skip
@@ -272,8 +275,9 @@ FAMILY = Family(
     initial=initial,
     capabilities=frozenset({"encoder-decoder", "state"}),
     objective="span-corruption",
-    # 1 / sqrt(max(t, 10,000)) at step t: 0.01 for the first 10,000 steps, however long the run. The rate is relative to
-    # the size of the parameters, and updates are clipped by Adafactor itself, gradients not at all.
+    # 1 / sqrt(max(t, 10,000)) at step t: 0.01 for the first 10,000 steps, however long the run. The rate is
+    # relative to the size of the parameters, and updates are clipped by Adafactor itself, gradients not at
+    # all.
     recipe=Recipe(
         learning_rate=0.01,
         optimiser="adafactor",

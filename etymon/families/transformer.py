@@ -1,4 +1,5 @@
-"""The Transformer (Vaswani et al. 2017): encoder and decoder over sinusoids, one matrix for source, target and output.
+"""The Transformer (Vaswani et al. 2017): encoder and decoder over sinusoids, one matrix for source, target
+and output.
 
 There is no published class of it: its folders are for etymon alone, with fairseq's names.
 """
