@@ -10,17 +10,8 @@ from pydantic import PositiveInt
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.families import electra, encoders
-from etymon.families.family import (
-    ActivationName,
-    Architecture,
-    Family,
-    Head,
-    Recipe,
-    Sizes,
-    TokenizerChoice,
-    classes,
-    shape_class,
-)
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
+from etymon.families.shape import ActivationName, Sizes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.initialise import truncated_weights
 from etymon.nn.layers import Rate

@@ -16,17 +16,9 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families.encoders import MASKED_BPE
-from etymon.families.family import (
-    ACTIVATION_NAMES,
-    ActivationName,
-    Family,
-    Recipe,
-    Sizes,
-    classes,
-    divides,
-    shape_class,
-)
+from etymon.families.family import Family, Recipe, classes
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, divides, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row

@@ -8,7 +8,8 @@ from typing import Any
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.families import electra, encoders
-from etymon.families.family import Architecture, Family, Recipe, Sizes, classes
+from etymon.families.family import Architecture, Family, Recipe, classes
+from etymon.families.shape import Sizes
 from etymon.nn.blocks import Body
 from etymon.nn.initialise import truncated_weights
 from etymon.text import framing

@@ -11,12 +11,12 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field
-from etymon.families.family import (
+from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.families.shape import (
     ACTIVATION_NAMES,
     ActivationName,
-    Head,
-    Recipe,
-    TokenizerChoice,
+    check_cutoffs,
+    check_divisor,
     divides,
     shape_class,
 )
@@ -63,26 +63,6 @@ class DecoderShape:
             raise ValueError("a pointer stands beside a plain softmax: leave pointer or cutoffs out")
         check_divisor(self)
         check_cutoffs(self, self.vocabulary)
-
-
-def check_divisor(shape: Any) -> None:
-    if shape.divisor > 1 and not shape.cutoffs:
-        raise ValueError(
-            "a divisor makes vectors narrower from cutoff to cutoff: give cutoffs, or leave it out"
-        )
-
-
-def check_cutoffs(shape: Any, words: int) -> None:
-    edges = (0, *shape.cutoffs, words)
-    if list(edges) != sorted(set(edges)):
-        raise ValueError(
-            f"cutoffs {list(shape.cutoffs)} have to rise, from above 0 to below the {words} words"
-        )
-    narrowest = (getattr(shape, "embedding_dim", None) or shape.dim) // shape.divisor ** len(shape.cutoffs)
-    if not narrowest:
-        raise ValueError(
-            f"divisor {shape.divisor} leaves nothing of the rarest words' vectors: take a smaller one"
-        )
 
 
 POCKET = {

@@ -13,17 +13,8 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
-from etymon.families.family import (
-    ACTIVATION_NAMES,
-    ActivationName,
-    Family,
-    Head,
-    Recipe,
-    Sizes,
-    classes,
-    divides,
-    shape_class,
-)
+from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, divides, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.embeddings import sinusoidal
 from etymon.nn.heads import DeepProjection, Projection

@@ -15,16 +15,8 @@ from torch import nn
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.families import encoders, summary
-from etymon.families.family import (
-    ActivationName,
-    Architecture,
-    Family,
-    Head,
-    Recipe,
-    Sizes,
-    classes,
-    shape_class,
-)
+from etymon.families.family import Architecture, Family, Head, Recipe, classes
+from etymon.families.shape import ActivationName, Sizes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import truncated_weights

@@ -11,15 +11,8 @@ from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Constant, Field
-from etymon.families.family import (
-    ACTIVATION_NAMES,
-    ActivationName,
-    Head,
-    Recipe,
-    TokenizerChoice,
-    divides,
-    shape_class,
-)
+from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, divides, shape_class
 from etymon.nn.attention import Attention, RelativeKeys
 from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings

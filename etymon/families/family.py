@@ -6,58 +6,20 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import AfterValidator, ConfigDict
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap, config_keys
-from etymon.config import did_you_mean
+from etymon.families.shape import Sizes
 from etymon.nn.adaptive import choose_cutoffs
 from etymon.nn.features import FeatureHead, FeatureSettings
 from etymon.nn.initialise import Filler
-from etymon.nn.layers import ACTIVATIONS
 from etymon.text.framing import Framing
 
 if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
-
-# --- shapes
-
-Class = TypeVar("Class")
-
-
-@dataclass_transform(frozen_default=True)
-def shape_class(cls: type[Class]) -> type[Class]:
-    """Makes a frozen dataclass whose values are checked strictly; fields that it does not have are
-    refused."""
-    strict: Any = pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-    return strict(cls)
-
-
-# By name: the fields that differ from the shape's defaults. `pocket` sizes train on a laptop.
-Sizes = Mapping[str, Mapping[str, Any]]
-
-
-def divides(dim: int, *heads: int | None) -> None:
-    """Refuses heads that a width cannot be divided by."""
-    for count in heads:
-        if count is not None and dim % count:
-            raise ValueError(f"dim {dim} is not a multiple of heads {count}")
-
-
-def _check_activation(name: str) -> str:
-    if name not in ACTIVATIONS:
-        raise ValueError(f"which is no activation: {did_you_mean(name, ACTIVATIONS)}")
-    return name
-
-
-# The type of a shape's field that holds the name of an activation.
-ActivationName = Annotated[str, AfterValidator(_check_activation)]
-# Ours -> theirs, for every family whose class looks the name up in Transformers' common table.
-ACTIVATION_NAMES = {name: name for name in ACTIVATIONS} | {"gelu_tanh": "gelu_new"}
 
 # --- heads, and the published classes that have them
 

@@ -13,7 +13,8 @@ from pydantic import PositiveInt
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import decoders, summary
-from etymon.families.family import Family, Head, Recipe, Sizes, TokenizerChoice, classes, shape_class
+from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
+from etymon.families.shape import Sizes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import normal_weights

@@ -7,7 +7,8 @@ from pydantic import PositiveInt
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, SettingsMap
 from etymon.families import decoders, summary
-from etymon.families.family import Family, Recipe, Sizes, classes, shape_class
+from etymon.families.family import Family, Recipe, classes
+from etymon.families.shape import Sizes, shape_class
 from etymon.nn.blocks import Block, Body
 from etymon.text import framing
 

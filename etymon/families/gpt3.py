@@ -17,7 +17,8 @@ from pydantic import PositiveInt
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import decoders
-from etymon.families.family import Family, Recipe, Sizes, classes, shape_class
+from etymon.families.family import Family, Recipe, classes
+from etymon.families.shape import Sizes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.layers import Rate
 from etymon.nn.visibility import BandRule, CausalRule

@@ -8,7 +8,8 @@ from pydantic import PositiveInt
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, SettingsMap
 from etymon.families import decoders
-from etymon.families.family import Family, Recipe, Sizes, classes, shape_class
+from etymon.families.family import Family, Recipe, classes
+from etymon.families.shape import Sizes, shape_class
 from etymon.nn.blocks import Body, ParallelBlock
 from etymon.nn.embeddings import Rotary
 from etymon.nn.initialise import COMMON, Filler, normal, truncated_normal

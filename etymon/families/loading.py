@@ -9,14 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from etymon.checkpoints.folder import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    is_verifying,
-    read_config,
-    verified,
-    verifying,
-)
+from etymon.checkpoints.folder import ADAPTER_CONFIG, CONFIG, is_verifying, read_config, verified, verifying
 from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.keys import check_history
 from etymon.checkpoints.peft import read_adapter_config

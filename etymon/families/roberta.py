@@ -14,7 +14,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
 from etymon.families import encoders
-from etymon.families.family import Family, Head, Recipe, Sizes, classes, shape_class
+from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families.shape import Sizes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row

@@ -14,7 +14,8 @@ from torch import nn
 
 from etymon.checkpoints.settings import Constant, Field
 from etymon.families.decoders import DecoderShape
-from etymon.families.family import ACTIVATION_NAMES, ActivationName, Head, Where, shape_class
+from etymon.families.family import Head, Where
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, shape_class
 from etymon.nn.heads import Projection
 from etymon.nn.layers import ACTIVATIONS, Rate
 

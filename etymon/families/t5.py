@@ -15,17 +15,9 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import SettingsMap
 from etymon.config import did_you_mean
-from etymon.families.family import (
-    ACTIVATION_NAMES,
-    Architecture,
-    Family,
-    Head,
-    Recipe,
-    Sizes,
-    TokenizerChoice,
-    shape_class,
-)
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
+from etymon.families.shape import ACTIVATION_NAMES, Sizes, shape_class
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Body, EncoderDecoder, FeedForward, Stack
 from etymon.nn.embeddings import BucketedBias, Embeddings
@@ -286,14 +278,7 @@ FAMILY = Family(
         schedule="inverse-square-root",
         warmup_steps=10_000,
     ),
-    tuning=Recipe(
-        learning_rate=1e-3,
-        optimiser="adafactor",
-        weight_decay=0.0,
-        clip=None,
-        schedule="constant",
-        warmup=0.0,
-    ),
+    tuning=Recipe(1e-3, "adafactor", weight_decay=0.0, clip=None, schedule="constant", warmup=0.0),
     # A pocket model trains for minutes, within which the published rate would not begin to fall.
     size_recipes={"pocket": POCKET_RECIPE},
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),

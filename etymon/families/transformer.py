@@ -13,17 +13,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import SettingsMap
-from etymon.families.family import (
-    ActivationName,
-    Architecture,
-    Family,
-    Recipe,
-    Sizes,
-    TokenizerChoice,
-    divides,
-    shape_class,
-)
+from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
+from etymon.families.shape import ActivationName, Sizes, divides, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings, Sinusoids
 from etymon.nn.initialise import COMMON, Filler, normal, xavier

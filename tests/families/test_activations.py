@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import etymon
-from etymon.families.family import ACTIVATION_NAMES
+from etymon.families.shape import ACTIVATION_NAMES
 from etymon.families.t5 import FEED_FORWARDS, SETTINGS, SPELLINGS
 from etymon.nn.layers import ACTIVATIONS
 from tests.families.reference import BERT, GPT1, GPT2, GPTJ, GPTNEO, T5

@@ -18,11 +18,11 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.families.decoders import check_cutoffs, check_divisor
 from etymon.families.elmo import bilm
 from etymon.families.elmo.characters import Characters
 from etymon.families.elmo.lstm import LstmState, TwoWayStack
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.shape import check_cutoffs, check_divisor
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary, SampledVocabulary
 from etymon.nn.blocks import Body
 from etymon.nn.features import FeatureSettings, ScalarMix

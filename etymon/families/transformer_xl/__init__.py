@@ -12,8 +12,9 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
-from etymon.families.decoders import BYTE_BPE, HEADS, check_cutoffs, layer_norm, pocket_recipe
+from etymon.families.decoders import BYTE_BPE, HEADS, layer_norm, pocket_recipe
 from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families.shape import check_cutoffs
 from etymon.families.transformer_xl.recurrence import RecurrentBody, RecurrentStack
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.blocks import Block, FeedForward

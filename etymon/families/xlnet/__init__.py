@@ -21,16 +21,8 @@ from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
 from etymon.families import summary
 from etymon.families.decoders import vocabulary_head
 from etymon.families.encoders import LAYER, POCKET_RECIPE
-from etymon.families.family import (
-    ACTIVATION_NAMES,
-    ActivationName,
-    Architecture,
-    Family,
-    Head,
-    Recipe,
-    TokenizerChoice,
-    divides,
-)
+from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, divides
 from etymon.families.xlnet.two_stream import SegmentAttention, TwoStreamBody, TwoStreamStack
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.embeddings import Embeddings
