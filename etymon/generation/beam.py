@@ -47,13 +47,6 @@ class Beams(NamedTuple):
         )
 
 
-def _placeholders(prompts: int, beams: int, longest: int, device: torch.device) -> Beams:
-    zeros_BK = torch.zeros(prompts, beams, dtype=torch.long, device=device)
-    zeros_BKT = torch.zeros(prompts, beams, longest, device=device)
-    false_BK = zeros_BK.bool()
-    return Beams(zeros_BK + OUT, zeros_BK, false_BK, false_BK, zeros_BKT.long(), zeros_BKT)
-
-
 def beam_search(
     stepper: Stepper, processor: ScoreProcessor, scores_BV: Tensor, texts: Continuations
 ) -> list[list[Sequence]]:
@@ -66,7 +59,11 @@ def beam_search(
     scores_RV = fork_rows(beams, scores_BV, processor, stepper)
     ends = torch.tensor(texts.end_ids, dtype=torch.long, device=device)
     limits_B1 = torch.tensor(texts.limits, device=device)[:, None]
-    finished = _placeholders(len(prompts), beams, longest, device)
+    # Placeholders, until there are K finished texts.
+    zeros_BK = torch.zeros(len(prompts), beams, dtype=torch.long, device=device)
+    zeros_BKT = zeros_BK[:, :, None].expand(-1, -1, longest).clone()
+    false_BK = zeros_BK.bool()
+    finished = Beams(zeros_BK + OUT, zeros_BK, false_BK, false_BK, zeros_BKT, zeros_BKT.float())
     running = finished._replace(scores=finished.scores.clone())
     running.scores[:, 0] = 0  # at first all beams are the same text: one of them counts
     hopeful_B1 = torch.ones(len(prompts), 1, dtype=torch.bool, device=device)

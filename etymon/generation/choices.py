@@ -21,22 +21,27 @@ import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
+from etymon.families.model import Model
 from etymon.generation.processors import draw, warp
 from etymon.generation.sequences import Continuations, Sequence
 from etymon.generation.stepper import Stepper
-from etymon.text.tokenizer import Tokenizer
 
 TOGETHER = 64
 """Rows that are scored at a time: each is a copy of its prompt's state."""
 
 
-def choice_ids(tokenizer: Tokenizer, choices: tuple[str, ...], *, ended: bool) -> dict[tuple[int, ...], str]:
-    """The choices by their tokens, in the order given; `ended` as a decoder over an encoder writes them."""
+def choices_by_ids(model: Model, choices: tuple[str, ...]) -> dict[tuple[int, ...], str]:
+    """The choices by their tokens, in the order given; what a decoder over an encoder writes also ends there."""
     by_ids: dict[tuple[int, ...], str] = {}
+    if not choices:
+        return by_ids
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise EtymonError("choices need the model's tokenizer, and it has none: put it into its folder")
     for choice, ids in zip(choices, tokenizer.encode_batch(list(choices)), strict=True):
         if not len(ids):
             raise EtymonError(f"the choice {choice!r} has no tokens to judge it by: leave it out")
-        key = tuple((tokenizer.framing.frame(ids).ids if ended else ids).tolist())
+        key = tuple((tokenizer.framing.frame(ids).ids if model.encoder_decoder else ids).tolist())
         if key in by_ids:
             raise EtymonError(
                 f"the choices {by_ids[key]!r} and {choice!r} are the same tokens: leave one out"

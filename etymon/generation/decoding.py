@@ -18,7 +18,7 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.families.special_tokens import forced_ids, start_id, token_ids
 from etymon.generation.beam import beam_search
-from etymon.generation.choices import choice_ids, choose
+from etymon.generation.choices import choices_by_ids, choose
 from etymon.generation.contrastive import contrastive_search
 from etymon.generation.processors import ScoreProcessor, draw, likeliest, token_log_probs, warp
 from etymon.generation.sequences import Continuations, OnToken, Sequence
@@ -60,7 +60,7 @@ def decode(
     # A folder may name several end tokens, and its generation_config.json others than its config.json.
     end_ids = settings.end_ids or token_ids(model, "end", generating=True)
     check_ids([list(end_ids)], vocabulary)
-    choices = list(choices_of(model, settings)) if settings.choices else []
+    choices = list(choices_by_ids(model, settings.choices))
     limits = _token_limits(model, prompts, settings, limits, max(map(len, choices), default=None))
     longest = max(limits)
     if draft is not None:
@@ -170,13 +170,6 @@ def first_token(model: Model, *, generating: bool = False) -> int:
             "the prompt is empty and the model has no end-of-text token to start from: give a prompt"
         )
     return ids[0]
-
-
-def choices_of(model: Model, settings: DecodingSettings) -> dict[tuple[int, ...], str]:
-    """The settings' choices by their tokens."""
-    if model.tokenizer is None:
-        raise EtymonError("choices need the model's tokenizer, and it has none: put it into its folder")
-    return choice_ids(model.tokenizer, settings.choices, ended=model.encoder_decoder)
 
 
 def _token_limits(

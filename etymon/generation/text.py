@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import choices_of, decode
+from etymon.generation.choices import choices_by_ids
+from etymon.generation.decoding import decode
 from etymon.generation.sequences import Sequence as Decoded
 from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer, TokenStream
@@ -79,7 +80,7 @@ def generate_texts(
     settings = settings or DecodingSettings()
     tokenizer = tokenizer_of(model)
     encoded = encode_prompts(model, prompts)
-    choices = choices_of(model, settings) if settings.choices else {}
+    choices = choices_by_ids(model, settings.choices)
     results: list[Generation] = []
     for first in range(0, len(prompts), batch_size):
         keys = list(range(first, min(first + batch_size, len(prompts))))

@@ -160,7 +160,7 @@ class Denoising(Objective):
 
 
 class SpanCorruption(Denoising):
-    """T5's, whose arithmetic is exact: an input of 512 comes from 568 tokens and asks for 114."""
+    """T5's, whose arithmetic is exact: an input of 512 comes from 568 tokens, with 114 targets."""
 
     name = "span-corruption"
     term = "spans"

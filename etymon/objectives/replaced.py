@@ -60,7 +60,7 @@ class Replaced(MaskedLM):
         original = micro.batch.ids.index_copy(0, at, micro.targets)
         batch = replace(micro.batch, ids=original.index_copy(0, at, guesses))
         is_replaced = batch.ids != original
-        # All tokens are judged, not 15% of them: what makes ELECTRA sample-efficient (section 3.4).
+        # A prediction for every token, not 15% of them: what makes ELECTRA sample-efficient (section 3.4).
         states, _ = model.hidden(batch)
         logits = model.read("replaced", states, batch)
         loss = F.binary_cross_entropy_with_logits(logits, is_replaced.to(logits.dtype), reduction="sum")
