@@ -112,7 +112,7 @@ class Model(HeadReader):
             assert self.tokenizer is not None, (
                 "a model that reads letters needs a tokenizer, or a batch with them"
             )
-            letters, index = self.tokenizer.lexicon.spelled(batch.ids.cpu().numpy())
+            letters, index = self.tokenizer.lexicon.spell(batch.ids.cpu().numpy())
             index_N = torch.from_numpy(index).to(batch.device)
             batch = replace(
                 batch, letters=Letters(torch.from_numpy(letters).to(batch.device), index_N, index_N)

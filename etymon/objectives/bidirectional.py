@@ -118,7 +118,7 @@ class Bidirectional(Streaming):
         batch = Batch.of([example.ids for example in examples])
         back_ids = concatenate(examples, "back_ids")
         # Both directions read mostly the same words: each is spelled once for the slice.
-        letters, index = self.lexicon.spelled(torch.cat((batch.ids, back_ids)).numpy())
+        letters, index = self.lexicon.spell(torch.cat((batch.ids, back_ids)).numpy())
         ahead_N, back_N = torch.from_numpy(index).chunk(2)
         batch.letters = Letters(torch.from_numpy(letters), ahead_N, back_N)
         return TwoWayBatch(

@@ -61,11 +61,13 @@ def bundles(sizes: np.ndarray, tokens: int, seed: int, epoch: int, *, shuffle: b
     rng = key(seed, "bundles", epoch)
     blurred = sizes * (1 + JITTER * rng.uniform(-1, 1, len(sizes))) if shuffle else sizes
     order = np.argsort(blurred, kind="stable")
+    # Greedily: a bundle takes as many of the next examples as fit, found by their running total.
     totals = np.append(0, np.cumsum(sizes[order]))
     cuts = [0]
     while cuts[-1] < len(order):
         full = int(np.searchsorted(totals, totals[cuts[-1]] + tokens, side="right")) - 1
         cuts.append(max(full, cuts[-1] + 1))
+    # The bundles change places, or every epoch would go from short examples to long ones.
     table = pad_rows([order[start:stop] for start, stop in pairwise(cuts)])
     return table[rng.permutation(len(table))] if shuffle else table
 

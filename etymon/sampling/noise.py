@@ -51,6 +51,7 @@ def words_mask(
     starts = np.flatnonzero(candidates & (word_starts | ~np.append(False, candidates[:-1])))
     stops = np.flatnonzero(candidates & ~np.append(candidates[1:] & ~word_starts[1:], False)) + 1
     sizes, numbers = (stops - starts).tolist(), np.arange(len(starts))
+    # n is drawn for all words at once: by inverting the cumulated 1/n, as far as the text reaches.
     chances = np.cumsum(1 / np.arange(1, longest + 1))
     possible = chances[np.minimum(longest, len(starts) - numbers) - 1]
     furthest = np.searchsorted(chances, rng.random(len(starts)) * possible, side="right") + numbers
@@ -124,6 +125,7 @@ class NoiseSpans:
     @staticmethod
     def of(mask: np.ndarray) -> NoiseSpans:
         """The runs of noise of a mask."""
+        # Where noise begins and ends, in turn.
         edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
         return NoiseSpans(edges[0::2], edges[1::2])
 
@@ -148,6 +150,7 @@ def infill_spans(word_starts: np.ndarray, density: float, mean_span: float, rng:
     budget = int(np.ceil(density * len(firsts)))
     if not budget:
         return NoiseSpans(firsts[:0], firsts[:0])
+    # As many draws as would do if each were one word; more only if most were 0.
     sizes = rng.poisson(mean_span, budget)
     while sizes.sum() < budget:
         sizes = np.append(sizes, rng.poisson(mean_span, budget))
@@ -260,6 +263,7 @@ def raw_length_for(input_length: int, density: float = 0.15, mean_span: float = 
         )
     if density >= 1:  # every length would be as long as a single span
         raise EtymonError("span corruption leaves some of the text: give a density below 1")
+    # Lengths are rounded, so that the inverse is no formula: counted up, a few hundred steps.
     raw = 2
     while span_lengths(raw + 1, density, mean_span)[0] <= input_length:
         raw += 1

@@ -42,10 +42,12 @@ def whole_sentences(
     starts = first[owner] + number * room
     stops = np.minimum(starts + room, (first + lengths)[owner]) + documents
     starts += documents
+    # For every piece, if a sample began with it: the first piece that does not fit any more.
     following = np.searchsorted(stops, starts + room, side="right")
     if not across:
         following = np.minimum(following, np.searchsorted(documents, documents, side="right"))
-    # The next sample begins with the first piece that did not fit: a chain, followed over plain integers.
+    # The next sample begins with that piece: a chain, followed over plain integers, which are faster than
+    # numpy's.
     chain, next_piece, piece = [], following.tolist(), 0
     while piece < len(next_piece):
         chain.append(piece)
@@ -73,6 +75,8 @@ def segments(
     rows, here = [], 0
     for last in split.first_sentences[1:].tolist():
         while here < last:
+            # `here` and `last` are numbers of sentences; the others below, but for `stop` and `middle`, of
+            # tokens.
             target = length if next(uniform) >= SHORT else min(5, length) + int(next(uniform) * (length - 4))
             start = bounds[here]
             stop = min(bisect_left(bounds, start + target, here + 1), last)

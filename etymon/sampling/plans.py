@@ -43,6 +43,7 @@ def stream_windows(split: Split, length: int, seed: int, epoch: int, shuffle: bo
     separator before the text. In order if not `shuffle`, as for validation.
     """
     _require_length(length)
+    # The last start is before the last token: a window of one token would have no target.
     starts = np.arange(-1, split.stream_length - 1, length, dtype=np.int64)
     table = np.column_stack((starts, np.minimum(starts + length + 1, split.stream_length)))
     return order_rows(table, shuffle, seed, "stream windows", epoch)
@@ -60,6 +61,7 @@ def chunks(
     """
     _require_length(length)
     total = len(split.tokens) if separator is None else split.stream_length
+    # Other cuts in every epoch: else the same tokens would always meet at the edges of samples.
     phase = int(key(seed, "chunk phase", epoch).integers(length)) if shuffle else 0
     starts = np.arange(phase - length if phase else 0, total, length, dtype=np.int64)
     table = np.column_stack((np.maximum(starts, 0), np.minimum(starts + length, total)))
@@ -116,6 +118,7 @@ def _gather_pairs(
     bounds: list[int] = [*split.sentences.tolist(), len(split.tokens)]
     firsts: list[int] = split.first_sentences.tolist()
     rows = []
+    # A generator for each document: its pairs do not depend on the documents before it.
     for document, (here, last) in enumerate(pairwise(firsts)):
         rng = key(seed, "pairs", epoch, document)
         uniform = uniforms(rng)
@@ -136,6 +139,7 @@ def _gather_pairs(
             a_start, a_stop = bounds[here], bounds[middle]
             is_random = not only_true and (count == 1 or next(uniform) < 0.5)
             if is_random:
+                # As in the released pipeline: sentences that were gathered for B are used again.
                 for _ in range(RETRIES):
                     other = int(next(uniform) * len(split))
                     if other != document:

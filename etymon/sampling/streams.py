@@ -47,6 +47,7 @@ def stream_segments(
     if length < 2 or streams < 1:
         raise EtymonError(f"streams need segments of at least 2 tokens, and {streams} x {length} cannot be")
     rng = key(seed, "streams", epoch)
+    # The order of documents is a number that goes into every row: `read` needs nothing but the row.
     order = int(rng.integers(2**62)) if shuffle else -1
     if reset == "document":
         sizes = np.diff(split.documents)[_document_order(split, order)] + 1  # with the separator at the end
@@ -65,13 +66,14 @@ def stream_segments(
             starts = starts[: split.stream_length // (length * streams) * streams]
             starts = starts + int(rng.integers(split.stream_length - length * len(starts), endpoint=True))
         stops, begins = np.minimum(starts + length + 1, split.stream_length), np.zeros(len(starts), bool)
+    # Streams are neighbouring runs of segments; the first `longer` ones have one segment more.
     shortest, longer = divmod(len(starts), streams)
     lengths = shortest + (np.arange(streams) < longer)
     stream = np.repeat(np.arange(streams), lengths)
     time = np.arange(len(starts)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     fresh = (begins | (time == 0)) & (reset != "never")
     table = np.column_stack((starts, stops, stream, fresh, np.full(len(starts), order)))
-    return table[np.lexsort((stream, time))]
+    return table[np.lexsort((stream, time))]  # by time, and at one time by stream
 
 
 def read(split: Split, row: np.ndarray, separator: int) -> np.ndarray:

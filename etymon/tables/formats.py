@@ -71,6 +71,7 @@ def read_rows(paths: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[Re
 
 def _parallel_rows(paths: Sequence[Path]) -> Iterator[Record]:
     bare = [path.with_suffix("") if path.suffix.lower() in PACKINGS else path for path in paths]
+    # train.de and train.en are columns "de" and "en"; source.txt and target.txt are "source" and "target".
     names = [path.suffix[1:] for path in bare]
     if len(set(names)) < len(names):
         names = [path.stem for path in bare]
@@ -90,6 +91,7 @@ def _parallel_rows(paths: Sequence[Path]) -> Iterator[Record]:
 def _json_rows(path: Path) -> Iterator[Record]:
     """A list of objects, SQuAD's tree of questions, or (many files are called so) one object after the
     other."""
+    # Read as text first: so it may be compressed, and bad bytes are reported with their line.
     files = TextFiles([path], format="txt", max_document=LONGEST_JSON)
     text = "\n".join(line for _, line in files.lines())
     try:
@@ -191,6 +193,7 @@ def conllu_rows(path: Path) -> Iterator[Record]:
                 raise EtymonError(f"{place}: {len(parts)} columns instead of CoNLL-U's {len(CONLLU)}")
             if not WORD_NUMBER.fullmatch(parts[0]):
                 raise EtymonError(f"{place}: {parts[0]!r} is no number of a word, as CoNLL-U has it there")
+        # 3-4 is a range of words that are written as one, 5.1 a word that is not in the text.
         words = [parts for _, parts in lines if not set("-.") & set(parts[0])]
         if not words:
             continue
@@ -213,6 +216,7 @@ def column_rows(path: Path, names: Sequence[str] = ()) -> Iterator[Record]:
         rows = []
         block = [(place, line) for place, line in block if line.split()[0] != DOCUMENT]
         for place, line in block:
+            # Tabs, where there are some, part cells that may be empty or hold spaces.
             parts = line.split("\t") if "\t" in line else line.split()
             if names and len(parts) != len(names):
                 raise EtymonError(

@@ -46,6 +46,7 @@ class Table:
 
     def fingerprint(self, columns: Sequence[str]) -> str:
         """Changes when any of these columns does."""
+        # Of the columns alone that are read: others may change without a cached result becoming wrong.
         digest = hashlib.sha256(json.dumps(list(columns)).encode())
         for row in self.rows:
             digest.update(json.dumps([row.get(name) for name in columns], default=str).encode())
@@ -58,6 +59,7 @@ class Table:
             json.dumps(value) if isinstance(value, list | tuple) else self._text(number, column)
             for number, value in enumerate(self.values(column))
         ]
+        # By a hash of the text: the choice is the same in every run, and hardly changes when rows are added.
         ranked = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
         held = set(ranked[: min(most, max(1, round(share * len(ranked))))]) if share else set()
         rest, held_out = (
@@ -104,6 +106,7 @@ def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
             if not path.is_file():
                 raise EtymonError(f"no such file: {path}")
         table = Table([], [], ", ".join(map(str, paths)))
+        # The places are kept beside the rows: tasks name the row that they refuse.
         for place, row in read_rows(paths, columns):
             table.places.append(place)
             table.rows.append(row)
@@ -142,6 +145,7 @@ def rows_or_paths(given: Any) -> list[Any]:
             "lists) or "
             "a data frame"
         )
+    # Files and rows may not be mixed: where one is a row, all must be.
     entries = list(given)
     has_rows = any(isinstance(entry, Mapping) for entry in entries)
     kind, name = (Mapping, "a row (a dict)") if has_rows else (str | Path, "a file, or a row (a dict)")

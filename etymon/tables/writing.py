@@ -41,6 +41,7 @@ def write_table(
             f"{kind or 'a file without an ending'}"
         )
     rows = [_clean(row) for row in rows]
+    # Rows may differ in their columns: all of them, in the order in which they first appear.
     names = list(dict.fromkeys(name for row in rows for name in row))
     if kind == ".parquet":
         import pyarrow

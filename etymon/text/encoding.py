@@ -246,7 +246,7 @@ def keeps_words_apart(description: dict[str, Any]) -> bool:
 # ---------------------------------------------------------------- on all cores
 
 
-def encoded_batches(
+def encode_batches(
     batches: Iterator[list[Part]], tokenizer: Tokenizer, dtype: np.dtype, workers: int | None = None
 ) -> Iterator[tuple[list[Part], Encoded]]:
     """Every batch with its encoding. Batches are the same for any number of processes and come back in

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from etymon.text.reading import Document
 
-SKIPPED_FOLDERS = {
-    "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip", "turtledemo",
-    "__phello__", "encodings", "pydoc_data", "_pyrepl",
-}  # fmt: skip
+SKIPPED_FOLDERS = set(
+    "test tests idle_test site-packages dist-packages __pycache__ ensurepip turtledemo __phello__ encodings "
+    "pydoc_data _pyrepl".split()
+)
 
 DIRECTIVE = re.compile(r"^\s*\.\. ")
 BULLET = re.compile(r"^(\s*)(?:[-*+•o]|\d+[.)]|[a-z]\)|\(\w\)|\[\d+\]|#\.)\s+")
@@ -30,6 +30,8 @@ ROLE = re.compile(r":[\w:+-]+:`([^`<]+?)(?:\s*<[^`>]*>)?`")
 LITERAL = re.compile(r"``?([^`]+)``?")
 EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}([^\s*](?:[^*]*[^\s*])?)\*{1,2}(?![\w*])")
 CITATION = re.compile(r"\s*\[\d+\]_?|\s*\|[\w ]+\||\\ ")
+MARKUP = ((BULLET, ""), (ROLE, r"\1"), (LITERAL, r"\1"), (EMPHASIS, r"\1"), (CITATION, ""))
+"""What goes, in this order, and what stays of it."""
 # Signs of code, grammar or tables inside a paragraph.
 CODE_MARKS = re.compile(r"[{}\\|<>@$^~=_]|::|->|\(\)|\w\(|\)\.|\w\.\w|\+\+|[\[\]]")
 WORD = re.compile(r"[A-Za-z][a-z]*(?:['’-][a-z]+)?")
@@ -72,8 +74,25 @@ def stdlib_documents() -> list[Document]:
 def clean_paragraphs(text: str) -> Iterator[str]:
     """The paragraphs of a docstring or reStructuredText that are plain prose, each as one line."""
     for block in _blocks(inspect.cleandoc(text).expandtabs()):
-        paragraph = _plain(" ".join(line.strip() for line in block))
-        if _is_prose(paragraph):
+        paragraph = " ".join(line.strip() for line in block)
+        for pattern, replacement in MARKUP:
+            paragraph = pattern.sub(replacement, paragraph)
+        for mark, plain in (("`", ""), ("::", ":"), (" -- ", " - "), ("---", " - ")):
+            paragraph = paragraph.replace(mark, plain)
+        paragraph = " ".join(paragraph.split())
+        # English sentences, rather than names, code or numbers: mostly letters, with an end, and few signs
+        # of code.
+        words = WORD.findall(paragraph)
+        letters = sum(character.isalpha() or character == " " for character in paragraph)
+        if (
+            ">>>" not in paragraph
+            and len(words) >= 6
+            and len(paragraph) >= 40
+            and paragraph[0].isalpha()
+            and letters >= 0.86 * len(paragraph)
+            and SENTENCE_END.search(paragraph)
+            and len(CODE_MARKS.findall(paragraph)) <= len(words) / 7
+        ):
             yield paragraph
 
 
@@ -106,27 +125,6 @@ def _blocks(text: str) -> Iterator[list[str]]:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def _plain(paragraph: str) -> str:
-    paragraph = BULLET.sub("", paragraph)
-    paragraph = ROLE.sub(r"\1", paragraph)
-    paragraph = LITERAL.sub(r"\1", paragraph)
-    paragraph = EMPHASIS.sub(r"\1", paragraph)
-    paragraph = CITATION.sub("", paragraph)
-    paragraph = paragraph.replace("`", "").replace("::", ":").replace(" -- ", " - ").replace("---", " - ")
-    return re.sub(r"\s+", " ", paragraph).strip()
-
-
-def _is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is made of English sentences rather than names, code or numbers."""
-    words = WORD.findall(paragraph)
-    if ">>>" in paragraph or len(words) < 6 or len(paragraph) < 40 or not paragraph[0].isalpha():
-        return False
-    letters = sum(character.isalpha() or character == " " for character in paragraph)
-    if letters < 0.86 * len(paragraph) or not SENTENCE_END.search(paragraph):
-        return False
-    return len(CODE_MARKS.findall(paragraph)) <= len(words) / 7
 
 
 def _topics() -> Iterator[list[str]]:

@@ -81,7 +81,7 @@ class TextFiles(Reading):
             is_empty, in_document = True, False
             blank: list[Document] = []  # the parts of a document that has shown nothing but white space yet
             with self._open(path) as stream:
-                for document in READERS[self._kind(path)](stream, _shown(path), self):
+                for document in READERS[self._kind(path)](stream, _display_name(path), self):
                     blank.append(document)
                     if in_document or document.text.strip():
                         is_empty, in_document = False, document.more
@@ -90,7 +90,7 @@ class TextFiles(Reading):
                         blank = []
             has_text |= not is_empty
             if is_empty:
-                logger.warning("%s holds no text; it is skipped", _shown(path))
+                logger.warning("%s holds no text; it is skipped", _display_name(path))
         if not has_text:
             skipped = f" (but for {self.skipped:,} documents left out)" if self.skipped else ""
             raise EtymonError(
@@ -102,16 +102,18 @@ class TextFiles(Reading):
         self.bytes_read = self.skipped = 0
         for path in self.list_files():
             if (kind := self._kind(path)) not in RECORDS:
-                raise EtymonError(f"{_shown(path)} has no named columns: give a {', '.join(RECORDS)} file")
+                raise EtymonError(
+                    f"{_display_name(path)} has no named columns: give a {', '.join(RECORDS)} file"
+                )
             with self._open(path) as stream:
-                yield from RECORDS[kind](stream, _shown(path), self)
+                yield from RECORDS[kind](stream, _display_name(path), self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Place and text of every line, whatever the files are; what follows the last line end is one if it
         is not empty."""
         for path in self.list_files():
             with self._open(path) as stream:
-                lines = chain(record_lines(stream, _shown(path), self), [None])
+                lines = chain(record_lines(stream, _display_name(path), self), [None])
                 for line, following in pairwise(lines):
                     if line and (following or line[1]):
                         yield line
@@ -176,7 +178,7 @@ class TextFiles(Reading):
         kind = "." + self.format.removeprefix(".")
         if kind not in READERS or (path == STANDARD_INPUT and kind == ".parquet"):
             formats = ", ".join(name[1:] for name in READERS)
-            raise EtymonError(f"cannot read {_shown(path)} as {self.format!r}; formats are {formats}")
+            raise EtymonError(f"cannot read {_display_name(path)} as {self.format!r}; formats are {formats}")
         return kind
 
     @contextmanager
@@ -188,8 +190,8 @@ class TextFiles(Reading):
         try:
             with open(path, "rb", buffering=0) if is_file else nullcontext(sys.stdin.buffer) as source:
                 stamp = _stamp(source.fileno()) if is_file else {}
-                watched = _Watched(source, path, self)
-                raw: Any = io.BufferedReader(watched, BUFFER)
+                hashing = _HashingReader(source, path, self)
+                raw: Any = io.BufferedReader(hashing, BUFFER)
                 if packing == "xz":  # which Arrow does not know, as Python does not know .zst
                     with lzma.open(raw) as stream:
                         yield io.BufferedReader(stream, BUFFER)
@@ -202,12 +204,12 @@ class TextFiles(Reading):
                     yield raw
                 while raw.read(BUFFER):  # what follows the last record belongs to the file too
                     pass
-                self.files[str(path.resolve())] = {**stamp, "sha256": watched.digest.hexdigest()}
+                self.files[str(path.resolve())] = {**stamp, "sha256": hashing.digest.hexdigest()}
         except (OSError, EOFError, lzma.LZMAError) as error:
             if packing and getattr(error, "errno", None) is None:
                 raise EtymonError(f"{path} is damaged ({error}): compress it again with {packing}") from error
             why = getattr(error, "strerror", None) or error
-            raise EtymonError(f"cannot read {_shown(path)}: {why}") from error
+            raise EtymonError(f"cannot read {_display_name(path)}: {why}") from error
 
     def _checksum(self, path: Path) -> str:
         key = str(path.resolve())
@@ -220,7 +222,7 @@ class TextFiles(Reading):
         return str(self.files[key]["sha256"])
 
 
-class _Watched(io.RawIOBase):
+class _HashingReader(io.RawIOBase):
     """Counts and hashes the bytes that pass."""
 
     def __init__(self, source: Any, path: Path, files: TextFiles) -> None:
@@ -241,7 +243,7 @@ def suffix_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
 
 
-def _shown(path: Path) -> str:
+def _display_name(path: Path) -> str:
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 

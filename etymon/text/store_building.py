@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, sha256
-from etymon.text.encoding import batches, encoded_batches
+from etymon.text.encoding import batches, encode_batches
 from etymon.text.reading import Document
 from etymon.text.sources import TextFiles, TextSource
 from etymon.text.store import ARRAYS, FORMAT, SPLITS, SplitCounts, StoreSummary, TokenStore
@@ -93,7 +93,7 @@ class Staging:
             hashlib.sha256(),
             0,
         )  # of the document that is being read, and the tokens up to the one before
-        for batch, encoded in encoded_batches(batches(documents), self.tokenizer, self.dtype, workers):
+        for batch, encoded in encode_batches(batches(documents), self.tokenizer, self.dtype, workers):
             self.tokens.append(encoded.tokens)
             self.sentences.append(encoded.sentences + self.end)
             ends, rows = encoded.ends + self.end, []

@@ -44,7 +44,7 @@ class Lexicon:
             if (number := tokenizer.id(role)) is not None:
                 self._spelled[number] = _letter_row([mark])
 
-    def spelled(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def spell(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The letters of every distinct word, as far as the longest goes, and which of them every id is."""
         words, index = np.unique(ids, return_inverse=True)
         inside = words[words < self.size]

@@ -114,7 +114,7 @@ def _one_by_one(model: Model, rows: list[Tensor], state: LstmState) -> Tensor:
 
 def _mark(lexicon: Lexicon, role: str) -> Tensor:
     letters_1C = np.full((1, LONGEST), PADDING)
-    found, _ = lexicon.spelled(np.array([lexicon.tokenizer.id(role)]))
+    found, _ = lexicon.spell(np.array([lexicon.tokenizer.id(role)]))
     letters_1C[:, : found.shape[1]] = found
     return torch.from_numpy(letters_1C)
 

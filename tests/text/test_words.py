@@ -47,7 +47,7 @@ def test_unknown_words_are_told_apart_by_their_letters() -> None:
     (ids, plain) = lexicon.encode_batch(["a zebra b yak zebra", "a b"])
     size = lexicon.size
     assert ids.tolist() == [4, size, 3, size + 1, size] and plain.tolist() == [4, 3]
-    found, index = lexicon.spelled(ids)
+    found, index = lexicon.spell(ids)
     assert found.shape == (4, len("zebra") + 2)
     for number, word in zip(index.tolist(), "a zebra b yak zebra".split(), strict=True):
         assert found[number].tolist() == letters(word)[:7].tolist()
@@ -55,13 +55,13 @@ def test_unknown_words_are_told_apart_by_their_letters() -> None:
     assert starts.tolist() == [0, 2] and stops.tolist() == [1, 7]
     lexicon.forget()
     assert lexicon.encode_batch(["yak"])[0].tolist() == [size]
-    marks, _ = lexicon.spelled(np.array([0, 1]))
+    marks, _ = lexicon.spell(np.array([0, 1]))
     assert marks.tolist() == [[259, 257, 260], [259, 258, 260]]
 
 
 def test_a_text_before_the_vocabulary_is_normalised_like_the_rest() -> None:
     lower = train_tokenizer("word", TEXTS, 100, specials=SPECIALS, lowercase=True).lexicon
-    found, index = lower.spelled(lower.encode_batch(["ZEBRA zebra"])[0])
+    found, index = lower.spell(lower.encode_batch(["ZEBRA zebra"])[0])
     assert len(found) == 1 and index.tolist() == [0, 0]
 
 
