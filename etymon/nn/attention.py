@@ -98,12 +98,14 @@ class Attention(nn.Module):
         if self.joined is None:
             q_NHK, k_NHK, v_NHK = self._heads(self.query(inputs.select(x_ND))), *self.project(x_ND)
         else:
+            # Eight-bit weights: one product for all three, then the wanted queries.
             q_NHK, k_NHK, v_NHK = map(self._heads, self.joined(x_ND).chunk(3, -1))
             q_NHK = inputs.select(q_NHK)
         view, cache = inputs.view, inputs.cache
         if self.rotary is not None:
             turn = turn_keys = self.rotary(view.positions)
             if isinstance(view, FlatView) and inputs.at is not None:
+                # Queries are fewer than keys, and stand elsewhere.
                 turn_keys = self.rotary(view.key.positions)
             q_NHK, k_NHK = turn(q_NHK), turn_keys(k_NHK)
         if cache is not None:
@@ -185,6 +187,7 @@ class RelativeKeys(nn.Module):
         first, count, rows = self.positions + offset - keys, queries + keys - 1, self.table.num_embeddings
         table_LK = self.table.weight[first : first + count]
         if first < 0 or first + count > rows:
+            # Beyond the table, the farthest distances repeat.
             places_L = torch.arange(first, first + count, device=table_LK.device)
             table_LK = self.table(places_L.clamp_(0, rows - 1))
         table_LK = table_LK * scale

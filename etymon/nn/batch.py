@@ -157,6 +157,7 @@ class Layout:
         self.rows = len(self.lengths)
         self.tokens = sum(self.lengths)
         self.longest = max(self.lengths, default=0)
+        # Rows of one length are lifted and lowered by a view, without an index.
         self.equal = len(set(self.lengths)) <= 1
 
     @cached_property
@@ -247,8 +248,10 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         inverse, blank = ctx.saved_tensors
+        # Every token has one place: a gather by the inverse is the whole sum.
         lowered = gradient.contiguous().index_select(0, inverse)
         if blank is not None:
+            # Blank cells repeat a token, whose gradient they must not get.
             lowered.index_fill_(0, blank, 0)
         return lowered, None, None, None
 
@@ -261,6 +264,7 @@ def permute(flat: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 def token_order(layout: Layout, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The flat index that brings rows into `order`, and its inverse."""
     lengths, starts = np.asarray(layout.lengths)[list(order)], layout.host_starts[list(order)]
+    # How far every token of a row moves.
     shifts = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)])[:-1], lengths)
     forward = torch.from_numpy(np.arange(layout.tokens) + shifts).to(layout.device)
     return forward, torch.argsort(forward)

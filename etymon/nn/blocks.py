@@ -43,6 +43,7 @@ class FeedForward(nn.Module):
         if self.gate is None:
             x_NF = self.activation(self.inner(x_ND))
         else:
+            # The gated units of T5 1.1 (Shazeer 2020).
             x_NF = self.activation(self.gate(x_ND)) * self.inner(x_ND)
         return self.outer(self.dropout(x_NF))
 
@@ -156,6 +157,7 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.schedule = list(range(len(layers))) if schedule is None else list(schedule)
+        # Dense and banded layers may alternate (GPT-3).
         self.rules = list(rule) if isinstance(rule, Sequence) else [rule] * len(self.schedule)
         self.norm = norm
         self.position_bias = position_bias
@@ -183,6 +185,7 @@ class Stack(nn.Module):
             for rule in set(self.rules)
         }
         cross_view = None if memory is None else self._cross_view(batch, memory, state)
+        # Made once: all layers write their new tokens to the same cells.
         places = None if state is None else Places(batch.layout, state.lengths)
         if self.seen is not None:
             self.seen.append(x_ND)

@@ -43,6 +43,7 @@ class Places:
     def __init__(self, layout: Layout, past: Sequence[int]) -> None:
         self.layout, self.past = layout, past
         self.needed = max((old + new for old, new in zip(past, layout.lengths, strict=True)), default=0)
+        # Rows that stand at the same place are written as one slice, without an index.
         self.even = layout.equal and len(set(past)) <= 1
 
     @cached_property
@@ -65,6 +66,7 @@ class Cache:
         layout, end = places.layout, places.needed
         self._reserve(end, layout.rows, k_NHK)
         for part, new_NHK in zip(self.parts, (k_NHK, v_NHK), strict=True):
+            # A step of a decode, by far the commonest call.
             if places.even and layout.longest == 1:
                 part[:, :, end - 1] = new_NHK
             elif places.even:
@@ -96,6 +98,7 @@ class Cache:
         if len(to):
             for part in self.parts:
                 cells = part[:, :, :filled]
+                # `index_select` copies before anything is written: rows may change places with each other.
                 cells.index_copy_(0, to, cells.index_select(0, source))
         self.parts = [part[:rows] for part in self.parts]
 
@@ -103,6 +106,7 @@ class Cache:
         """The same where most rows change places: they go to a spare array, and what they leave is the next
         spare one."""
         for number, part in enumerate(self.parts):
+            # Allocated once: from then on, two arrays of equal size take turns.
             if spare is None or spare.shape[1:] != part.shape[1:] or len(spare) < len(rows):
                 spare = torch.zeros_like(part)
             torch.index_select(part[:, :, :filled], 0, rows, out=spare[: len(rows), :, :filled])
@@ -112,6 +116,7 @@ class Cache:
 
     def without(self, first: int, capacity: int) -> Cache:
         """A copy that has dropped its first cells, with room for `capacity`."""
+        # Cells beyond those that are left stay zero: what nobody may see has to be finite all the same.
         copy = Cache(capacity)
         for part in self.parts:
             left = part[:, :, first:][:, :, :capacity]
@@ -171,12 +176,14 @@ class PointerWindow:
             # Behind a crop the oldest cells are none: they are spare ones, which nobody looks at.
             places = torch.arange(layout.rows, device=ids_N.device)[:, None], columns.clamp(min=0)
             before_RMD, before_RM = self._hidden_RMD[places], self._ids_RM[places]
+        # -1 is no word: blank cells behind short rows can never be copied.
         new_RT = layout.lift(ids_N).masked_fill(~layout.real, -1)
         self._hidden_RMD = torch.cat([before_RMD, layout.lift(hidden_ND)], 1)
         self._ids_RM = torch.cat([before_RM, new_RT], 1)
         self.new = layout.lengths
 
     def crop(self, dropped: Sequence[int]) -> None:
+        # Nothing moves: the next call looks further back by as many columns.
         self.new = tuple(new - drop for new, drop in zip(self.new, dropped, strict=True))
         if min(self.new, default=0) < -SPARE:
             raise ValueError(f"a window can be cropped by {SPARE} tokens before the last call")
@@ -233,6 +240,7 @@ class KeyValueState:
         chosen = copy(self)
         chosen.spare = None
         chosen.self_caches = [cache.pick(rows, self.filled_cells) for cache in self.self_caches]
+        # The arrays of an encoder are the largest of a decode: rows of one source share them while they can.
         chosen.cross_caches = self._picked_cross(self._cross_rows(rows))
         chosen._rows_of(self, rows)
         return chosen
@@ -264,6 +272,8 @@ class KeyValueState:
         they are equally many."""
         wanted = [self.sources[row] for row in rows.tolist()]
         distinct = [row for row, before in zip(wanted, [-1, *wanted]) if row != before]
+        # Attention reads shared rows as one row of `share` times as many queries, so that all have to have as
+        # many.
         share = len(wanted) // max(1, len(distinct))
         if [row for row in distinct for _ in range(share)] == wanted:
             wanted = distinct

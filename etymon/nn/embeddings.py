@@ -121,6 +121,7 @@ class BucketedBias(nn.Module):
             distance = distance.abs()
         else:
             distance = (-distance).clamp(min=0)
+        # Half of the buckets are a distance each, the others grow logarithmically.
         exact = buckets // 2
         # Float32 on purpose: the published weights were trained with its rounding at the bucket borders.
         growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.longest / exact)
@@ -140,6 +141,7 @@ class Sinusoids(nn.Module):
 
     def forward(self, positions_N: Tensor, last: int) -> Tensor:
         if last >= len(self.table_TD) or self.table_TD.device != positions_N.device:
+            # Twice as long as needed: growing texts of a decode do not compute it anew at every step.
             self.table_TD = sinusoids(torch.arange(2 * last + 16, device=positions_N.device), self.dim)
         return self.table_TD[positions_N]
 
@@ -176,6 +178,7 @@ class Rotary(nn.Module):
         cosines_N1P, sines_N1P = angles_N1P.cos(), angles_N1P.sin()
 
         def turn(x_NHK: Tensor) -> Tensor:
+            # Angles are computed in float32: rounded ones would be other positions.
             cosine, sine = cosines_N1P.to(x_NHK.dtype), sines_N1P.to(x_NHK.dtype)
             left, right = x_NHK[..., : self.width : 2], x_NHK[..., 1 : self.width : 2]
             turned = torch.stack((left * cosine - right * sine, right * cosine + left * sine), dim=-1)

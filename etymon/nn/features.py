@@ -114,6 +114,7 @@ class FeatureHead(nn.Module):
 def _largest(x_NH: Tensor, layout: Layout) -> Tensor:
     """The largest value of every dimension in every row; of an empty one, 0."""
     row_NH = layout.row[:, None].expand_as(x_NH)
+    # A scatter over flat tokens: rows of any length, no padding.
     blank_RH = x_NH.new_zeros(layout.rows, x_NH.shape[1])
     return blank_RH.scatter_reduce(0, row_NH, x_NH, "amax", include_self=False)
 

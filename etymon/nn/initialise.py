@@ -91,6 +91,7 @@ def initialise(
         filler = next((filler for pattern, filler in rules if fnmatchcase(name, pattern)), None)
         if filler is None:
             raise LookupError(f"no rule initialises {name}")
+        # Drawn on the CPU and in float32, so that device and precision do not change the values.
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         blank = torch.empty(parameter.shape, dtype=torch.float32)

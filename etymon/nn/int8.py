@@ -27,6 +27,7 @@ Tensors = Callable[[str], Tensor]
 
 def rounded(weight_FD: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest whole numbers from -127 to 127 and a scale a row."""
+    # A row of zeros has the smallest scale and not 0, which could not be divided by.
     scale_F = weight_FD.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
     return (weight_FD / scale_F[:, None]).round().to(torch.int8), scale_F
 
@@ -106,6 +107,7 @@ class Int8Embedding(nn.Module):
         self.num_embeddings = len(weight_VD)
 
     def forward(self, ids_N: Tensor) -> Tensor:
+        # Rows are looked up in eight bits and scaled after: the table is never expanded.
         vectors_ND = F.embedding(ids_N, self.weight).float()
         return vectors_ND * self.scale[ids_N, None]
 
@@ -119,6 +121,7 @@ class Int8Vocabulary(DenseVocabulary):
         self.tied = tied
         self.transform, self.scale = head.transform, head.scale
         bias_V = None if head.bias is None else head.bias.detach()
+        # Packed for the kernel, which holds its own copy in another layout.
         self.packed = _packed(weight_VD, scale_V, bias_V)
         self.words = len(weight_VD)
 

@@ -31,6 +31,7 @@ def keep_mask(shape: torch.Size, rate: float, dtype: torch.dtype = torch.bool) -
     # One draw of 64 bits serves four elements: 16 bits are compared with the rate.
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = torch.empty(count, dtype=dtype)
+    # A signed 16-bit number is at least `rate * 65536 - 32768` with probability 1 - rate.
     return torch.ge(bits.view(torch.int16)[:count], round(rate * 65536) - 32768, out=kept).view(shape)
 
 
@@ -101,6 +102,7 @@ class DroppedAttention(torch.autograd.Function):
             scores.add_(mask)
         if hidden is not None:
             scores.masked_fill_(hidden, float("-inf"))
+        # Dropout comes after the softmax: weights are kept whole for its gradient.
         weights = torch.softmax(scores, -1)
         if hidden is not None and not causal:
             weights.masked_fill_(hidden, 0.0)  # a query that may see nothing gets zeros, and not NaN
@@ -114,12 +116,14 @@ class DroppedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, keep = ctx.saved_tensors
+        # The factor of what is kept is applied to the smaller array, `[.., Q, K]`.
         gradient = gradient * ctx.factor
         dropped = weights * keep
         gradient_v = dropped.transpose(-1, -2) @ gradient
         error = torch.matmul(gradient, v.transpose(-1, -2))
         error.mul_(dropped)  # = weights * (gradient of the weights)
         error.sub_(weights * error.sum(-1, keepdim=True))  # the gradient of the softmax
+        # A bias may be shared by rows or heads: its gradient is the sum over them.
         gradient_bias = None if ctx.bias_shape is None else error.sum_to_size(ctx.bias_shape)
         gradient_q = (error @ k).mul_(ctx.scale)
         gradient_k = (error.transpose(-1, -2) @ q).mul_(ctx.scale)

@@ -47,6 +47,7 @@ class AdaptedLinear(Linear):
         return self.alpha / len(self.lora_a)
 
     def forward(self, x: Tensor) -> Tensor:
+        # Scaled while it is narrow: fewer products than behind B.
         narrow = F.linear(self.dropout(x), self.lora_a) * self.scale
         return super().forward(x) + F.linear(narrow, self.lora_b)
 
@@ -54,6 +55,7 @@ class AdaptedLinear(Linear):
     def merged(self) -> Linear:
         """A plain linear map of the same parameters, with the adapter in its matrix."""
         plain = Linear(self.in_features, self.out_features, bias=False, device="meta")
+        # Added in 32 bits at least, and rounded once.
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         a_rD, b_Fr = self.lora_a.to(wide), self.lora_b.to(wide)
         self.weight.copy_(self.weight.to(wide) + self.scale * (b_Fr @ a_rD))

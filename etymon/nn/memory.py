@@ -35,6 +35,7 @@ class SegmentMemory:
     def __init__(self, layers: int, rows: int, length: int, *, filled: Tensor | None = None) -> None:
         self.length, self.filled = length, filled
         self.lengths: tuple[int, ...] = (0 if filled is None else length,) * rows
+        # A memory of zeros is attended to and dilutes the softmax: part of what such models were trained on.
         blank = None if filled is None or not length else filled.new_zeros(rows, length, filled.shape[-1])
         self.layers: list[Tensor | None] = [blank] * layers
 
@@ -67,6 +68,7 @@ class SegmentMemory:
         begin = 0 if self.filled is None else self.length
         self.lengths = tuple(begin if row in rows else old for row, old in enumerate(self.lengths))
         if self.filled is not None and self.layers[0] is not None:
+            # A product and no assignment: other states may share these tensors.
             kept = torch.tensor([[[float(row not in rows)]] for row in range(len(self.lengths))])
             self.layers = [None if part is None else part * kept.to(part) for part in self.layers]
 
@@ -87,6 +89,7 @@ class SegmentMemory:
         """The inverse of `tensors` and `lengths`."""
         self.layers = [tensors.get(f"memory.{layer}") for layer in range(len(self.layers))]
         self.lengths = tuple(int(length) for length in lengths)
+        # A checkpoint may have been written with a longer memory: the newest tokens are kept.
         if self.width > self.length:
             self.layers = [None if part is None else part[:, -self.length :] for part in self.layers]
             self.lengths = tuple(min(self.length, length) for length in self.lengths)
@@ -151,6 +154,7 @@ class SlidingState(KeyValueState):
         return (*super().mark(), self.dropped, self.self_caches)
 
     def rewind(self, mark: Mark) -> None:
+        # Caches were replaced only if something was dropped since.
         super().rewind(mark[:2])
         if self.dropped != mark[2]:
             self.dropped, self.self_caches = mark[2:]

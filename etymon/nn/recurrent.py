@@ -40,6 +40,7 @@ class Packing:
 
     def __init__(self, layout: Layout, *, backwards: bool = False) -> None:
         lengths = np.asarray(layout.lengths)
+        # The longest row first, so that the rows of a step are always the first ones.
         rows = np.argsort(-lengths, kind="stable")
         steps = np.arange(layout.longest)
         sizes = (lengths[:, None] > steps).sum(0)
@@ -71,6 +72,7 @@ def gru_step(gates_nG: Tensor, own_nG: Tensor, h_nD: Tensor) -> Tensor:
     """PyTorch's: the reset gate falls on the recurrent part of the candidate, its bias included."""
     reset, update, new = gates_nG.chunk(3, -1)
     own_reset, own_update, own_new = own_nG.chunk(3, -1)
+    # The published GRU resets the state before its map; PyTorch, and so every model here, after it.
     candidate = torch.tanh(new + torch.sigmoid(reset + own_reset) * own_new)
     return torch.lerp(candidate, h_nD, torch.sigmoid(update + own_update))
 

@@ -44,6 +44,7 @@ class DistanceSinusoids(nn.Module):
         if self.clamp > 0:
             distances_L = distances_L.clamp(-self.clamp, self.clamp)
         pairs = torch.arange(0, self.dim, 2, device=distances_L.device)
+        # In float32, and sines before cosines, as the published weights were trained.
         angles = distances_L[:, None].float() * (1.0 / 10000 ** (pairs / self.dim))
         return self.dropout(torch.cat([angles.sin(), angles.cos()], -1))
 
@@ -110,6 +111,7 @@ class RelativeAttention(Attention):
         biases: Sequence[nn.Parameter] | None = None,
     ) -> None:
         super().__init__(dim, heads, head_dim, bias=False, dropout=dropout)
+        # W_r of the paper: distances have a key map of their own.
         self.position = Linear(dim, self.heads * self.head_dim, bias=False)
         shared = biases or relative_biases(self.heads, self.head_dim)
         self.content_bias, self.position_bias = shared
@@ -302,6 +304,7 @@ class RelativeAttend(torch.autograd.Function):
         content, position, k, v, r, segment, weights, used = ctx.saved_tensors
         view, scale, width = ctx.view, ctx.scale, v.shape[-1]
         heads, rows, queries, keys = ctx.shape
+        # From here on, heads and rows are one axis of the batched products.
         gradient = gradient.contiguous().view(-1, queries, width)
         if used is not weights:
             gradient = gradient * ctx.factor
@@ -343,6 +346,7 @@ def pick_distances(products: Tensor, view: RelativeView, queries: int) -> Tensor
 
 def spread_distances(error: Tensor, view: RelativeView, distances: int) -> Tensor:
     """The gradient of `pick_distances`, `[H, R Q, L]`: zeros where no pair has that distance."""
+    # Zeros first: distances beyond a row's keys get no gradient.
     spread = error.new_zeros(*error.shape[:3], distances)
     if view.columns_RQT is not None:
         spread.scatter_(-1, view.columns_RQT.expand(error.shape), error)

@@ -240,6 +240,7 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
         return query.views[name]
     key = query if key is None else key
     order, spans = group_rows(query.layout.lengths, key.layout.lengths)
+    # Without a mask the fused kernels are fastest: hidden keys and prefixes need one.
     plain = rule.plain(key.layout.longest) if key.hidden_keys is None else None
     if plain == "causal" and key.prefix is not None:
         plain = None
@@ -283,6 +284,7 @@ def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = F
     totals = past if fixed else tuple(old + more for old, more in zip(past, new.lengths, strict=True))
     reach = max(totals, default=0)
     plain = rule.plain(reach)
+    # Rows of equal length need no mask for blank cells, and one new token sees all that is cached.
     equal = len(set(totals)) <= 1
     if equal and (plain == "full" or (plain == "causal" and new.longest == 1)):
         return CachedView(new, batch.positions, reach, None)
@@ -314,6 +316,7 @@ def attend(
             q_RHQK, k_RHTK, v_RHTK, attn_mask=mask, dropout_p=rate, is_causal=causal, scale=scale
         )
         return out, None
+    # The eager formula: tests show that it equals the kernels.
     scores = q_RHQK @ k_RHTK.transpose(-1, -2) * scale
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -337,11 +340,14 @@ def group_rows(
     keys, queries = np.asarray(key_lengths), np.asarray(query_lengths)
     if rows == 0 or (np.all(keys == keys[0]) and np.all(queries == queries[0])):
         return None, ((0, rows),)
+    # By the length of keys, then of queries: neighbours are then padded least.
     order = np.lexsort((queries, keys))
+    # Rows that are sorted already need no permutation of their tokens.
     if np.all(np.diff(keys) >= 0):
         order = np.arange(rows)
     keys, queries = keys[order], queries[order]
     cuts = np.flatnonzero(np.diff(keys, prepend=-1))
+    # The search is quadratic in the number of distinct lengths: 64 candidates lose little.
     if len(cuts) > 64:
         cuts = cuts[np.linspace(0, len(cuts) - 1, 64).astype(int)]
     ends = np.append(cuts[1:], rows)
@@ -349,10 +355,12 @@ def group_rows(
     choice = np.zeros(len(cuts) + 1, dtype=int)
     for last in range(len(cuts)):
         begins, end = cuts[: last + 1], ends[last]
+        # All groups that end here at once, one for each place to begin.
         count = end - begins
         widest = np.maximum.accumulate(np.maximum.reduceat(queries[:end], begins)[::-1])[::-1]
         narrowest = np.minimum.accumulate(np.minimum.reduceat(queries[:end], begins)[::-1])[::-1]
         longest = keys[end - 1]
+        # Rows of one length are a view of the flat tokens; others are copied into a rectangle.
         padded = (keys[begins] != longest) | (widest != narrowest)
         costs = best[: last + 1] + count * widest * longest + GROUP_COST
         costs = costs + padded * COPY_COST * count * (widest + longest)
@@ -379,4 +387,5 @@ def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor
         mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
     if mask is None or mask.dtype != torch.bool:
         return bias if mask is None else bias + mask
+    # Not -inf: a query that may see nothing would become NaN.
     return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)

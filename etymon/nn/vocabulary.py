@@ -24,6 +24,7 @@ CHUNK_ELEMENTS = 1 << 22
 
 def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
     """Slices of rows whose logits fit the budget."""
+    # At least a row, however large the vocabulary.
     step = max(1, CHUNK_ELEMENTS // max(1, vocabulary))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
@@ -112,6 +113,7 @@ def cross_entropy(
             look(error_CV, part)
         if z_loss:
             error_CV.mul_(1 + 2 * z_loss * normaliser_C1)
+        # The gradient of cross-entropy: softmax minus target, in the array of the logits.
         error_CV.scatter_add_(1, targets_C1, error_CV.new_full(targets_C1.shape, smoothing - 1.0))
         if smoothing:
             error_CV.sub_(smoothing / error_CV.shape[1])
@@ -127,6 +129,7 @@ def divergence(teacher: Callable[[slice], Tensor], temperature: float) -> Score:
     al. 2015)."""
 
     def score(logits_CV: Tensor, part: slice, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        # The logits are this call's own: they may be overwritten.
         log_q_CV = logits_CV.div_(temperature).log_softmax(-1)
         log_p_CV = teacher(part).div(temperature).log_softmax(-1)
         p_CV = log_p_CV.exp()
@@ -145,6 +148,7 @@ def draw(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
     """In every row the index at which the running sum of the weights passes `uniform * sum`."""
     rows, words = weights_CV.shape
     whole = words // BLOCK
+    # Whole blocks are a view; the rest of the vocabulary is a shorter block of its own.
     sums_CB = weights_CV[:, : whole * BLOCK].view(rows, whole, BLOCK).sum(-1)
     if words % BLOCK:
         sums_CB = torch.cat([sums_CB, weights_CV[:, whole * BLOCK :].sum(-1, keepdim=True)], 1)

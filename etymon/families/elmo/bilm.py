@@ -76,10 +76,10 @@ def read_shape(files: tuple[Path, Path]) -> dict[str, Any]:
             wanted |= {f"{section}.{key}": (value, (False,)) for key, value in strange.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise EtymonError(f"{path} is not the options of a published ELMo: it lacks {error}") from error
-    for key, (value, known) in wanted.items():
-        if value not in known:
-            told = ", ".join(map(repr, known))
-            raise EtymonError(f"{path} has {key} = {value!r}, which is not supported (known: {told})")
+    for key, (value, supported) in wanted.items():
+        if value not in supported:
+            choices = ", ".join(map(repr, supported))
+            raise EtymonError(f"{path} has {key} = {value!r}, which is not supported (known: {choices})")
     return {
         name: float(value) if "clip" in name and value is not None else value for name, value in shape.items()
     }

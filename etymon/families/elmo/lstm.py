@@ -111,6 +111,7 @@ class LstmLoop(torch.autograd.Function):
         gates_GNF = torch.empty_like(given_GNF)
         cells_GNC = given_GNF.new_empty(directions, tokens, cells)
         raw_GNP = given_GNF.new_empty(directions, tokens, width)
+        # States before every token, for the gradients of the recurrent weights.
         before_GNP, before_GNC = torch.empty_like(raw_GNP), torch.empty_like(cells_GNC)
         hidden_GRP, cell_GRC = hidden_GRP.clone(), cell_GRC.clone()
         for begin, stop in steps:
@@ -126,6 +127,7 @@ class LstmLoop(torch.autograd.Function):
             gates[..., 3 * cells :].sigmoid_()
             i, f, m, o = gates.chunk(4, -1)
             cell = torch.addcmul(f * before_GNC[:, now], i, m)
+            # Before clipping: the gradient needs to know what was cut off.
             cells_GNC[:, now] = cell
             cell = _clipped(cell, cell_clip)
             y_GRC = o * cell.tanh()
@@ -134,6 +136,7 @@ class LstmLoop(torch.autograd.Function):
                     torch.mm(y_GRC[g], projections[g].T, out=raw_GNP[g, now])
             else:
                 raw_GNP[:, now] = y_GRC
+            # Rows that have ended keep their last state.
             hidden_GRP[:, :active] = _clipped(raw_GNP[:, now], projection_clip)
             cell_GRC[:, :active] = cell
         ctx.save_for_backward(gates_GNF, cells_GNC, raw_GNP, before_GNP, before_GNC, *weights)
@@ -176,6 +179,7 @@ class LstmLoop(torch.autograd.Function):
             cell_GRC[:, :active] = cell * f
             for g in range(directions):
                 hidden_GRP[g, :active] = torch.mm(errors_GNF[g, now], weights[g])
+        # All steps in one product a direction: the reason why the loop forms its gradients itself.
         by_state = [errors_GNF[g].T @ before_GNP[g] for g in range(directions)]
         by_projection = [] if y_GNC is None else [errors_GNP[g].T @ y_GNC[g] for g in range(directions)]
         return errors_GNF, hidden_GRP, cell_GRC, None, None, None, *by_state, *by_projection
@@ -248,6 +252,7 @@ class TwoWayStack(nn.Module):
     def forward(
         self, x_ND: Tensor, batch: Batch, memory: Any = None, state: LstmState | None = None
     ) -> Tensor:
+        # The same for all layers, and for every pass over the batch.
         if "packings" not in batch.views:
             batch.views["packings"] = Packing(batch.layout), Packing(batch.layout, backwards=True)
         packings: tuple[Packing, Packing] = batch.views["packings"]

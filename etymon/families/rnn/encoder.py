@@ -52,6 +52,7 @@ class RecurrentEncoder(nn.Module):
         for number, layer in enumerate(self.layers):
             x_MH, last = packing.run(layer, self.dropout(x_MH) if number else x_MH)
             parts = last if isinstance(last, tuple) else (last,)
+            # Directions side by side, rows in their own order again.
             finals.append(tuple(torch.cat(part[:, packing.back].unbind(), -1) for part in parts))
             if self.seen is not None:
                 self.seen.append(packing.flat(x_MH))

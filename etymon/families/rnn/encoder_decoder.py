@@ -227,6 +227,7 @@ class RecurrentDecoder(nn.Module):
             carried.append(states if fed_nF is None else [*states, fed_nF[None]])
         if self.alignment is not None and self.alignment.seen is not None:
             rows = batch.layout.rows
+            # Later steps have fewer rows: the weights of those that have ended are zeros.
             padded = [F.pad(part_n1T, (0, 0, 0, 0, 0, rows - len(part_n1T))) for part_n1T in weights]
             self.alignment.seen.append(torch.cat(padded, 1)[packing.back][:, None])
         states = pick_states(concatenate_states(carried), packing.inverse)

@@ -86,6 +86,7 @@ class RecurrentStack(Stack):
             if batch.hidden_keys is not None:
                 blank[:, before:] = layout.lift(batch.hidden_keys)
             hidden_RQT = hidden_RQT | blank[:, None]
+        # One distance more than there are keys: reading with another stride needs a wider table.
         table_LD = self.sinusoids(torch.arange(before + queries - 1, -2, -1, device=device)).to(x_ND.dtype)
         blind = batch.hidden_keys is not None
         view = RelativeView(
@@ -155,6 +156,7 @@ class RecurrentBody(Body):
         self, batch: Batch, memory: Memory | None = None, state: Any = None, embedded: Tensor | None = None
     ) -> Tensor:
         layout = batch.layout
+        # A text by itself begins behind zeros, too, where a model was trained so.
         if state is None and self.zero_start and self.stack.memory:
             state = self.remember(len(layout.lengths))
         if isinstance(state, SlidingState):
@@ -164,6 +166,7 @@ class RecurrentBody(Body):
             return super().forward(batch, memory, state, embedded)
         pieces, places = [], []
         for start in range(0, layout.longest, piece):
+            # Rows that have ended take part with no tokens.
             at_n = torch.where((layout.index >= start) & (layout.index < start + piece))[0]
             lengths = [min(max(length - start, 0), piece) for length in layout.lengths]
             part = Batch(batch.ids[at_n], Layout(lengths, batch.device), batch.positions[at_n], counted=False)

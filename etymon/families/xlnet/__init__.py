@@ -29,7 +29,6 @@ from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import ConditionalSpan, Pooler, Projection
 from etymon.nn.initialise import COMMON, Filler, normal
 from etymon.nn.layers import ACTIVATIONS, Embedding, Rate
-from etymon.nn.relative import DistanceSinusoids
 from etymon.text.framing import Framing
 
 
@@ -103,16 +102,8 @@ def body(shape: Shape, heads: frozenset[str]) -> TwoStreamBody:
         )
         for _ in range(shape.layers)
     ]
-    stack = TwoStreamStack(
-        layers,
-        DistanceSinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout),
-        causal=shape.causal,
-        same_length=shape.same_length,
-        both_ways=shape.both_ways,
-        dropout=shape.dropout,
-    )
     embeddings = Embeddings(Embedding(shape.vocabulary, shape.dim), dropout=shape.dropout)
-    return TwoStreamBody(embeddings, stack, memory=shape.memory or 0, reuse=shape.reuse or None)
+    return TwoStreamBody(embeddings, TwoStreamStack(layers, shape))
 
 
 def pooler(shape: Shape, body: nn.Module, labels: int) -> nn.Module:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from etymon.nn.relative import (
     RelativeView,
     prepend_memory,
 )
+
+if TYPE_CHECKING:
+    from etymon.families.xlnet import Shape
 
 
 @dataclass
@@ -75,23 +78,12 @@ class SegmentAttention(RelativeAttention):
 
 
 class TwoStreamStack(Stack):
-    """Layers under both streams. `causal` is the published attention type "uni"; `same_length` then hides
-    what is further back than the memory is long."""
+    """Layers under both streams, with the distances and the visibility that the shape says."""
 
-    def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        sinusoids: DistanceSinusoids,
-        *,
-        causal: bool = False,
-        same_length: bool = False,
-        both_ways: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(layers, [], dropout=dropout)
-        self.sinusoids, self.causal, self.same_length = sinusoids, causal, same_length
-        self.both_ways = both_ways
-        """Unless a batch says otherwise, the second half of its rows are texts that were turned round."""
+    def __init__(self, layers: Sequence[nn.Module], shape: Shape) -> None:
+        super().__init__(layers, [], dropout=shape.dropout)
+        self.shape = shape
+        self.sinusoids = DistanceSinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout)
 
     def forward(
         self,
@@ -168,7 +160,9 @@ class TwoStreamStack(Stack):
             table_LD,
             keys,
             columns_RQT=(keys - distance_RQT).clamp_(0, keys + behind - 1),
-            hidden_RQT=hidden_R1T | (distance_RQT < 0) if self.causal else hidden_R1T.expand_as(distance_RQT),
+            hidden_RQT=hidden_R1T | (distance_RQT < 0)
+            if self.shape.causal
+            else hidden_R1T.expand_as(distance_RQT),
         )
         query = RelativeView(
             Layout((1,) * layout.rows, device),
@@ -206,6 +200,7 @@ class LookaheadState(SlidingState):
     def write(self, batch: Batch) -> None:
         """The ids of new tokens, behind those there are."""
         places = Places(batch.layout, self.lengths)
+        # A new array: marks and selected states may share the old one.
         grown = batch.ids.new_zeros(batch.layout.rows, places.needed)
         kept = min(self.ids_RC.shape[1], places.needed)
         grown[:, :kept] = self.ids_RC[:, :kept]
@@ -222,18 +217,16 @@ class TwoStreamBody(Body):
 
     stack: TwoStreamStack
 
-    def __init__(
-        self, embeddings: Embeddings, stack: TwoStreamStack, *, memory: int = 0, reuse: int | None = None
-    ) -> None:
+    def __init__(self, embeddings: Embeddings, stack: TwoStreamStack) -> None:
         super().__init__(embeddings, stack)
-        self.memory, self.reuse = memory, reuse
+        self.memory, self.reuse = stack.shape.memory or 0, stack.shape.reuse or None
         # Beside the word vectors, where it trains at their rate.
         embeddings.blank = nn.Parameter(torch.empty(1, stack.sinusoids.dim))
 
     @property
     def reads_prefix(self) -> bool:
         """A prompt is read at once, in both directions."""
-        return not self.stack.causal
+        return not self.stack.shape.causal
 
     def forward(
         self, batch: Batch, memory: Memory | None = None, state: Any = None, embedded: Tensor | None = None
@@ -285,6 +278,7 @@ class TwoStreamBody(Body):
         while True:
             layout = Layout([end - begin for begin, end in zip(begins, ends, strict=True)], device)
             first = torch.tensor(begins, device=device)[layout.row]
+            # The ids are kept, since the last token is read once more.
             ids = state.ids_RC[layout.row, first + layout.index]
             x_ND = self.embeddings(Batch(ids, layout, layout.index))
             x_ND, g_RD = self.stack.look_ahead(x_ND, self._blanks(layout.rows), layout, begins, state)

@@ -45,8 +45,8 @@ def build_views(
     # half.
     back = batch.backward
     if back is None:
-        back = rows // 2 if stack.both_ways else 0
-    distances_L = torch.arange(keys - 1, -2 if stack.causal else -queries - 1, -1, device=device)
+        back = rows // 2 if stack.shape.both_ways else 0
+    distances_L = torch.arange(keys - 1, -2 if stack.shape.causal else -queries - 1, -1, device=device)
     signs = (1, -1)[back == rows > 0 : 1 + (back > 0)]
     tables = [stack.sinusoids(sign * distances_L).to(dtype) for sign in signs]
     mixed = len(tables) == 2 and 2 * back != rows
@@ -62,10 +62,10 @@ def build_views(
             later = torch.gt if at is None else torch.ge
             later_RQT = later(order_RT[:, None], order_RQ[:, :, None])
             hidden = later_RQT if hidden is None else hidden | later_RQT
-        if stack.causal:
+        if stack.shape.causal:
             distance = place_RQ1 + before - cell_T
             beyond = distance < 0
-            if stack.same_length:
+            if stack.shape.same_length:
                 beyond = beyond | (distance > before)
             hidden = beyond if hidden is None else hidden | beyond
         if hidden is not None and at is None:  # a token always sees itself
