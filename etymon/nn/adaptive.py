@@ -50,6 +50,7 @@ def choose_cutoffs(counts: np.ndarray, divisor: int = 1, most: int = 3) -> tuple
     if words < SMALL or not counts.any():
         return ()
     share = np.concatenate([[0.0], np.cumsum(counts / counts.sum())])
+    # Few places are worth trying: frequencies fall like a power of the rank.
     grid = np.unique(np.geomspace(words / 200, words * 0.9, 32).round(-2).astype(int))
     grid = grid[(grid > 0) & (grid < words)].tolist()
 
@@ -64,6 +65,7 @@ def choose_cutoffs(counts: np.ndarray, divisor: int = 1, most: int = 3) -> tuple
         )
         return edges[0] + sum(tails)
 
+    # All combinations of at most three of 32 places: some 5,500.
     choices = (chosen for size in range(most + 1) for chosen in combinations(grid, size))
     return min(filter(fits, choices), key=cost)
 
@@ -107,6 +109,7 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         self.edges = (0, *cutoffs, vocabulary)
         self.dim, self.width, self.divisor = dim, width or dim, divisor
+        # Without a divisor all words are as wide, and one table serves all bins.
         sizes = [stop - start for start, stop in pairwise(self.edges)] if divisor > 1 else [vocabulary]
         widths = [self.width // divisor**number for number in range(len(sizes))]
         self.tables = nn.ModuleList(map(Embedding, sizes, widths))
@@ -119,6 +122,7 @@ class AdaptiveEmbedding(nn.Module):
             return vectors if self.maps is None else self.maps[0](vectors)
         assert self.maps is not None
         bins_N = bins_of(ids_N, self.edges)
+        # Sorted by bin, so that each table is read once; the way back is a gather as well (`permute`).
         order_N = bins_N.argsort(stable=True)
         sizes = torch.bincount(bins_N, minlength=len(self.tables)).tolist()
         parts = [
@@ -151,6 +155,7 @@ class AdaptiveVocabulary(DenseVocabulary):
         tied_maps: Sequence[bool] = (),
     ) -> None:
         nn.Module.__init__(self)
+        # The parent's constructor would make a matrix of the whole vocabulary.
         self.transform, self.scale = None, 1.0
         tables: list[Any] = [words] if isinstance(words, Embedding) else list(words.tables)
         maps: Any = None if isinstance(words, Embedding) else words.maps
@@ -234,6 +239,7 @@ class AdaptiveVocabulary(DenseVocabulary):
         x_nD, parts = self._features(hidden_ND, at), []
         for number, (weight, bias) in enumerate(self._weights):
             parts.append(F.linear(self._down(number, x_nD), weight, bias).log_softmax(-1))
+        # log p(word) = log p(its bin) + log p(word | its bin).
         first, cluster = parts[0][:, : self.edges[1]], parts[0][:, self.edges[1] :]
         rest = [tail + cluster[:, i, None] for i, tail in enumerate(parts[1:])]
         return torch.cat([first, *rest], 1) if rest else first
@@ -293,5 +299,6 @@ class SampledVocabulary(DenseVocabulary):
         n = len(targets_n)
         true_n = (x_nD * weight[:n]).sum(-1) + correction[:n]
         logits_nS = torch.addmm(correction[n:], x_nD, weight[n:].T)
+        # The target is in the sum already: drawn by chance, it would count twice.
         logits_nS = logits_nS.masked_fill(targets_n[:, None] == sampled_S, -math.inf)
         return (torch.logaddexp(true_n, logits_nS.logsumexp(-1)) - true_n).sum()

@@ -132,6 +132,7 @@ class ParallelBlock(nn.Module):
     def forward(self, x_ND: Tensor, inputs: LayerInputs) -> Tensor:
         n_ND = self.attention_norm(x_ND)
         added_ND = self.dropout(self.attention(n_ND, inputs))
+        # Both parts read the same normed input: one norm a layer instead of two.
         added_ND = added_ND + self.dropout(self.feed_forward(inputs.select(n_ND)))
         return torch.add(inputs.select(x_ND), added_ND, alpha=self.residual_scale)
 

@@ -249,6 +249,7 @@ class KeyValueState:
         """The same in place, for at most as many rows as there are: only rows that change places are
         copied."""
         order = rows.tolist()
+        # Most beams stay where they are: copying only those that move saves most of the traffic.
         moved = [place for place, row in enumerate(order) if place != row]
         # Gradients cannot go through an array that is written over and over.
         if 2 * len(moved) > len(order) and not torch.is_grad_enabled():
@@ -286,6 +287,7 @@ class KeyValueState:
         self.sources = tuple(place * len(cross) // len(order) for place in range(len(order)))
         self.window = None if other.window is None else other.window.select(rows)
 
+    # Cells beyond a row's length are overwritten by the next tokens, and masked until then.
     def crop(self, lengths: Sequence[int]) -> None:
         """Every row forgets what lies beyond its length; nothing is copied."""
         dropped = [old - new for old, new in zip(self.lengths, lengths, strict=True)]

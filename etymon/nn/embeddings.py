@@ -74,6 +74,7 @@ class Embeddings(nn.Module):
             )
         if self.positions is not None:
             positions = batch.positions if self.count_hidden else _visible_positions(batch)
+            # RoBERTa and BART keep the first two rows of the table for padding and what is before it.
             positions = positions + self.position_offset
             x_ND = x_ND + (
                 self.positions(positions, batch.last_position).to(x_ND.dtype)

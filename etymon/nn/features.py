@@ -77,6 +77,7 @@ class FeatureHead(nn.Module):
         input of the first layer is the first of the layers."""
         if batch.hidden_keys is not None:
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
+        # Packed rows: the LSTMs compute no padding.
         packing = Packing(batch.layout)
         x_NH = packing.pack(self._entering(layers_ND, batch))
         for lstm in self.lstms:
@@ -90,6 +91,7 @@ class FeatureHead(nn.Module):
 
     def penalty(self) -> Tensor:
         """What is to be added to the mean loss of a step."""
+        # Squares of the scalars draw the softmax towards equal shares (Peters et al. 2018, section 3.3).
         squares = [mix.penalty() for mix in self.mixes]  # type: ignore[operator]
         return self.settings.penalty * torch.stack(squares).sum() if squares else torch.zeros(())
 
@@ -107,6 +109,8 @@ class FeatureHead(nn.Module):
     def _features(self, layers_ND: Sequence[Tensor], entry: int) -> Tensor:
         if self.settings.source == "mix":
             return self.dropout(self.mixes[entry](layers_ND))
+        # BERT's best features without fine-tuning were its last four layers side by side (Devlin et al. 2018,
+        # section 5.3).
         taken = layers_ND[-JOINED:] if self.settings.source == "last-four" else layers_ND[-1:]
         return self.dropout(torch.cat(list(taken), -1))
 

@@ -43,6 +43,7 @@ class Footprint:
     @property
     def total(self) -> float:
         """The most that is held at once. In a step of one slice, gradients come as activations go."""
+        # Behind the first slice, gradients of earlier ones are held while the next is computed.
         forward = self.activations + self.logits + (self.gradients if self.slices > 1 else 0.0)
         return self.program + self.weights + self.optimiser + max(forward, self.gradients + self.update)
 
@@ -79,6 +80,7 @@ def available_memory(device: torch.device = CPU) -> float:
     several."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
+    # A container may be allowed less than the machine has left.
     free = min(float(psutil.virtual_memory().available), container_memory())
     return free / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 

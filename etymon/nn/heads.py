@@ -138,6 +138,7 @@ class ConditionalSpan(nn.Module):
     def search(self, x_RTD: Tensor, class_RD: Tensor, hidden_RT: Tensor) -> SpanCandidates:
         """The best spans of every row; `hidden_RT` marks tokens that no answer begins or ends with."""
         rows, length, dim = x_RTD.shape
+        # Ends are scored for the best beginnings alone: all pairs would be `[R, T, T]`.
         probs_RT = self(x_RTD).masked_fill(hidden_RT, -math.inf).softmax(-1)
         best_RS = probs_RT.topk(min(self.starts, length))
         chosen_RSD = x_RTD.gather(1, best_RS.indices[..., None].expand(-1, -1, dim))

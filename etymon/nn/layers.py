@@ -160,6 +160,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def quick_gelu(x: Tensor) -> Tensor:
+    # The sigmoid approximation of GELU (Hendrycks and Gimpel 2016).
     return x * torch.sigmoid(1.702 * x)
 
 

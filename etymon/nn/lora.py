@@ -54,6 +54,7 @@ class AdaptedLinear(Linear):
     @torch.no_grad()
     def merged(self) -> Linear:
         """A plain linear map of the same parameters, with the adapter in its matrix."""
+        # On the meta device: its matrix is replaced at once.
         plain = Linear(self.in_features, self.out_features, bias=False, device="meta")
         # Added in 32 bits at least, and rounded once.
         wide = torch.promote_types(self.weight.dtype, torch.float32)
@@ -181,5 +182,6 @@ def _linear(model: nn.Module) -> dict[str, Linear]:
 
 def _put(model: nn.Module, name: str, part: nn.Module) -> None:
     parent, _, last = name.rpartition(".")
+    # A new part is in training mode: it takes over the model's.
     part.train(model.training)
     setattr(model.get_submodule(parent), last, part)

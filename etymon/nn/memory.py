@@ -135,6 +135,7 @@ class SlidingState(KeyValueState):
 
     def advance(self, layout: Layout) -> None:
         super().advance(layout)
+        # The shortest row decides: all rows drop as many cells, so that one number describes them.
         least, needed = min(self.cached, default=0), self.reach + SPARE
         if not self.reach or least <= 2 * needed:  # dropping costs a copy: only every `needed` tokens
             return

@@ -70,6 +70,7 @@ class Pointer(nn.Module):
             if window is None
             else self._score_window(hidden_ND, at, context, window)
         )
+        # One softmax over keys and sentinel, of which only logarithms are kept.
         sentinel_n = q_nD @ self.sentinel
         whole_n = torch.logaddexp(scores_nK.logsumexp(-1), sentinel_n)
         return sentinel_n - whole_n, scores_nK - whole_n[:, None], words_nK
@@ -89,6 +90,7 @@ class Pointer(nn.Module):
 
         rows_N = batch.layout.row
         if batch.hidden_keys is not None:
+            # A number that no row has: hidden tokens match no query.
             rows_N = rows_N.masked_fill(batch.hidden_keys, -2)
         rows_GK = stretches(rows_N, -1)
         distance_SK = torch.arange(reach, size + reach, device=rows_N.device)[:, None] - torch.arange(
@@ -140,8 +142,10 @@ class PointerVocabulary(DenseVocabulary):
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
         log_gate_n, log_shares_nK, words_nK = self._shares(hidden_ND, at, context)
         log_softmax_nV = super().logits(hidden_ND, at).log_softmax(-1)
+        # A word that stands in the window several times gets the sum of its shares.
         copy_nV = torch.zeros_like(log_softmax_nV).scatter_add(1, words_nK.clamp(min=0), log_shares_nK.exp())
         none_nV = copy_nV == 0
+        # The logarithm of 0 would make a gradient of NaN even where it is masked later.
         log_copy_nV = copy_nV.masked_fill(none_nV, 1.0).log().masked_fill(none_nV, -math.inf)
         return torch.logaddexp(log_gate_n[:, None] + log_softmax_nV, log_copy_nV)
 

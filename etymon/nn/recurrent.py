@@ -44,6 +44,7 @@ class Packing:
         rows = np.argsort(-lengths, kind="stable")
         steps = np.arange(layout.longest)
         sizes = (lengths[:, None] > steps).sum(0)
+        # Where the tokens of every step begin in the packed order.
         starts = np.cumsum(sizes) - sizes
         step = np.repeat(steps, sizes)
         row = rows[np.arange(len(step)) - np.repeat(starts, sizes)]

@@ -55,6 +55,7 @@ def trace(model: nn.Module, attention: bool = True) -> Iterator[Trace]:
         stack = name.removeprefix("body.").removesuffix(".stack").removesuffix("stack") or "stack"
         record = recorded[stack] = StackTrace()
         watch(part, record.hidden)
+        # Records of attention make it run the eager formula: only on request.
         for inner, attending in part.named_modules() if attention else ():
             if attending is not part and hasattr(attending, "seen"):
                 is_cross = inner.rpartition(".")[2] in ("cross", "alignment")

@@ -262,6 +262,7 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
                 mask = mask & ~_lift(key.hidden_keys, key, keys, rows)[:, None, :]
         # Blank cells come last in a row, so a causal query can never see one.
         if not keys.equal and plain != "causal":
+            # Rectangles are padded to their longest row.
             real = keys.real[:, None, :]
             mask = real if mask is None else mask & real
         mask = None if mask is None else mask[:, None]
@@ -288,6 +289,7 @@ def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = F
     equal = len(set(totals)) <= 1
     if equal and (plain == "full" or (plain == "causal" and new.longest == 1)):
         return CachedView(new, batch.positions, reach, None)
+    # Cells beyond a row's length hold what another row needed: hidden from this one.
     index_RT = torch.arange(reach, device=device)[None].expand(new.rows, -1)
     query_RQ = torch.tensor(past, device=device)[:, None] + torch.arange(new.longest, device=device)
     real_RT = index_RT < torch.tensor(totals, device=device)[:, None]

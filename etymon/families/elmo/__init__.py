@@ -69,6 +69,7 @@ class Shape:
         if not re.fullmatch(r"[1-9]\d*x[1-9]\d*( [1-9]\d*x[1-9]\d*)*", self.filters):
             raise ValueError(f"filters are widths and numbers such as '1x32 2x64', not {self.filters!r}")
         check_divisor(self)
+        # Bins cut the words that can be predicted, not all that can be read.
         check_cutoffs(self, self.predicted)
 
     @property

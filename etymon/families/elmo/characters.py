@@ -67,6 +67,7 @@ class Characters(nn.Module):
         # numbers again, which the maximum ignores: one filter's width of padding is enough.
         more = min(self.widest, self.longest - letters_UC.shape[1])
         letters_UC = F.pad(letters_UC, (0, max(more, 0)), value=PADDING)
+        # Spellings are kept in a small integer type; convolutions want channels before time.
         x_UEC = self.letters(letters_UC.long()).transpose(1, 2)
         # The activations never fall, so that of the maximum is the maximum of them, and less to compute.
         x_UK = self.activation(torch.cat([convolve(x_UEC).amax(-1) for convolve in self.convolutions], -1))

@@ -62,6 +62,7 @@ def run(
     """
     if cell_clip is None and projection_clip is None and len({stop - begin for begin, stop in steps}) == 1:
         return _run_fused(parts, x_GND, len(steps), hidden_GRP, cell_GRC)
+    # The inputs' part of all gates in one product a direction, outside of the loop.
     given_GNF = torch.stack(
         [F.linear(x_ND, part.input.weight, part.state.bias) for part, x_ND in zip(parts, x_GND)]
     )
@@ -122,6 +123,7 @@ class LstmLoop(torch.autograd.Function):
             for g in range(directions):
                 torch.addmm(given_GNF[g, now], before_GNP[g, now], weights[g].T, out=gates_GNF[g, now])
             gates = gates_GNF[:, now]
+            # In place: the activated gates are what the backward pass needs.
             gates[..., : 2 * cells].sigmoid_()
             gates[..., 2 * cells : 3 * cells].tanh_()
             gates[..., 3 * cells :].sigmoid_()
@@ -164,6 +166,7 @@ class LstmLoop(torch.autograd.Function):
             errors_GNP[:, now] = error_P
             if y_GNC is not None:
                 y_GNC[:, now] = o * tanh_cell
+                # Through the projection, back to the cells' output.
                 error = torch.empty_like(tanh_cell)
                 for g in range(directions):
                     torch.mm(error_P[g], projections[g], out=error[g])

@@ -85,6 +85,7 @@ class Shape:
             raise ValueError("copied states go through no map: leave bridge out, or copied")
         if self.alignment_bias and (self.attention == "none" or self.score != "concat"):
             raise ValueError("alignment_bias belongs to the score concat")
+        # One matrix is both the words' table and the output.
         if self.tied and self.readout_dim != self.word_dim:
             raise ValueError(
                 f"tied words need a readout_dim of {self.word_dim}, and it is {self.readout_dim}"

@@ -57,6 +57,7 @@ class Alignment(nn.Module):
             scores_nqT = s_nqD @ keys_RTA.transpose(1, 2)
         else:
             query_nqA = self.query(s_nqD) if query_nqA is None else query_nqA
+            # An array of `[n, q, T, A]`: concat is the one score that is no plain product.
             scores_nqT = self.energy(torch.tanh(query_nqA[:, :, None] + keys_RTA[:, None])).squeeze(-1)
         hidden_nqT = None if source.missing_RT is None else source.missing_RT[:, None]
         if self.place is not None and self.place_energy is not None:

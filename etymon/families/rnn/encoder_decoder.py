@@ -109,6 +109,7 @@ class RecurrentDecoder(nn.Module):
         y_NE = self.dropout(self.look_up(batch) if embedded is None else embedded)
         if self.seen is not None:
             self.seen.append(y_NE)
+        # Only a running decode needs the states behind every token; training does not.
         if state is None and not self.feed_dim and self.order != "bahdanau":
             return self._all_steps(batch, packing, y_NE, source, begin)
         out_NF, states = self._step_by_step(batch, packing, y_NE, source, begin)
@@ -135,6 +136,7 @@ class RecurrentDecoder(nn.Module):
             last_R = [part_RH[:, -self.final_dim :] for part_RH in final[-1]]
             mapped_R = self.bridge(last_R[0])
             if self.cell_bridge is not None:
+                # Hidden states of all layers first, then cells.
                 mapped_R = torch.cat([mapped_R, self.cell_bridge(last_R[1])], -1)
             width: Any = self.layers[0].hidden_size
             parts = mapped_R.view(rows, -1, len(self.layers), width).permute(1, 2, 0, 3)
@@ -153,6 +155,7 @@ class RecurrentDecoder(nn.Module):
         """Where no step reads what attention gave: a fused kernel a layer, then attention of all states at
         once."""
         layout = batch.layout
+        # Without attention the source is one vector a row, the same at every step.
         context_NH = source.values_RTH[:, 0][layout.row] if self.alignment is None else None
         x_ND = packing.pack(y_NE if context_NH is None else torch.cat([y_NE, context_NH], -1))
         first = [part_LRD[:, packing.rows] for part_LRD in begin]

@@ -84,6 +84,7 @@ class RecurrentState:
         self.lengths = tuple(old + new for old, new in zip(before, layout.lengths, strict=True))
         offsets = [start - old - 1 for start, old in zip(layout.host_starts.tolist(), before, strict=True)]
         spans = list(zip(before, self.lengths, offsets, strict=True))
+        # A new list: a mark refers to the old one.
         self.past = [*self.past, (states, spans)][-SPARE - 1 :]
 
     def select(self, rows: Tensor) -> Self:
@@ -91,6 +92,7 @@ class RecurrentState:
         selected.lengths = tuple(self.lengths[row] for row in order)
         if self.now is not None and self.source is not None:
             selected.now, selected.source = pick_states(self.now, rows), self.source.at(rows)
+            # The tensors of earlier calls are shared, and only the rows' offsets are picked.
             selected.past = [(states, [spans[row] for row in order]) for states, spans in self.past]
         return selected
 

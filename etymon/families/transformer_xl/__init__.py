@@ -70,6 +70,7 @@ class Shape:
                 "set same_length to false"
             )
         if self.embedding_dim is None:
+            # Resolved here, so that folders and comparisons see one spelling of the same shape.
             object.__setattr__(self, "embedding_dim", self.dim)
         maps = (False, *(True for _ in self.cutoffs)) if self.tied_maps is None else self.tied_maps
         object.__setattr__(self, "tied_maps", maps[: len(self.cutoffs) + 1])
@@ -109,6 +110,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> RecurrentBody:
+    # The original PyTorch code has one pair of u and v for all layers.
     shared = None if shape.own_biases else relative_biases(shape.heads, shape.head_dim)
     layers = [
         Block(
@@ -164,6 +166,7 @@ BIASES = {"content_bias": "r_w_bias", "position_bias": "r_r_bias"}
 def names(shape: Shape) -> NameMap:
     bins = range(len(shape.cutoffs) + 1)
     narrowing = shape.divisor > 1
+    # Maps exist only where widths differ.
     mapped = narrowing or shape.embedding_dim != shape.dim
     ties = {
         f"crit.out_layers.{i}.weight": f"{THEIR_WORDS}emb_layers.{i}.weight"

@@ -80,6 +80,7 @@ class RecurrentStack(Stack):
             hidden_RQT = hidden_RQT | (distance_QT >= length)
         missing = None if state is None else state.missing(device)
         if missing is not None or batch.hidden_keys is not None:
+            # Only such batches need a mask a row; otherwise all share one.
             blank = torch.zeros(layout.rows, before + queries, dtype=torch.bool, device=device)
             if missing is not None:
                 blank[:, :before] = missing

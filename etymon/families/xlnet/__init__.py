@@ -90,6 +90,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def body(shape: Shape, heads: frozenset[str]) -> TwoStreamBody:
     wide = shape.heads, shape.head_dim or shape.dim // shape.heads
+    # `untie_r` off: u, v and the segments' bias are the same in all layers.
     shared = None if shape.own_biases else [nn.Parameter(torch.empty(wide)) for _ in range(3)]
     layers = [
         Block(
@@ -174,6 +175,7 @@ def names(shape: Shape) -> NameMap:
         if not shape.own_biases:  # the first layer's are everybody's
             for layer in range(1, shape.layers):
                 copies[THEIRS.format(layer) + f"rel_attn.{theirs}"] = THEIRS.format(0) + f"rel_attn.{theirs}"
+    # Published matrices are stored by head, `[D, H, K]`.
     by_head = (shape.dim, shape.heads, shape.head_dim or shape.dim // shape.heads)
     attention = [
         Row((LAYER + f"attention.{ours}.weight",), THEIRS + f"rel_attn.{theirs}", True, stored=by_head)

@@ -114,6 +114,7 @@ class TwoStreamStack(Stack):
             layer_inputs.append(x_ND)
             self._record(x_ND, g_nD)
             past_RMD = None if state is None else state.layers[number]
+            # Once for both streams: the query stream has no keys of its own.
             k_HRTK, v_HRTK = attention.keys(prepend_memory(past_RMD, layout.lift(x_ND)))
             inputs = StreamInputs(content, k_HRTK, v_HRTK, attention.distances(content.table_LD))
             # With queries, nothing reads the content behind the last layer.

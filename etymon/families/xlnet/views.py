@@ -35,6 +35,7 @@ def build_views(
     order_N = batch.order
     if positions is not None and order_N is None:  # what is predicted comes last: nothing sees it
         order_N = torch.zeros_like(batch.ids).index_fill_(0, positions.at, 1)
+    # Memory comes before everything in any order: all see it.
     lowest = torch.iinfo(torch.int64).min
     order_RT = None if order_N is None else _behind(before, layout.lift(order_N), lowest)
     segments_RT = None if batch.segments is None else _behind(before, layout.lift(batch.segments), 0)
@@ -71,6 +72,7 @@ def build_views(
         if hidden is not None and at is None:  # a token always sees itself
             hidden = hidden & (cell_T != place_RQ1 + before)
         columns = None
+        # Queries stand anywhere, and both tables in one need an offset: no common stride.
         if at is not None or mixed:
             columns = queries - 1 - place_RQ1 + cell_T + (turned_R11 if mixed else 0)
             columns = columns.expand(rows, -1, -1).clamp(0, table_LD.shape[-2] - 1)
