@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,42 +100,44 @@ def measure(
     """Every model's loss by context length, on the same targets, which are evenly spread over the text."""
     for model in models:
         check(model, memory)
-    own = [[length for length in lengths if length <= (model.window or length)] for model in models]
-    for model, each in zip(models, own, strict=True):
-        if not each:
+    model_lengths = [[length for length in lengths if length <= (model.window or length)] for model in models]
+    for model, fitting in zip(models, model_lengths, strict=True):
+        if not fitting:
             raise EtymonError(
                 f"{model.family.title} reads {model.window} tokens, fewer than any context here"
             )
     tokenizers = [tokenizer_of(model) for model in models]
     same = len({tokenizer.fingerprint for tokenizer in tokenizers}) == 1
-    chosen = choose(documents, tokenizers, [max(each) for each in own], targets, same)
+    chosen = choose(documents, tokenizers, [max(fitting) for fitting in model_lengths], targets, same)
     if not chosen.sizes:
         raise EtymonError(
-            f"no text there is longer than {max(lengths)} tokens: give longer files, or measure up to a shorter context"
+            f"no text there is longer than {max(lengths)} tokens: give longer files, or measure up to a shorter "
+            "context"
         )
     sizes_T = np.array(chosen.sizes)
-    losses, found = [], []
+    losses, results = [], []
     for number, (model, name) in enumerate(zip(models, names, strict=True)):
-        check_ids([[0, int(max(ids.max() for ids in chosen.texts[number]))]], model.shape.vocabulary)
+        texts, spans = chosen.texts[number], chosen.spans[number]
+        check_ids([[0, int(max(ids.max() for ids in texts))]], model.shape.vocabulary)
         rows = []
-        for length in own[number]:
+        for length in model_lengths[number]:
             on_progress(f"{name}: {length:,} tokens of context")
-            rows.append(_losses(model, chosen.texts[number], chosen.spans[number], length, memory, segment))
+            rows.append(_losses(model, texts, spans, length, memory, segment))
         losses_CT = np.stack(rows)
         bits_CT = losses_CT / math.log(2)
         rates_C = bits_CT.sum(1) / sizes_T.sum()
         errors_C = np.sqrt(((bits_CT - rates_C[:, None] * sizes_T) ** 2).sum(1)) / sizes_T.sum()
-        # What cannot read more gains nothing from more.
+        # A model that cannot read more gains nothing from more.
         losses.append(np.pad(losses_CT, ((0, len(lengths) - len(rows)), (0, 0)), mode="edge"))
-        found.append(
-            ModelContext(
-                name, model.family.name, own[number], rates_C.tolist(), (1.96 * errors_C).tolist(), chosen.widths[number]
-            )
-        )  # fmt: skip
-    for number, one in enumerate(found):
+        rates, margins = rates_C.tolist(), (1.96 * errors_C).tolist()
+        family, bytes_a_token = model.family.name, chosen.widths[number]
+        results.append(ModelContext(name, family, model_lengths[number], rates, margins, bytes_a_token))
+    # The baseline is the best of the whole group: only when all are measured can the lengths be compared.
+    for number, result in enumerate(results):
         for share in SHARES:
-            one.effective[share], one.gaining[share] = effective_length(losses, number, lengths, share)
-    return Contexts(len(sizes_T), int(sizes_T.sum()), list(lengths), same, found)
+            length, gaining = effective_length(losses, number, lengths, share)
+            result.effective[share], result.gaining[share] = length, gaining
+    return Contexts(len(sizes_T), int(sizes_T.sum()), list(lengths), same, results)
 
 
 def effective_length(
@@ -166,12 +169,9 @@ def check(model: Model, memory: int | None) -> None:
         raise EtymonError(f"a memory of {memory} tokens cannot be")
 
 
-# --- which pieces of text
-
-
 @dataclass
 class Targets:
-    """The targets: their bytes and, by model, the texts that they are in and (text, first token, stop) of each."""
+    """The pieces of text to predict: their bytes and, by model, the texts and (text, first token, stop) of each."""
 
     sizes: list[int]
     texts: list[list[np.ndarray]]
@@ -187,26 +187,26 @@ def choose(
     count: int,
     same: bool,
 ) -> Targets:
-    """At most `count` targets, evenly spread among all that have `before` tokens before them, by model, in their document."""
+    """At most `count` targets, evenly spread among all that have `before` tokens, by model, before them in a document."""
     if count < 1:
         raise EtymonError(f"targets is {count}: it must be 1 or more")
     texts: list[list[np.ndarray]] = [[] for _ in tokenizers]
     rows: list[np.ndarray] = []  # (bytes, text, then first and stop of every model)
     total = 0
     for number, text in enumerate(_whole(documents)):
-        known = {each.fingerprint: tokenized(each, text, same) for each in tokenizers}
-        read = [known[each.fingerprint] for each in tokenizers]
-        for own, tokens in zip(texts, read, strict=True):
-            own.append(tokens.ids)
+        encoded = {each.fingerprint: tokenize(each, text, same) for each in tokenizers}
+        by_model = [encoded[each.fingerprint] for each in tokenizers]
+        for model_texts, tokens in zip(texts, by_model, strict=True):
+            model_texts.append(tokens.ids)
         total += len(text.encode())
-        rows.append(_units(text, number, read, before))
+        rows.append(_stretches(text, number, by_model, before))
     table = np.concatenate(rows) if rows else np.zeros((0, 2))
     picked = table[np.unique(np.linspace(0, len(table) - 1, min(count, len(table))).round().astype(int))]
     spans = [
         [(row[1], row[2 + 2 * model], row[3 + 2 * model]) for row in picked.tolist()]
         for model in range(len(tokenizers))
     ]
-    widths = [total / max(1, sum(map(len, own))) for own in texts]
+    widths = [total / max(1, sum(map(len, model_texts))) for model_texts in texts]
     return Targets(picked[:, 0].tolist(), texts, spans, widths)
 
 
@@ -224,14 +224,14 @@ def _whole(documents: Iterable[Document]) -> Iterator[str]:
             return
 
 
-def tokenized(tokenizer: Tokenizer, text: str, same: bool) -> TokenizedText:
-    """The tokens of a text. Where tokenizers differ, white space behind a token counts as its own: some leave it out, and some
-    put it before the next one."""
-    found = []
+def tokenize(tokenizer: Tokenizer, text: str, same: bool) -> TokenizedText:
+    """The tokens of a text. Where tokenizers differ, white space behind a token is part of it: some leave it out, and
+    some put it before the next one."""
+    pieces = []
     for first, last in cut_spans(text):
         ids, starts, stops = tokenizer.offsets(text[first:last])
-        found.append((ids, starts + first, stops + first))
-    ids, starts, stops = (np.concatenate(column) for column in zip(*found, strict=True))
+        pieces.append((ids, starts + first, stops + first))
+    ids, starts, stops = (np.concatenate(column) for column in zip(*pieces, strict=True))
     stops = np.maximum.accumulate(stops) if len(stops) else stops
     ends = stops
     if not same:
@@ -246,20 +246,21 @@ def _codes(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
-def _units(text: str, number: int, read: Sequence[TokenizedText], before: Sequence[int]) -> np.ndarray:
-    common = reduce(np.intersect1d, [np.unique(tokens.ends[tokens.clean]) for tokens in read])
+def _stretches(
+    text: str, number: int, by_model: Sequence[TokenizedText], before: Sequence[int]
+) -> np.ndarray:
+    """(bytes, number of the text, then first token and stop of every model) of the shortest stretches that begin and end
+    with a token of every tokenizer, and have `before` tokens before them."""
+    common = reduce(np.intersect1d, [np.unique(tokens.ends[tokens.clean]) for tokens in by_model])
     codes = _codes(text)
     widths = np.append(0, np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)))  # in UTF-8
     starts, stops = common[:-1], common[1:]
     columns = [widths[stops] - widths[starts], np.full(len(starts), number)]
     kept = columns[0] > 0
-    for tokens, needed in zip(read, before, strict=True):
+    for tokens, needed in zip(by_model, before, strict=True):
         columns += [np.searchsorted(tokens.ends, edge, side="right") for edge in (starts, stops)]
         kept &= columns[-2] >= needed
     return np.column_stack(columns)[kept]
-
-
-# --- what the models make of them
 
 
 @torch.inference_mode()
@@ -298,71 +299,65 @@ def _last_log_probs(
     for start, stop in pairwise(cuts):
         batch = Batch.of(list(rows[:, start:stop]), device=model.device)
         hidden_ND, state = model.hidden(batch, state)
-    head = model.heads["vocabulary"]
-    found: torch.Tensor = head.target_log_probs(hidden_ND, batch.layout.last, following, Context(batch))  # type: ignore[operator]
-    return found.double().cpu().numpy()
+    head: Any = model.heads["vocabulary"]
+    log_probs: torch.Tensor = head.target_log_probs(hidden_ND, batch.layout.last, following, Context(batch))
+    return log_probs.double().cpu().numpy()
 
 
-HOW_TO_READ = """Every target is predicted from exactly so many tokens before each of its tokens, and the targets are the same for every \
-length and every model: stretches of the text, evenly spread, at whose ends every model's tokenizer ends a token. So bits per byte \
-compare across tokenizers. Lengths are in tokens of each model's own.
+HOW_TO_READ = """\
+Every target is predicted from exactly so many tokens before each of its tokens, and the targets are the same for \
+every length and every model: stretches of the text, evenly spread, at whose ends every model's tokenizer ends a \
+token. So bits per byte compare across tokenizers. Lengths are in tokens of each model's own.
 
-The relative effective context length (RECL) is the length beyond which the next one measured lowers a model's perplexity by \
-less than one percent, where only losses below the best of the whole group at the shorter length count. The share says on how many \
-targets: 0.1 is the tenth that the group finds hardest from the shorter context. With + it gained up to the longest. It depends on the \
-group, and on the steps between the lengths."""
-
-
-def effective(model: ModelContext, share: float) -> str:
-    return f"{model.effective[share]:,}{'+' if model.gaining[share] else ''}"
+The relative effective context length (RECL) is the length beyond which the next one measured lowers a model's \
+perplexity by less than one percent, where only losses below the best of the whole group at the shorter length count. \
+The share says on how many targets: 0.1 is the tenth that the group finds hardest from the shorter context. With + it \
+gained up to the longest. It depends on the group, and on the steps between the lengths."""
 
 
-def table(found: Contexts) -> tuple[list[str], list[list[Cell]]]:
-    """A row a context length."""
+def _effective(model: ModelContext) -> list[str]:
+    """By share of the targets, the effective length, with + if the model gained to the last."""
+    return [f"{model.effective[share]:,}{'+' if model.gaining[share] else ''}" for share in SHARES]
+
+
+def _length_table(contexts: Contexts) -> tuple[list[str], list[list[Cell]]]:
+    """Header and a row a context length."""
+    columns = [dict(zip(model.lengths, model.bits_per_byte)) for model in contexts.models]
     rows: list[list[Cell]] = [
-        [length, *(dict(zip(model.lengths, model.bits_per_byte)).get(length) for model in found.models)]
-        for length in found.lengths
+        [length, *(column.get(length) for column in columns)] for length in contexts.lengths
     ]
-    return ["context", *(model.name for model in found.models)], rows
+    return ["context", *(model.name for model in contexts.models)], rows
 
 
-def report_lines(found: Contexts) -> Iterator[str]:
+def report_lines(contexts: Contexts) -> Iterator[str]:
     """The tables, for a terminal."""
-    header, rows = table(found)
+    header, rows = _length_table(contexts)
     width = max(12, *(len(name) for name in header))
-    yield f"bits per byte by context length, {found.targets:,} targets of {found.bytes:,} bytes"
-    yield "  ".join(f"{name:>{width}}" for name in header)
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(f"{cell:>{width}}" for cell in cells)
+
+    yield f"bits per byte by context length, {contexts.targets:,} targets of {contexts.bytes:,} bytes"
+    yield line(header)
     for row in rows:
-        cells = [f"{row[0]:,}", *("–" if cell is None else f"{cell:.4f}" for cell in row[1:])]
-        yield "  ".join(f"{cell:>{width}}" for cell in cells)
+        yield line([f"{row[0]:,}", *("–" if cell is None else f"{cell:.4f}" for cell in row[1:])])
     yield ""
-    yield "  ".join(
-        f"{name:>{width}}" for name in ("model", *(f"RECL {share:g}" for share in SHARES), "± bits")
-    )
-    for model in found.models:
-        cells = [model.name, *(effective(model, share) for share in SHARES), f"{model.margins[-1]:.4f}"]
-        yield "  ".join(f"{cell:>{width}}" for cell in cells)
-    if not found.same_tokenizer:
-        yield "the tokenizers differ: RECL is in each model's own tokens, and a target is as long as all of them need"
+    yield line(["model", *(f"RECL {share:g}" for share in SHARES), "± bits"])
+    for model in contexts.models:
+        yield line([model.name, *_effective(model), f"{model.margins[-1]:.4f}"])
+    if not contexts.same_tokenizer:
+        yield (
+            "the tokenizers differ: RECL is in each model's own tokens, and a target is as long as all of them need"
+        )
 
 
-def write_results(found: Contexts, folder: Path) -> None:
-    """results.json and report.html."""
+def write_results(contexts: Contexts, folder: Path) -> None:
+    """Writes results.json and report.html."""
     with atomic_write(folder / "results.json") as file:
-        file.write(json_text(found, indent=2))
-    write_report(folder / "report.html", "Loss by context length", list(_sections(found)))
-
-
-def _sections(found: Contexts) -> Iterator[Section]:
-    yield Curve(
-        {model.name: list(zip(model.lengths, model.bits_per_byte, strict=True)) for model in found.models},
-        x_label="tokens of context",
-        y_label="bits per byte",
-        title="Bits per byte by context length",
-        caption=f"{found.targets:,} targets of {found.bytes:,} bytes.",
-        doubling=True,
-    )
-    yield ReportTable(*table(found))
+        file.write(json_text(contexts, indent=2))
+    series = {
+        model.name: list(zip(model.lengths, model.bits_per_byte, strict=True)) for model in contexts.models
+    }
     header = [
         "model",
         "family",
@@ -371,12 +366,21 @@ def _sections(found: Contexts) -> Iterator[Section]:
         "bits per byte",
         "±",
     ]
-    rows: list[list[Cell]] = [
-        [
-            model.name, model.family, model.bytes_a_token, *(effective(model, share) for share in SHARES),
-            model.bits_per_byte[-1], model.margins[-1],
-        ]
-        for model in found.models
-    ]  # fmt: skip
-    yield ReportTable(header, rows, title="Relative effective context length")
-    yield Paragraph(HOW_TO_READ, title="How to read this")
+    rows: list[list[Cell]] = []
+    for model in contexts.models:
+        last = [model.bits_per_byte[-1], model.margins[-1]]
+        rows.append([model.name, model.family, model.bytes_a_token, *_effective(model), *last])
+    sections: list[Section] = [
+        Curve(
+            series,
+            x_label="tokens of context",
+            y_label="bits per byte",
+            title="Bits per byte by context length",
+            caption=f"{contexts.targets:,} targets of {contexts.bytes:,} bytes.",
+            doubling=True,
+        ),
+        ReportTable(*_length_table(contexts)),
+        ReportTable(header, rows, title="Relative effective context length"),
+        Paragraph(HOW_TO_READ, title="How to read this"),
+    ]
+    write_report(folder / "report.html", "Loss by context length", sections)
