@@ -1,4 +1,4 @@
-"""Who attends to whom: the attention weights of one text, or of a text and what is made of it, with the tokens they belong to.
+"""Attention maps: the attention weights of a text, or of a text and what is made of it, with their tokens.
 
 Legend: L layers, H heads, Q queries, T keys.
 """
@@ -22,17 +22,20 @@ from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer
 
 
-def attended(model: Model, source: str, target: str | None = None) -> list[AttentionMap]:
-    """The attention of a text. A target is what an encoder-decoder writes (its own greedy text if it is not told), the second
-    text of a pair for an encoder, and a continuation for a decoder."""
+def attention_maps(model: Model, source: str, target: str | None = None) -> list[AttentionMap]:
+    """The attention of a text, a map for every kind (self; cross, encoder, decoder).
+
+    A target is what an encoder-decoder writes (unless given, what it writes greedily), the second text of a pair for
+    an encoder, and a continuation for a decoder.
+    """
     with torch.inference_mode(), eval_mode(model):
-        found = _both(model, source, target) if model.encoder_decoder else _one(model, source, target)
-    if not found:
+        maps = (_encoder_decoder_maps if model.encoder_decoder else _self_maps)(model, source, target)
+    if not maps:
         raise EtymonError(f"{model.family.title} has no attention to look at: it is recurrent")
-    return found
+    return maps
 
 
-def _one(model: Model, source: str, target: str | None) -> list[AttentionMap]:
+def _self_maps(model: Model, source: str, target: str | None) -> list[AttentionMap]:
     tokenizer = tokenizer_of(model)
     if "bidirectional" in model.capabilities and "causal" not in model.capabilities:
         first, second = tokenizer.encode(source), None if target is None else tokenizer.encode(target)
@@ -41,59 +44,54 @@ def _one(model: Model, source: str, target: str | None) -> list[AttentionMap]:
     else:
         ids = tokenizer.encode(source if target is None else source + target)
         segments = np.zeros(len(ids), np.int64)
-    _check_room(model, len(ids))
-    with trace(model) as seen:
+    _check_length(model, len(ids))
+    with trace(model) as traces:
         model.hidden(Batch.of([ids], segments=[segments], device=model.device))
-    tokens = _tokens(tokenizer, ids)
-    return [
-        AttentionMap("self", tokens, tokens, _stacked(each.attention))
-        for each in seen.values()
-        if each.attention
-    ]
+    tokens = _readable_tokens(tokenizer, ids)
+    layers = [each.attention for each in traces.values() if each.attention]
+    return [AttentionMap("self", tokens, tokens, _stack(attention)) for attention in layers]
 
 
-def _both(model: Model, source: str, target: str | None) -> list[AttentionMap]:
-    tokenizer, reading = tokenizer_of(model), source_tokenizer_of(model)
-    (read,) = encode_prompts(model, [source])
-    _check_room(model, len(read))
+def _encoder_decoder_maps(model: Model, source: str, target: str | None) -> list[AttentionMap]:
+    tokenizer = tokenizer_of(model)
+    (source_ids,) = encode_prompts(model, [source])
+    _check_length(model, len(source_ids))
     if target is None:
-        written = decode(model, [read], DecodingSettings())[0][0].ids
+        output_ids = decode(model, [source_ids], DecodingSettings())[0][0].ids
     else:
-        written = tokenizer.framing.frame(tokenizer.encode(target)).ids.tolist()
+        output_ids = tokenizer.framing.frame(tokenizer.encode(target)).ids.tolist()
     start = start_token(model, generating=target is None)
     assert start is not None
-    fed = [start, *written[:-1]]
-    with trace(model) as seen:
-        memory = model.encode(Batch.of([read], device=model.device))
-        model.decode(Batch.of([fed], device=model.device), memory)
-    source_tokens = _tokens(reading, read)
-    output_tokens, input_tokens = _tokens(tokenizer, written), _tokens(tokenizer, fed)
-    found = []
-    for name, each in seen.items():
-        if each.cross:  # what stands in a row is what the step writes, not what it was fed
-            found.append(AttentionMap("cross", output_tokens, source_tokens, _stacked(each.cross)))
+    input_ids = [start, *output_ids[:-1]]
+    with trace(model) as traces:
+        memory = model.encode(Batch.of([source_ids], device=model.device))
+        model.decode(Batch.of([input_ids], device=model.device), memory)
+    sources = _readable_tokens(source_tokenizer_of(model), source_ids)
+    outputs, inputs = (_readable_tokens(tokenizer, ids) for ids in (output_ids, input_ids))
+    maps = []
+    for name, each in traces.items():
+        if each.cross:  # a row is named by what the step writes, not by what it was fed
+            maps.append(AttentionMap("cross", outputs, sources, _stack(each.cross)))
         if each.attention:
-            tokens = source_tokens if "encoder" in name else input_tokens
-            kind = "encoder" if "encoder" in name else "decoder"
-            found.append(AttentionMap(kind, tokens, tokens, _stacked(each.attention)))
-    return sorted(found, key=lambda one: one.kind != "cross")
+            kind, tokens = ("encoder", sources) if "encoder" in name else ("decoder", inputs)
+            maps.append(AttentionMap(kind, tokens, tokens, _stack(each.attention)))
+    return sorted(maps, key=lambda attention: attention.kind != "cross")
 
 
-def _stacked(layers: Iterable[Tensor]) -> np.ndarray:
+def _stack(layers: Iterable[Tensor]) -> np.ndarray:
     """`[L, H, Q, T]` of the only row."""
     return torch.stack([weights_RHQT[0] for weights_RHQT in layers]).float().cpu().numpy()
 
 
-def _tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """Tokens as a reader knows them: whole characters where a token holds any."""
-    found = []
-    for number in map(int, ids):
-        text = tokenizer.decode([number], skip_special=False)
-        found.append(text if text.strip() and "\ufffd" not in text else tokenizer.tokens[number])
-    return found
+def _readable_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    texts = [(int(number), tokenizer.decode([int(number)], skip_special=False)) for number in ids]
+    # A token of a few bytes that is no whole character, or only space, is shown as the vocabulary spells it.
+    return [
+        text if text.strip() and "\ufffd" not in text else tokenizer.tokens[number] for number, text in texts
+    ]
 
 
-def _check_room(model: Model, length: int) -> None:
+def _check_length(model: Model, length: int) -> None:
     if not length:
         raise EtymonError("the text has no tokens: there is nothing to attend to")
     if model.positions is not None and length > model.positions:

@@ -1,4 +1,4 @@
-"""How the ways of decoding compare on the same prompts: repetition, diversity, and what is copied from the training text."""
+"""Ways of decoding compared on the same prompts: repetition, diversity, and copies from the training text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from etymon.families.model import Model
 from etymon.generation.quality import Copy, distinct, longest_copies, repetition, self_bleu
@@ -19,15 +18,17 @@ from etymon.text.store import Split, TokenStore, is_store
 from etymon.text.store_building import build_store
 from etymon.text.tokenizer import Tokenizer
 
-HEADER = [
-    "way", "texts", "tokens", "repeated 2-grams %", "repeated 4-grams %", "distinct 1-grams %", "distinct 2-grams %",
-    "self-BLEU", "longest copy", "mean copy",
-]  # fmt: skip
-HOW_TO_READ = """Repeated n-grams are those that a text has had before, as a share of its n-grams (mean over texts). Distinct n-grams \
-are counted over all texts of a way together, so they fall as there is more text: compare ways, not prompts. Self-BLEU is the mean \
-BLEU of a text with the others of its way as references: 100 is always the same text.
+HEADER = (
+    "way,texts,tokens,repeated 2-grams %,repeated 4-grams %,distinct 1-grams %,distinct 2-grams %,self-BLEU,"
+    "longest copy,mean copy"
+).split(",")
+HOW_TO_READ = """\
+Repeated n-grams are those that a text has had before, as a share of its n-grams (mean over texts). Distinct n-grams \
+are counted over all texts of a way together, so they fall as there is more text: compare ways, not prompts. Self-BLEU \
+is the mean BLEU of a text with the others of its way as references: 100 is always the same text.
 
-The longest copy is the longest run of tokens that a text shares with a document of the training text; the mean is over texts."""
+The longest copy is the longest run of tokens that a text shares with a document of the training text; the mean is \
+over texts."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Comparison(list[Generation]):
 
     def lines(self) -> Iterator[str]:
         """The table, for a terminal."""
-        cells = [HEADER, *([_short(cell) for cell in row] for row in self.table())]
+        cells = [HEADER]
+        for row in self.table():
+            cells.append([f"{cell:.1f}" if isinstance(cell, float) else shown(cell) for cell in row])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for name, *rest in cells:
             numbers = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
@@ -92,30 +95,31 @@ def compare(
 ) -> Comparison:
     """Every way on the same prompts. The training text is `data`, or the store of the run that the `folder` is of."""
     tokenizer, notes = tokenizer_of(model), []
-    found: dict[str, list[Generation]] = {}
+    texts_by_way: dict[str, list[Generation]] = {}
     for name, way in ways(settings).items():
         on_progress(f"decoding: {name}")
-        found[name] = generate_texts(model, prompts, way, batch_size=batch_size)
-    every = [one for texts in found.values() for one in texts]
-    rows = [[number for number in one.ids if number not in tokenizer.special_ids] for one in every]
+        texts_by_way[name] = generate_texts(model, prompts, way, batch_size=batch_size)
+    texts = [text for way_texts in texts_by_way.values() for text in way_texts]
+    rows = [[number for number in text.ids if number not in tokenizer.special_ids] for text in texts]
     with ExitStack() as stack:
         on_progress("looking for copies")
         splits = _training_text(tokenizer, data, folder, stack)
-        best: list[tuple[Copy, str]] = [(Copy(), "") for _ in rows]
+        copies: list[tuple[Copy, str]] = [(Copy(), "") for _ in rows]
         for split in splits:
             for place, copy in enumerate(longest_copies(rows, split.tokens, split.documents)):
-                if copy.length > best[place][0].length:
-                    best[place] = copy, tokenizer.decode(rows[place][copy.start : copy.start + copy.length])
+                if copy.length > copies[place][0].length:
+                    copied = tokenizer.decode(rows[place][copy.start : copy.start + copy.length])
+                    copies[place] = copy, copied
     if not splits:
         notes.append("Without the training text there are no copies to look for: give --data.")
-    described, begin = [], 0
-    for name, texts in found.items():
-        end = begin + len(texts)
-        described.append(_described(name, texts, rows[begin:end], best[begin:end] if splits else []))
+    results, begin = [], 0
+    for name, way_texts in texts_by_way.items():
+        end = begin + len(way_texts)
+        results.append(_measure(name, way_texts, rows[begin:end], copies[begin:end] if splits else []))
         begin = end
-    if all(way.self_bleu is None for way in described):
+    if all(way.self_bleu is None for way in results):
         notes.append("Self-BLEU needs several texts a way and sacrebleu: pip install 'etymon[evaluate]'.")
-    return Comparison(every, described, notes)
+    return Comparison(texts, results, notes)
 
 
 def write(comparison: Comparison, path: Path, name: str) -> None:
@@ -123,38 +127,51 @@ def write(comparison: Comparison, path: Path, name: str) -> None:
 
 
 def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
-    """Greedy, sampling, and four others, as asked where they were asked for; limits and penalties are as asked for all."""
-    plain = replace(
-        settings, sample=False, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, penalty_alpha=0.0,
-        beams=1, length_penalty=1.0, length_offset=0.0, early_stopping=False, returns=1,
-    )  # fmt: skip
+    """Greedy, sampling and four others by name: with the settings given where they are of that way, else usual ones.
+
+    Limits and penalties are the given ones for all.
+    """
+    greedy = replace(
+        settings,
+        sample=False,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        typical_p=1.0,
+        penalty_alpha=0.0,
+        beams=1,
+        length_penalty=1.0,
+        length_offset=0.0,
+        early_stopping=False,
+        returns=1,
+    )
     returns = settings.returns if settings.sample else 1
-    beams = replace(settings, returns=1) if settings.beams > 1 else replace(plain, beams=4)
-    contrastive = settings if settings.contrastive else replace(plain, penalty_alpha=0.6, top_k=4)
-    asked = settings if settings.sample else replace(plain, sample=True)
-    filters = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-    told = [
-        f"{name.replace('_', '-')} {getattr(asked, name):g}"
-        for name in filters
-        if getattr(asked, name) != getattr(plain, name)
+    beams = replace(settings, returns=1) if settings.beams > 1 else replace(greedy, beams=4)
+    contrastive = settings if settings.contrastive else replace(greedy, penalty_alpha=0.6, top_k=4)
+    sampling = settings if settings.sample else replace(greedy, sample=True)
+    filters = [
+        f"{name.replace('_', '-')} {getattr(sampling, name):g}"
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")
+        if getattr(sampling, name) != getattr(greedy, name)
     ]
     return {
-        "greedy": plain,
-        ", ".join(["sampling", *told]): asked,
-        "top-p 0.95": replace(plain, sample=True, top_p=0.95, returns=returns),
-        "typical-p 0.95": replace(plain, sample=True, typical_p=0.95, returns=returns),
+        "greedy": greedy,
+        ", ".join(["sampling", *filters]): sampling,
+        "top-p 0.95": replace(greedy, sample=True, top_p=0.95, returns=returns),
+        "typical-p 0.95": replace(greedy, sample=True, typical_p=0.95, returns=returns),
         f"contrastive, alpha {contrastive.penalty_alpha:g}, top-k {contrastive.top_k}": contrastive,
         f"{beams.beams} beams": beams,
     }
 
 
-def _described(
+def _measure(
     name: str, texts: list[Generation], rows: list[list[int]], copies: list[tuple[Copy, str]]
 ) -> Way:
     def percent(share: float | None) -> float | None:
         return None if share is None else 100 * share
 
-    longest, copied = max(copies, key=lambda one: one[0].length) if copies else (None, None)
+    longest, copied = max(copies, key=lambda pair: pair[0].length) if copies else (None, None)
     return Way(
         name=name,
         texts=len(texts),
@@ -163,7 +180,7 @@ def _described(
         repeated_4=percent(repetition(rows, 4)),
         distinct_1=percent(distinct(rows, 1)),
         distinct_2=percent(distinct(rows, 2)),
-        self_bleu=self_bleu([one.text for one in texts]),
+        self_bleu=self_bleu([text.text for text in texts]),
         longest_copy=None if longest is None else longest.length,
         mean_copy=sum(copy.length for copy, _ in copies) / len(copies) if copies else None,
         copied=copied,
@@ -173,7 +190,7 @@ def _described(
 def _training_text(
     tokenizer: Tokenizer, data: Sequence[str], folder: Path | None, stack: ExitStack
 ) -> list[Split]:
-    """What the model was trained on, as tokens; nothing if nobody knows."""
+    """What the model was trained on, as tokens; empty where that cannot be said."""
     if data:
         source = text_source([str(path) for path in data])
         if isinstance(source, PreparedText):
@@ -181,12 +198,8 @@ def _training_text(
         aside = Path(stack.enter_context(TemporaryDirectory())) / "store"
         build_store(source.documents(), tokenizer, aside, validation=0.0, source=source)
         return [TokenStore.open(aside, tokenizer).train]
-    # A run keeps its text beside its model, and a text of their own for some phases. A hub's name is no folder.
+    # A run keeps its text beside its model, and other texts for some phases. A hub's name is no folder.
     places = [] if folder is None or not folder.is_dir() else [folder, folder.absolute().parent]
-    found = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
-    stores = [TokenStore.open(path) for path in found]
+    paths = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
+    stores = [TokenStore.open(path) for path in paths]
     return [store.train for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]
-
-
-def _short(cell: Any) -> str:
-    return f"{cell:.1f}" if isinstance(cell, float) else shown(cell)

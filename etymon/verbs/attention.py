@@ -53,7 +53,7 @@ def attention(options: AttentionOptions) -> AttentionMaps:
     labelled, layers and heads to choose from in the page; `--out map.png --layer 3 --head 1` draws one map.
     """
     from etymon.files import atomic_write
-    from etymon.lab.attention_map import attended
+    from etymon.lab.attention_map import attention_maps
     from etymon.report.page import attention_page
     from etymon.report.plots import attention_picture
     from etymon.verbs.load_inputs import load_model
@@ -70,7 +70,7 @@ def attention(options: AttentionOptions) -> AttentionMaps:
     if page and (kind is not None or layer is not None or head is not None):
         raise EtymonError("a page has every kind, layer and head: give them for a picture (--out map.png)")
     model = load_model(options.model, options)
-    maps = attended(model, source, target[0] if target else None)
+    maps = attention_maps(model, source, target[0] if target else None)
     if out is not None and not page:
         chosen = next((candidate for candidate in maps if kind in (None, candidate.kind)), None)
         if chosen is None:
