@@ -25,8 +25,8 @@ from etymon.text.tokenizer import Tokenizer
 def attention_maps(model: Model, source: str, target: str | None = None) -> list[AttentionMap]:
     """The attention of a text, a map for every kind (self; cross, encoder, decoder).
 
-    A target is what an encoder-decoder writes (unless given, what it writes greedily), the second text of a pair for
-    an encoder, and a continuation for a decoder.
+    A target is what an encoder-decoder writes (unless given, what it writes greedily), the second text of a
+    pair for an encoder, and a continuation for a decoder.
     """
     with torch.inference_mode(), eval_mode(model):
         maps = (_encoder_decoder_maps if model.encoder_decoder else _self_maps)(model, source, target)

@@ -1,4 +1,5 @@
-"""What a task's answers are worth: the commonest one for every row, and a linear model of words, from the same training rows."""
+"""What a task's answers are worth: the commonest one for every row, and a linear model of words, from the
+same training rows."""
 
 from __future__ import annotations
 
@@ -33,10 +34,11 @@ def baselines(
 ) -> dict[str, list[Any]]:
     """Predictions for the texts, by the name of the baseline.
 
-    Labels are texts (`majority` and `tf-idf + logistic regression`), collections of texts, of which a row may have several (the
-    same, a classifier a label), or numbers (`mean` and `tf-idf + ridge regression`). TF-IDF counts words and pairs of words,
-    in scripts without spaces letters and pairs of letters; at most 50,000 of them, and fewer with many labels. It reads at most
-    20 million letters (of such scripts 4 million). `notify` hears why a baseline is missing.
+    Labels are texts (`majority` and `tf-idf + logistic regression`), collections of texts, of which a row may
+    have several (the same, a classifier a label), or numbers (`mean` and `tf-idf + ridge regression`). TF-IDF
+    counts words and pairs of words, in scripts without spaces letters and pairs of letters; at most 50,000 of
+    them, and fewer with many labels. It reads at most 20 million letters (of such scripts 4 million).
+    `notify` hears why a baseline is missing.
     """
     answer: Any
     if isinstance(train_labels[0], float | int):
@@ -45,14 +47,14 @@ def baselines(
         simple, linear = "majority", "tf-idf + logistic regression"
         sets = (each if isinstance(each, str) else tuple(sorted(each)) for each in train_labels)
         answer = Counter(sets).most_common(1)[0][0]
-    found: dict[str, list[Any]] = {simple: [answer] * len(texts)}
+    predictions: dict[str, list[Any]] = {simple: [answer] * len(texts)}
     try:
-        found[linear] = _linear(_joined(train_texts), train_labels, _joined(texts))
+        predictions[linear] = _linear(_joined(train_texts), train_labels, _joined(texts))
     except ImportError:
         notify(f"no baseline by {linear}: it needs scikit-learn (pip install 'etymon[evaluate]')")
     except ValueError as error:  # no words, or a single label
         notify(f"no baseline by {linear}: {str(error).splitlines()[0]}")
-    return found
+    return predictions
 
 
 def _linear(train_texts: list[str], train_labels: Sequence[Any], texts: list[str]) -> list[Any]:

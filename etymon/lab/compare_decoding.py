@@ -23,12 +23,13 @@ HEADER = (
     "longest copy,mean copy"
 ).split(",")
 HOW_TO_READ = """\
-Repeated n-grams are those that a text has had before, as a share of its n-grams (mean over texts). Distinct n-grams \
-are counted over all texts of a way together, so they fall as there is more text: compare ways, not prompts. Self-BLEU \
-is the mean BLEU of a text with the others of its way as references: 100 is always the same text.
+Repeated n-grams are those that a text has had before, as a share of its n-grams (mean over texts). \
+Distinct n-grams are counted over all texts of a way together, so they fall as there is more text: compare \
+ways, not prompts. Self-BLEU is the mean BLEU of a text with the others of its way as references: 100 is \
+always the same text.
 
-The longest copy is the longest run of tokens that a text shares with a document of the training text; the mean is \
-over texts."""
+The longest copy is the longest run of tokens that a text shares with a document of the training text; the \
+mean is over texts."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def compare(
     batch_size: int = 32,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> Comparison:
-    """Every way on the same prompts. The training text is `data`, or the store of the run that the `folder` is of."""
+    """Every way on the same prompts. The training text is `data`, or the store of the run that the
+    `folder` is of."""
     tokenizer, notes = tokenizer_of(model), []
     texts_by_way: dict[str, list[Generation]] = {}
     for name, way in ways(settings).items():
@@ -127,7 +129,8 @@ def write(comparison: Comparison, path: Path, name: str) -> None:
 
 
 def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
-    """Greedy, sampling and four others by name: with the settings given where they are of that way, else usual ones.
+    """Greedy, sampling and four others by name: with the settings given where they are of that way, else
+    usual ones.
 
     Limits and penalties are the given ones for all.
     """

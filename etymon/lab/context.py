@@ -1,7 +1,8 @@
 """Loss by context length, and relative effective context length (Transformer-XL, appendix C).
 
-Every chosen piece of text is predicted from exactly c tokens before each of its tokens, for every c. Models with different
-tokenizers predict the same pieces: the shortest stretches of text at whose ends every tokenizer ends a token, too.
+Every chosen piece of text is predicted from exactly c tokens before each of its tokens, for every c. Models
+with different tokenizers predict the same pieces: the shortest stretches of text at whose ends every
+tokenizer ends a token, too.
 
 Legend: C context lengths, T targets.
 """
@@ -70,7 +71,8 @@ class Contexts:
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A text as a tokenizer has it: where every token ends, and whether nothing of it is left for the next one."""
+    """A text as a tokenizer has it: where every token ends, and whether nothing of it is left for the next
+    one."""
 
     ids: np.ndarray
     ends: np.ndarray
@@ -111,8 +113,8 @@ def measure(
     chosen = choose(documents, tokenizers, [max(fitting) for fitting in model_lengths], targets, same)
     if not chosen.sizes:
         raise EtymonError(
-            f"no text there is longer than {max(lengths)} tokens: give longer files, or measure up to a shorter "
-            "context"
+            f"no text there is longer than {max(lengths)} tokens: give longer files, or measure up to a "
+            "shorter context"
         )
     sizes_T = np.array(chosen.sizes)
     losses, results = [], []
@@ -143,11 +145,11 @@ def measure(
 def effective_length(
     losses: Sequence[np.ndarray], model: int, lengths: Sequence[int], share: float
 ) -> tuple[int, bool]:
-    """The context length of a model beyond which the next one measured lowers its perplexity by less than `THRESHOLD` of it;
-    and whether there is no such length.
+    """The context length of a model beyond which the next one measured lowers its perplexity by less than
+    `THRESHOLD` of it; and whether there is no such length.
 
-    The baseline of a target is the lowest loss of any model of the group with the shorter context; counted are those
-    below it, on the `share` of targets where the baseline is highest.
+    The baseline of a target is the lowest loss of any model of the group with the shorter context; counted
+    are those below it, on the `share` of targets where the baseline is highest.
     """
     for short, long in pairwise(range(len(lengths))):
         baseline_T = np.min([each[short] for each in losses], axis=0)
@@ -162,7 +164,8 @@ def check(model: Model, memory: int | None) -> None:
     title = model.family.title
     if model.encoder_decoder or "causal" not in model.capabilities:
         raise EtymonError(
-            f"{title} does not predict a text from left to right, so there is no context length to measure: give decoders"
+            f"{title} does not predict a text from left to right, so there is no context length to "
+            "measure: give decoders"
         )
     model.require_vocabulary("score")
     if memory is not None and memory < 0:
@@ -171,7 +174,8 @@ def check(model: Model, memory: int | None) -> None:
 
 @dataclass
 class Targets:
-    """The pieces of text to predict: their bytes and, by model, the texts and (text, first token, stop) of each."""
+    """The pieces of text to predict: their bytes and, by model, the texts and (text, first token, stop) of
+    each."""
 
     sizes: list[int]
     texts: list[list[np.ndarray]]
@@ -187,7 +191,8 @@ def choose(
     count: int,
     same: bool,
 ) -> Targets:
-    """At most `count` targets, evenly spread among all that have `before` tokens, by model, before them in a document."""
+    """At most `count` targets, evenly spread among all that have `before` tokens, by model, before them in
+    a document."""
     if count < 1:
         raise EtymonError(f"targets is {count}: it must be 1 or more")
     texts: list[list[np.ndarray]] = [[] for _ in tokenizers]
@@ -225,8 +230,8 @@ def _whole(documents: Iterable[Document]) -> Iterator[str]:
 
 
 def tokenize(tokenizer: Tokenizer, text: str, same: bool) -> TokenizedText:
-    """The tokens of a text. Where tokenizers differ, white space behind a token is part of it: some leave it out, and
-    some put it before the next one."""
+    """The tokens of a text. Where tokenizers differ, white space behind a token is part of it: some leave
+    it out, and some put it before the next one."""
     pieces = []
     for first, last in cut_spans(text):
         ids, starts, stops = tokenizer.offsets(text[first:last])
@@ -249,8 +254,8 @@ def _codes(text: str) -> np.ndarray:
 def _stretches(
     text: str, number: int, by_model: Sequence[TokenizedText], before: Sequence[int]
 ) -> np.ndarray:
-    """(bytes, number of the text, then first token and stop of every model) of the shortest stretches that begin and end
-    with a token of every tokenizer, and have `before` tokens before them."""
+    """(bytes, number of the text, then first token and stop of every model) of the shortest stretches that
+    begin and end with a token of every tokenizer, and have `before` tokens before them."""
     common = reduce(np.intersect1d, [np.unique(tokens.ends[tokens.clean]) for tokens in by_model])
     codes = _codes(text)
     widths = np.append(0, np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)))  # in UTF-8
@@ -291,7 +296,8 @@ def _losses(
 def _last_log_probs(
     model: Model, rows: np.ndarray, following: torch.Tensor, memory: int | None, segment: int | None
 ) -> np.ndarray:
-    """The log-probability of what follows each row; a model that remembers reads its rows in segments, the last one whole."""
+    """The log-probability of what follows each row; a model that remembers reads its rows in segments, the
+    last one whole."""
     state, cuts = None, [0, rows.shape[1]]
     if "memory" in model.capabilities and memory != 0:
         state = model.remember(len(rows), memory)
@@ -305,14 +311,16 @@ def _last_log_probs(
 
 
 HOW_TO_READ = """\
-Every target is predicted from exactly so many tokens before each of its tokens, and the targets are the same for \
-every length and every model: stretches of the text, evenly spread, at whose ends every model's tokenizer ends a \
-token. So bits per byte compare across tokenizers. Lengths are in tokens of each model's own.
+Every target is predicted from exactly so many tokens before each of its tokens, and the targets are the \
+same for every length and every model: stretches of the text, evenly spread, at whose ends every model's \
+tokenizer ends a token. So bits per byte compare across tokenizers. Lengths are in tokens of each model's \
+own.
 
-The relative effective context length (RECL) is the length beyond which the next one measured lowers a model's \
-perplexity by less than one percent, where only losses below the best of the whole group at the shorter length count. \
-The share says on how many targets: 0.1 is the tenth that the group finds hardest from the shorter context. With + it \
-gained up to the longest. It depends on the group, and on the steps between the lengths."""
+The relative effective context length (RECL) is the length beyond which the next one measured lowers a \
+model's perplexity by less than one percent, where only losses below the best of the whole group at the \
+shorter length count. The share says on how many targets: 0.1 is the tenth that the group finds hardest \
+from the shorter context. With + it gained up to the longest. It depends on the group, and on the steps \
+between the lengths."""
 
 
 def _effective(model: ModelContext) -> list[str]:
@@ -347,7 +355,8 @@ def report_lines(contexts: Contexts) -> Iterator[str]:
         yield line([model.name, *_effective(model), f"{model.margins[-1]:.4f}"])
     if not contexts.same_tokenizer:
         yield (
-            "the tokenizers differ: RECL is in each model's own tokens, and a target is as long as all of them need"
+            "the tokenizers differ: RECL is in each model's own tokens, and a target is as long as all of "
+            "them need"
         )
 
 

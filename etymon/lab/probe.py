@@ -1,10 +1,13 @@
-"""Probing: what a linear classifier finds in every layer of a frozen model, beside what it could find anywhere.
+"""Probing: what a linear classifier finds in every layer of a frozen model, beside what it could find
+anywhere.
 
-A high accuracy alone says little: a probe may have learnt the task by itself. So every layer is also asked for a control
-task, whose labels are random but always the same for the same type (Hewitt and Liang 2019); accuracy minus control
-accuracy is its *selectivity*. And a model of the same shape that has learnt nothing is asked the same.
+A high accuracy alone says little: a probe may have learnt the task by itself. So every layer is also asked
+for a control task, whose labels are random but always the same for the same type (Hewitt and Liang 2019);
+accuracy minus control accuracy is its *selectivity*. And a model of the same shape that has learnt nothing is
+asked the same.
 
-Legend: L layers with the input of the first as number 0, N examples, U units (a text or a word of it), D width.
+Legend: L layers with the input of the first as number 0, N examples, U units (a text or a word of it), D
+width.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from etymon.tables.writing import write_table
 
 @dataclass(frozen=True)
 class LayerScore:
-    """Test accuracies of one layer; `random` is the untrained twin's, `mix` the layer's weight in the scalar mix."""
+    """Test accuracies of one layer; `random` is the untrained twin's, `mix` the layer's weight in the
+    scalar mix."""
 
     layer: int
     accuracy: float
@@ -56,8 +60,9 @@ class LayerScore:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """`reading` says what was read of a text; `majority` is the accuracy of always saying the commonest label, and
-    `control_seen` the share of test examples whose type was seen in training: no control can be learnt beyond it."""
+    """`reading` says what was read of a text; `majority` is the accuracy of always saying the commonest
+    label, and `control_seen` the share of test examples whose type was seen in training: no control can be
+    learnt beyond it."""
 
     task: str
     level: str
@@ -84,7 +89,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class Probes:
-    """What was found, task by task."""
+    """The scores of all tasks."""
 
     model: str
     family: str
@@ -105,46 +110,49 @@ def probe_model(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> Probes:
-    """Probes every layer for every task; representations are computed once a model and text, for all of them."""
+    """Probes every layer for every task; representations are computed once a model and text, for all of
+    them."""
     logistic_regression()  # better missed now than when all texts are read
     for pooling in poolings:
         if pooling not in POOLINGS:
             raise EtymonError(f"there is no pooling {pooling!r}: {did_you_mean(pooling, POOLINGS)}")
-    wanted: dict[tuple[str, Place], int] = {}
-    asked = [
-        _problem(task, reading, wanted, pieces, seed)
+    unit_numbers: dict[tuple[str, Place], int] = {}
+    problems = [
+        _problem(task, reading, unit_numbers, pieces, seed)
         for task in tasks
         for reading in (poolings if task.level == "sentence" else (pieces,))
     ]
     notes = [note for task in tasks for note in task.notes]
 
-    def read(which: Model, what: str) -> Representations:
-        def told(done: int, total: int) -> None:
+    def read(reader: Model, what: str) -> Representations:
+        def on_batch(done: int, total: int) -> None:
             on_progress(f"{what}: {done:,} of {total:,} texts")
 
-        return represent(which, list(wanted), pieces=pieces, batch_size=batch_size, on_batch=told)
+        return represent(reader, list(unit_numbers), pieces=pieces, batch_size=batch_size, on_batch=on_batch)
 
-    seen = read(model, "reading")
-    if seen.cut:
-        notes.append(f"{seen.cut:,} texts were cut at the model's {model.positions} tokens")
-    problems = [_without_lost(problem, seen.found, notes) for problem in asked]
+    vectors = read(model, "reading")
+    if vectors.cut:
+        notes.append(f"{vectors.cut:,} texts were cut at the model's {model.positions} tokens")
+    problems = [_without_absent(problem, vectors.present, notes) for problem in problems]
     scores = []
     for problem in problems:
         on_progress(f"probing {problem.task.name}")
-        scores.append(_probe(problem, seen.states))
-    del seen  # the twin's take as much room
+        scores.append(_probe(problem, vectors.states))
+    del vectors  # the twin's take as much memory
     if twin:
         states = read(untrained(model, seed), "reading with the untrained twin").states
         for place, problem in enumerate(problems):
             on_progress(f"probing the untrained twin: {problem.task.name}")
-            random = [best_strength(problem, standardised(x_UD, problem))[1] for x_UD in states]
-            layers = [replace(layer, random=each) for layer, each in zip(scores[place].layers, random)]
+            layers = []
+            for layer, x_UD in zip(scores[place].layers, states):
+                _, accuracy, _ = best_strength(problem, standardised(x_UD, problem))
+                layers.append(replace(layer, random=accuracy))
             scores[place] = replace(scores[place], layers=layers)
     for score in scores:
         if score.control_seen < 0.5:
             notes.append(
-                f"{score.task}: only {score.control_seen:.0%} of the test examples have a type that training has, "
-                "so that selectivity says little"
+                f"{score.task}: only {score.control_seen:.0%} of the test examples have a type that "
+                "training has, so that selectivity says little"
             )
     return Probes(name or model.family.title, model.family.name, seed, scores, notes)
 
@@ -159,9 +167,10 @@ def untrained(model: Model, seed: int) -> Model:
 def control_labels(examples: Sequence[Example], seed: int) -> list[str]:
     """A label for every example, random but the same for the same type (of the same group).
 
-    Types are served the most frequent first, each with chances as large as what the labels still lack of their number in
-    training: so the control has about the task's own distribution, and the two accuracies can be compared. Only
-    training counts: were the test balanced too, whatever it lacked would be told by what training has too much.
+    Types get theirs the most frequent first, each with chances as large as what the labels still lack of
+    their number in training: so the control has about the task's distribution, and the two accuracies can be
+    compared. Only training counts: were the test balanced too, training's surplus would give away what the
+    test lacks.
     """
     draw = np.random.default_rng(seed)
     inside: dict[str, list[Example]] = {}
@@ -184,31 +193,36 @@ def control_labels(examples: Sequence[Example], seed: int) -> list[str]:
 
 
 def _problem(
-    task: ProbeTask, reading: str, wanted: dict[tuple[str, Place], int], pieces: Pieces, seed: int
+    task: ProbeTask, reading: str, unit_numbers: dict[tuple[str, Place], int], pieces: Pieces, seed: int
 ) -> Problem:
     examples = task.examples
-    places: list[Place] = [reading if example.span is None else example.span for example in examples]
-    units = [
-        wanted.setdefault((example.text, place), len(wanted)) for example, place in zip(examples, places)
-    ]
-    labels, groups = [example.label for example in examples], [example.group for example in examples]
+    units: list[int] = []
+    for example in examples:
+        place: Place = reading if example.span is None else example.span
+        units.append(unit_numbers.setdefault((example.text, place), len(unit_numbers)))
+    labels = sorted({example.label for example in examples})
+    groups = list(dict.fromkeys(example.group for example in examples))
     control = control_labels(examples, seed + zlib.crc32(task.name.encode()))
-    number = {label: place for place, label in enumerate(sorted(set(labels)))}
-    group_number = {group: place for place, group in enumerate(dict.fromkeys(groups))}
     return Problem(
         task,
         reading if task.level == "sentence" else {"first": "first piece", "mean": "mean of pieces"}[pieces],
         np.array(units),
-        np.array([number[label] for label in labels]),
-        np.array([number[label] for label in control]),
-        np.array([group_number[group] for group in groups]),
-        np.array([SPLITS.index(example.split) for example in examples]),
+        _numbers([example.label for example in examples], labels),
+        _numbers(control, labels),
+        _numbers([example.group for example in examples], groups),
+        _numbers([example.split for example in examples], SPLITS),
     )
 
 
-def _without_lost(problem: Problem, found: np.ndarray, notes: list[str]) -> Problem:
+def _numbers(values: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """The place of every value among the names."""
+    places = {name: place for place, name in enumerate(names)}
+    return np.array([places[value] for value in values])
+
+
+def _without_absent(problem: Problem, present: np.ndarray, notes: list[str]) -> Problem:
     """The problem without words that no token stands for."""
-    kept = found[problem.units]
+    kept = present[problem.units]
     if kept.all():
         return problem
     notes.append(
@@ -222,19 +236,20 @@ def _without_lost(problem: Problem, found: np.ndarray, notes: list[str]) -> Prob
 
 
 def _probe(problem: Problem, states_LUD: np.ndarray) -> TaskScore:
-    """Everything but the twin's accuracies."""
-    tried = []
+    """The scores of a task but for the twin's accuracies."""
+    layers = []
     for x_UD in states_LUD:
         x_ND = standardised(x_UD, problem)
         validation, accuracy, strength = best_strength(problem, x_ND)
-        # The control is asked of the very probe that was chosen: its strength is not tuned again.
+        # The control has the strength that was chosen for the task: it is not tuned again.
         (control,) = predictions(x_ND, problem.control, problem, (strength,))
-        tried.append((accuracy, problem.accuracy(control, control=True), validation, strength))
-    strength = max(tried, key=lambda each: each[2])[3]
+        layers.append((accuracy, problem.accuracy(control, control=True), validation, strength))
+    strength = max(layers, key=lambda layer: layer[2])[3]
     weights, mixed = scalar_mix(states_LUD, problem, strength)
-    examples = problem.task.examples
-    known = {(each.group, each.type) for each in examples if each.split == "train"}
-    tested = [each for each in examples if each.split == "test"]
+    types: dict[str, list[tuple[str, str]]] = {split: [] for split in SPLITS}
+    for example in problem.task.examples:
+        types[example.split].append((example.group, example.type))
+    trained = set(types["train"])
     return TaskScore(
         task=problem.task.name,
         level=problem.task.level,
@@ -242,24 +257,28 @@ def _probe(problem: Problem, states_LUD: np.ndarray) -> TaskScore:
         labels=len(np.unique(problem.labels[problem.fitted])),
         train=int(problem.fitted.sum()),
         validation=int(problem.within("validation").sum()),
-        test=len(tested),
+        test=len(types["test"]),
         majority=problem.accuracy(commonest(problem)),
-        control_seen=sum((each.group, each.type) in known for each in tested) / len(tested),
+        control_seen=sum(type in trained for type in types["test"]) / len(types["test"]),
         mix_accuracy=problem.accuracy(mixed),
-        layers=[LayerScore(layer, *each, None, float(weights[layer])) for layer, each in enumerate(tried)],
+        layers=[
+            LayerScore(number, *layer, None, float(weights[number])) for number, layer in enumerate(layers)
+        ],
     )
 
 
-HOW_TO_READ = """Every layer is frozen and read by a linear classifier; layer 0 is what goes into the first one. Accuracies are those \
-of the test split; the penalty of each classifier, and the best layer, are chosen by the validation split.
+HOW_TO_READ = """\
+Every layer is frozen and read by a linear classifier; layer 0 is what goes into the first one. Accuracies \
+are those of the test split; the penalty of each classifier, and the best layer, are chosen by the \
+validation split.
 
-Selectivity is accuracy minus control accuracy. The control has random labels that are always the same for the same \
-type: for tokens the word itself, for sentences their first word, for pseudo-words the word before. A probe can only learn \
-it by heart; where it does that as well as the task, its accuracy says little about the model. The untrained twin has the \
-same shape and has learnt nothing."""
+Selectivity is accuracy minus control accuracy. The control has random labels that are always the same for \
+the same type: for tokens the word itself, for sentences their first word, for pseudo-words the word \
+before. A probe can only learn it by heart; where it does that as well as the task, its accuracy says \
+little about the model. The untrained twin has the same shape and has learnt nothing."""
 
 
-def table(score: TaskScore) -> tuple[list[str], list[list[Cell]]]:
+def layer_table(score: TaskScore) -> tuple[list[str], list[list[Cell]]]:
     """A row a layer, in percent."""
     twin = score.layers[0].random is not None
     header = ["layer", "accuracy", "control", "selectivity", *["untrained"] * twin, "mix weight"]
@@ -272,8 +291,8 @@ def table(score: TaskScore) -> tuple[list[str], list[list[Cell]]]:
 
 def report_lines(score: TaskScore) -> Iterator[str]:
     """The table of a task, for a terminal."""
-    yield described(score)
-    header, rows = table(score)
+    yield describe(score)
+    header, rows = layer_table(score)
     yield "  ".join(f"{name:>11}" for name in header)
     for row in rows:
         mark = " *" if row[0] == score.best.layer else ""
@@ -281,10 +300,11 @@ def report_lines(score: TaskScore) -> Iterator[str]:
     yield summary(score)
 
 
-def described(score: TaskScore) -> str:
+def describe(score: TaskScore) -> str:
     return (
         f"{score.task} ({score.level}, {score.reading}): {score.labels} labels, "
-        f"{score.train:,} + {score.validation:,} + {score.test:,} examples, commonest label {score.majority:.1%}"
+        f"{score.train:,} + {score.validation:,} + {score.test:,} examples, commonest label "
+        f"{score.majority:.1%}"
     )
 
 
@@ -322,53 +342,43 @@ def write_results(probes: Probes, folder: Path) -> None:
 
 
 def _sections(probes: Probes) -> Iterator[Section]:
-    named = {_name(score, probes): score for score in probes.tasks}
+    names = Counter(score.task for score in probes.tasks)
+    by_name = {
+        f"{score.task}, {score.reading}" if names[score.task] > 1 else score.task: score
+        for score in probes.tasks
+    }
+
+    def series(score: TaskScore, field: str) -> list[tuple[float, float]]:
+        return [(layer.layer, 100 * (getattr(layer, field) or 0)) for layer in score.layers]
+
     header = ["task", "best layer", "accuracy %", "±", "selectivity", "mix %", "commonest label %"]
-    rows: list[list[Cell]] = [
-        [
-            name,
-            score.best.layer,
-            *(
-                round(100 * value, 1)
-                for value in (score.best.accuracy, score.margin, score.best.selectivity)
-                + (score.mix_accuracy, score.majority)
-            ),
-        ]
-        for name, score in named.items()
-    ]
+    rows: list[list[Cell]] = []
+    for name, score in by_name.items():
+        best = score.best
+        shares = (best.accuracy, score.margin, best.selectivity, score.mix_accuracy, score.majority)
+        rows.append([name, best.layer, *(round(100 * share, 1) for share in shares)])
     yield ReportTable(header, rows, title="In short")
     yield Paragraph(HOW_TO_READ, title="How to read this")
-    if len(named) > 1:
+    if len(by_name) > 1:
         yield Curve(
-            {
-                name: [(layer.layer, 100 * layer.selectivity) for layer in score.layers]
-                for name, score in named.items()
-            },
+            {name: series(score, "selectivity") for name, score in by_name.items()},
             x_label="layer",
             y_label="selectivity, points",
             title="Selectivity, all tasks",
         )
     yield Curve(
-        {name: [(layer.layer, 100 * layer.mix) for layer in score.layers] for name, score in named.items()},
+        {name: series(score, "mix") for name, score in by_name.items()},
         x_label="layer",
         y_label="weight, %",
         title="Which layers a learnt mix of all takes",
     )
-    for name, score in named.items():
-        curves = {
-            "accuracy": [(layer.layer, 100 * layer.accuracy) for layer in score.layers],
-            "control": [(layer.layer, 100 * layer.control) for layer in score.layers],
-        }
+    for name, score in by_name.items():
+        curves = {"accuracy": series(score, "accuracy"), "control": series(score, "control")}
         if score.layers[0].random is not None:
-            curves["untrained twin"] = [(layer.layer, 100 * (layer.random or 0)) for layer in score.layers]
+            curves["untrained twin"] = series(score, "random")
         references = {"commonest": 100 * score.majority, "mix": 100 * score.mix_accuracy}
-        caption = f"{described(score)}. {score.control_seen:.0%} of the test examples have a type that training has."
-        yield Curve(curves, references, "layer", "accuracy, %", name, caption)
-        yield ReportTable(*table(score))
+        seen = f"{score.control_seen:.0%} of the test examples have a type that training has."
+        yield Curve(curves, references, "layer", "accuracy, %", name, f"{describe(score)}. {seen}")
+        yield ReportTable(*layer_table(score))
     if probes.notes:
         yield Paragraph("\n\n".join(probes.notes), title="Notes")
-
-
-def _name(score: TaskScore, probes: Probes) -> str:
-    twice = sum(other.task == score.task for other in probes.tasks) > 1
-    return f"{score.task}, {score.reading}" if twice else score.task

@@ -19,7 +19,8 @@ from etymon.errors import EtymonError
 from etymon.lab.probe_tasks import SPLITS, ProbeTask, Split
 
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3)
-"""Of the L2 penalty beside the mean loss, the strongest first; each layer's is chosen by the validation split."""
+"""Of the L2 penalty beside the mean loss, the strongest first; each layer's is chosen by the validation
+split."""
 EVEN = 1e-3
 """The same for the scores of layers in the mix: without a reason to differ, their weights are even."""
 ITERATIONS = 200
@@ -27,7 +28,8 @@ ITERATIONS = 200
 
 @dataclass(frozen=True)
 class Problem:
-    """A task as arrays: which unit every example is, its label and control label as numbers, its group and split."""
+    """A task as arrays: which unit every example is, its label and control label as numbers, its group and
+    split."""
 
     task: ProbeTask
     reading: str
@@ -109,8 +111,8 @@ def predictions(
 
 
 def scalar_mix(states_LUD: np.ndarray, problem: Problem, strength: float) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of the layers, softmax-normalised and learnt together with one linear probe of their weighted sum
-    (Peters et al. 2018; Tenney et al. 2019), and what that probe predicts.
+    """Weights of the layers, softmax-normalised and learnt together with one linear probe of their weighted
+    sum (Peters et al. 2018; Tenney et al. 2019), and what that probe predicts.
 
     The groups' classifiers are one matrix, in which an example sees only the labels of its group.
     """
@@ -132,7 +134,8 @@ def scalar_mix(states_LUD: np.ndarray, problem: Problem, strength: float) -> tup
         return torch.tensordot(scores_L.softmax(0), x_LmD, 1)
 
     def logits(x_mD: torch.Tensor, groups_m: torch.Tensor, deviation_D: torch.Tensor) -> torch.Tensor:
-        # Like a layer, the sum has deviation 1: else the penalty would favour one layer, since sums of many are small.
+        # Like a layer, the sum has deviation 1: else the penalty would favour one layer, since sums of many
+        # are small.
         scaled_mD = x_mD / deviation_D.clamp(min=1e-6)
         return (scaled_mD @ weight_DK + bias_K).masked_fill(~known_GK[groups_m], -1e9)
 

@@ -149,14 +149,15 @@ class PromptRun:
             return examples
         if not self.drop:
             raise EtymonError(
-                f"{case.place}: the prompt with {len(examples)} examples and its answer take {needed(0)} tokens, but the "
+                f"{case.place}: the prompt with {len(examples)} examples and its answer take {needed(0)} "
+                "tokens, but the "
                 f"model has {limit} positions: ask for fewer shots, or allow examples to be left out (--drop)"
             )
         dropped = bisect_left(range(len(examples) + 1), True, key=lambda dropped: needed(dropped) <= limit)
         if dropped > len(examples):
             raise EtymonError(
-                f"{case.place}: without any example the prompt and its answer take {needed(len(examples))} tokens, but "
-                f"the model has {limit} positions: shorten it"
+                f"{case.place}: without any example the prompt and its answer take {needed(len(examples))} "
+                f"tokens, but the model has {limit} positions: shorten it"
             )
         return examples[dropped:]
 
@@ -188,8 +189,10 @@ class PromptRun:
         if outcome.shortened:
             fewest = min(answer.examples for answer in outcome.answers if answer.dropped)
             self.notes.append(
-                f"shots {outcome.shots}: {outcome.shortened} of {queries} prompts were too long for the model's "
-                f"{self.prompter.model.positions} positions and lost their first examples (the longest kept {fewest})"
+                f"shots {outcome.shots}: {outcome.shortened} of {queries} prompts were too long for the "
+                "model's "
+                f"{self.prompter.model.positions} positions and lost their first examples (the longest "
+                f"kept {fewest})"
             )
         if 0 < outcome.judged < queries:
             self.notes.append(
@@ -197,6 +200,6 @@ class PromptRun:
             )
         if split:
             self.notes.append(
-                f"shots {outcome.shots}: {split} completions were encoded apart from their prompts, since a token would "
-                "have stood on both sides of the border"
+                f"shots {outcome.shots}: {split} completions were encoded apart from their prompts, since "
+                "a token would have stood on both sides of the border"
             )

@@ -26,7 +26,8 @@ class PromptFile:
     """The keys of a task file (docs/prompting.md)."""
 
     template: str
-    """The text of an example, with columns in braces; the one that `label` names is what the model completes."""
+    """The text of an example, with columns in braces; the one that `label` names is what the model
+    completes."""
     queries: str | tuple[dict[str, Any], ...]
     """A file, or the records themselves."""
     examples: str | tuple[dict[str, Any], ...] = ()
@@ -130,8 +131,8 @@ class PromptTask:
         columns = [name for _, name in template.parts]
         if columns.count(file.label) != 1:
             raise EtymonError(
-                f"{where}: the template must hold {{{file.label}}} once, and it does {columns.count(file.label)} times; "
-                "it is where the answer goes (another column: label)"
+                f"{where}: the template must hold {{{file.label}}} once, and it does "
+                f"{columns.count(file.label)} times; it is where the answer goes (another column: label)"
             )
         # What stands before the answer, and behind it.
         answer = columns.index(file.label)
@@ -150,8 +151,8 @@ class PromptTask:
             raise EtymonError(f"{where}: there are no queries")
         if max(self.shots) > len(self.examples):
             raise EtymonError(
-                f"{where}: {max(self.shots)} shots, but there are {len(self.examples)} examples: give more, or ask "
-                "for fewer shots"
+                f"{where}: {max(self.shots)} shots, but there are {len(self.examples)} examples: give "
+                "more, or ask for fewer shots"
             )
 
     def _records(self, key: Literal["examples", "queries"], folder: Path, errors: Errors) -> Iterator[Record]:
@@ -175,8 +176,8 @@ class PromptTask:
             listed = record.get(column)
             if not isinstance(listed, list) or not listed:
                 raise EtymonError(
-                    f"{place}: column {column!r} must hold a list of choices; where each has a column of its own, "
-                    "write choices: ['{one}', '{other}']"
+                    f"{place}: column {column!r} must hold a list of choices; where each has a column of "
+                    "its own, write choices: ['{one}', '{other}']"
                 )
             choices = tuple(_cell_text(value, column, place) for value in listed)
         value = record.get(self.file.label)
@@ -194,8 +195,8 @@ class PromptTask:
         if text in choices:
             if is_number and choices[number] != text:
                 raise EtymonError(
-                    f"{place}: the label {text!r} is a choice and counts another one ({choices[number]!r}): number no "
-                    "choices"
+                    f"{place}: the label {text!r} is a choice and counts another one "
+                    f"({choices[number]!r}): number no choices"
                 )
             return text
         if not is_number:
@@ -217,7 +218,8 @@ class PromptTask:
         return list(islice(others, shots))
 
     def prompt(self, query: int, examples: Sequence[Case]) -> Prompt:
-        """Instruction, examples and query as a prompt; what all queries share is its prefix, which is read once."""
+        """Instruction, examples and query as a prompt; what all queries share is its prefix, which is read
+        once."""
         instruction, separator = self.file.instruction.rstrip(), self.file.separator
         blocks = [*([instruction] if instruction else []), *(example.shown for example in examples)]
         context = self.queries[query].context

@@ -28,7 +28,8 @@ Place = str | tuple[int, int]
 
 
 class Reader:
-    """Texts as a model reads them: framed, cut to its positions (or to a shorter `length`), in batches of similar length."""
+    """Texts as a model reads them: framed, cut to its positions (or to a shorter `length`), in batches of
+    similar length."""
 
     def __init__(self, model: Model, length: int | None = None) -> None:
         self.model, self.tokenizer = model, source_tokenizer_of(model)
@@ -80,7 +81,8 @@ class Reader:
             yield chosen, Batch.of(rows, segments=segments, device=self.model.device)
 
     def inside(self, x_ND: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """The states that a text's vector is made of: all, or where the framing stands apart those of the text alone."""
+        """The states that a text's vector is made of: all, or where the framing stands apart those of the
+        text alone."""
         if not self.apart:
             return x_ND, layout
         lengths = torch.tensor(layout.lengths, device=layout.device)[layout.row]
@@ -91,10 +93,11 @@ class Reader:
 
 @dataclass(frozen=True)
 class Representations:
-    """`states[layer, unit]` float32; units that have no token within the model's positions are not `found`."""
+    """`states[layer, unit]` float32; a unit that has no token within the model's positions is not
+    `present`."""
 
     states: np.ndarray
-    found: np.ndarray
+    present: np.ndarray
     cut: int
 
 
@@ -110,18 +113,18 @@ def represent(
     reader = Reader(model)
     if any(place == "cls" for _, place in units):
         reader.need_class("mean or last")
-    wanted: dict[str, list[int]] = {}
+    units_of: dict[str, list[int]] = {}
     for number, (text, _) in enumerate(units):
-        wanted.setdefault(text, []).append(number)
+        units_of.setdefault(text, []).append(number)
     encoded: list[np.ndarray] = []
     ranges = np.zeros((len(units), 2), np.int64)  # of tokens within the framed row
-    for text, numbers in wanted.items():
+    for text, numbers in units_of.items():
         ids, starts, stops = reader.words.offsets(text)
         encoded.append(reader.within(ids))
         for number in numbers:
             ranges[number] = _tokens(reader, len(encoded[-1]), starts, stops, units[number][1], pieces)
-    found = ranges[:, 0] < ranges[:, 1]
-    numbers_of = [np.array(numbers)[found[numbers]] for numbers in wanted.values()]
+    present = ranges[:, 0] < ranges[:, 1]
+    numbers_of = [np.array(numbers)[present[numbers]] for numbers in units_of.values()]
     states: np.ndarray | None = None
     done = 0
     with torch.inference_mode(), eval_mode(model):
@@ -137,7 +140,7 @@ def represent(
             done += len(chosen)
             on_batch(done, len(encoded))
     assert states is not None
-    return Representations(states, found, reader.cut)
+    return Representations(states, present, reader.cut)
 
 
 def _tokens(
@@ -174,7 +177,7 @@ def _room(layers: int, units: int, width: int) -> np.ndarray:
     size, free = 4 * layers * units * width, psutil.virtual_memory().available
     if 4 * size > free:  # probes work on standardised copies, a mix of layers on one for learning beside
         raise EtymonError(
-            f"{units:,} vectors of {layers} layers take {size / 1e9:.1f} GB, four times, and {free / 1e9:.1f} GB are free: "
-            "use fewer with --examples, or fewer tasks at once"
+            f"{units:,} vectors of {layers} layers take {size / 1e9:.1f} GB, four times, and "
+            f"{free / 1e9:.1f} GB are free: use fewer with --examples, or fewer tasks at once"
         )
     return np.zeros((layers, units, width), np.float32)

@@ -39,7 +39,8 @@ NOTE = "sweep.json"
 FIXED = ("family", "budget", "text", "training")
 """Keys of a run file that no grid may have: cells would be of different kinds, or of different cost."""
 FREE = ("learning_rate", "weight_decay", "layer_decay", "schedule", "warmup", "clip")
-"""Settings that cost no time, as the seed does: runs that differ in nothing else take the same number of steps."""
+"""Settings that cost no time, as the seed does: runs that differ in nothing else take the same number of
+steps."""
 Grid = dict[str, list[Any]]
 
 
@@ -67,7 +68,8 @@ def read_grid(grid: Sequence[str] | Mapping[str, Sequence[Any]]) -> Grid:
 
 @dataclass
 class Member:
-    """A run of the sweep: whose it is, what came of it, and how it will be run, which is checked before anything begins."""
+    """A run of the sweep: whose it is, what came of it, and how it will be run, which is checked before
+    anything begins."""
 
     cell: Cell
     outcome: Outcome
@@ -105,8 +107,8 @@ class Member:
     def question(self) -> tuple[Any, ...]:
         """Figures of members that agree in it can be compared.
 
-        Bits per byte of the same text can, whatever the tokens, but not with those of what follows a prefix; bits per target
-        only if the targets are the same.
+        Bits per byte of the same text can, whatever the tokens, but not with those of what follows a prefix;
+        bits per target only if the targets are the same.
         """
         number, phase = len(self.data.phases) - 1, self.data.phases[-1]
         store = TokenStore.open(self.folder / (f"store-{number}" if phase.data else "store")).description
@@ -180,7 +182,8 @@ class Sweep:
         return sweep
 
     def _members(self) -> list[Member]:
-        """Every seed of every cell, checked as far as that can be done before any work; the first seed of all comes first."""
+        """Every seed of every cell, checked as far as that can be done before any work; the first seed of
+        all comes first."""
         short = [key.rpartition(".")[2] for key in self.grid]
         names = short if len({*short}) == len(short) else list(self.grid)
         cells: list[Cell] = []
@@ -281,7 +284,8 @@ class Sweep:
         return run(job, TextData(job, source))
 
     def _measured(self, member: Member) -> RunFile:
-        """A time as the steps that a run of the same cost had in it: a busy moment would favour one of them."""
+        """A time as the steps that a run of the same cost had in it: a busy moment would favour one of
+        them."""
         file = member.data.file
         twins = (other.folder / "run.yaml" for other in self.members if other.cost == member.cost)
         begun = next((path for path in twins if path.is_file()), None)

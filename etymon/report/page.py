@@ -35,7 +35,8 @@ TEXT_LETTERS, LABEL_LETTERS = 240, 18
 """Letters that are shown of a text in a table, and of a label's name beside the confusion matrix."""
 MOST_LABELS = 30
 LABELS_WITH_SHARES = 12
-"""Up to so many labels a cell of the confusion matrix has room for its share; beyond, only the tooltip shows it."""
+"""Up to so many labels a cell of the confusion matrix has room for its share; beyond, only the tooltip
+shows it."""
 
 
 class Section(Protocol):
@@ -138,7 +139,8 @@ class Code:
 
 @dataclass(frozen=True)
 class Confusion:
-    """The confusion matrix as a heat map: a row is a label, a column a prediction, the colour the share of the row.
+    """The confusion matrix as a heat map: a row is a label, a column a prediction, the colour the share of
+    the row.
 
     Of more than 30 labels, those with most errors. Predictions that are none of the labels, None among them,
     have a column of their own.
@@ -256,10 +258,11 @@ def label_report(
     probabilities: Sequence[float | None] | None = None,
     figures: Sequence[Sequence[Cell]] = (),
 ) -> list[Section]:
-    """Scores beside the baselines', precision and recall by label (`figures`), confusions and the worst errors.
+    """Scores beside the baselines', precision and recall by label (`figures`), confusions and the worst
+    errors.
 
-    Without `labels` there is no confusion matrix. `probabilities` are those of the model's mistakes: with them the
-    errors that it was surest of come first.
+    Without `labels` there is no confusion matrix. `probabilities` are those of the model's mistakes: with
+    them the errors that it was surest of come first.
     """
     sections: list[Section] = [score_table(scores)]
     if figures:

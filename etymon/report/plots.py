@@ -1,5 +1,5 @@
-"""Pictures drawn by matplotlib: curves as SVG text, coloured by the page that shows them (light or dark), and heat
-maps of attention as files.
+"""Pictures drawn by matplotlib: curves as SVG text, coloured by the page that shows them (light or dark), and
+heat maps of attention as files.
 
 Legend: L layers, H heads, Q queries, T keys.
 """
@@ -58,10 +58,11 @@ def loss_curve(
     y_label: str = "loss",
     doubling: bool = False,
 ) -> str:
-    """An `<svg>` of named series of (x, y), with horizontal lines for reference values such as a compressor's.
+    """An `<svg>` of named series of (x, y), with horizontal lines for reference values such as a
+    compressor's.
 
-    With `doubling`, x goes in powers of two. Points that are not finite are left out; a series of more than 600 points
-    is drawn as 600 means.
+    With `doubling`, x goes in powers of two. Points that are not finite are left out; a series of more than
+    600 points is drawn as 600 means.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -173,8 +174,8 @@ class AttentionMap:
     def rollout(self) -> np.ndarray:
         """How much of every token's input is left in each last state: `prod((A + I) / 2)` over the layers.
 
-        Half of a layer's output is what came in and half what was attended to, heads in equal parts (Abnar and
-        Zuidema 2020).
+        Half of a layer's output is what came in and half what was attended to, heads in equal parts (Abnar
+        and Zuidema 2020).
         """
         flow_QT = np.eye(len(self.queries))
         for layer_QT in self.weights.mean(1):

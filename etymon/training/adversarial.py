@@ -1,9 +1,10 @@
 """Adversarial training: the model also learns from word vectors that were moved to where its loss is larger.
 
-FGM (Miyato et al. 2017), PGD (Madry et al. 2018) and FreeLB (Zhu et al. 2020). Noise is added to what a lookup gave
-and not to the table: the same word has different noise in every place, and an output matrix that is tied to the table
-has none. Norms are those of a row, all its tokens times their width. An encoder and a decoder look up rows of their
-own. Only the model's lookups are moved: a generator beside it and a teacher read the text as it is.
+FGM (Miyato et al. 2017), PGD (Madry et al. 2018) and FreeLB (Zhu et al. 2020). Noise is added to what a
+lookup gave and not to the table: the same word has different noise in every place, and an output matrix that
+is tied to the table has none. Norms are those of a row, all its tokens times their width. An encoder and a
+decoder look up rows of their own. Only the model's lookups are moved: a generator beside it and a teacher
+read the text as it is.
 
 Legend: N tokens, R rows, D width.
 """
@@ -52,7 +53,8 @@ def run_passes(settings: AdversarialSettings, unit: TrainingUnit, run_pass: RunP
 
 
 class LookupNoise:
-    """What is added to looked-up vectors: a tensor a lookup, in the order of lookups, which all passes share."""
+    """What is added to looked-up vectors: a tensor a lookup, in the order of lookups, which all passes
+    share."""
 
     def __init__(self, settings: AdversarialSettings) -> None:
         self.settings = settings
@@ -73,7 +75,8 @@ class LookupNoise:
                 del reader.look_up  # the method of its class is back
 
     def backward(self, share: float, loss: Tensor) -> None:
-        """Back-propagates a share of a loss; of a share of 0, to the noise alone, which saves a third of the work."""
+        """Back-propagates a share of a loss; of a share of 0, to the noise alone, which saves a third of
+        the work."""
         if share:
             (loss * share).backward()
         else:
@@ -85,8 +88,8 @@ class LookupNoise:
         epsilon, step_size = self.settings.epsilon, self.settings.step_size
         if all(r_ND.grad is None for r_ND in self.tensors):
             raise EtymonError(
-                "adversarial training moves word vectors, and the loss depends on none: leave it out, or do not freeze "
-                "the body"
+                "adversarial training moves word vectors, and the loss depends on none: leave it out, or "
+                "do not freeze the body"
             )
         for place, (r_ND, layout) in enumerate(zip(self.tensors, self.layouts, strict=True)):
             if (g_ND := r_ND.grad) is not None:

@@ -1,9 +1,9 @@
 """How long to train: a budget in one notation, the steps that it is worth, and their revision as a run goes.
 
-A time budget becomes steps by measuring them before the first one, but the machine may be busier then, or later. So
-the run looks at the clock ten times and, towards its end, more often, and changes the number of steps that are left.
-The schedule goes on from where it is and reaches its end with the last step. A revision is recorded before it is
-followed, so that a resumed run repeats it.
+A time budget becomes steps by measuring them before the first one, but the machine may be busier then, or
+later. So the run looks at the clock ten times and, towards its end, more often, and changes the number of
+steps that are left. The schedule goes on from where it is and reaches its end with the last step. A revision
+is recorded before it is followed, so that a resumed run repeats it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def parse_budget(text: str) -> Budget:
     """`90s`, `10m`, `2h`; `5000steps`, `20Mtokens`, `3epochs`, `100Mwords`, `20Tflops`."""
     if number := re.fullmatch(r"\s*(\d[\d.]*)\s*M\s*", str(text)):
         raise EtymonError(
-            f"the budget {text!r} may be minutes or millions: write {number[1]}m for minutes, or {number[1]}Mwords, "
-            f"{number[1]}Mtokens or {number[1]}Msteps"
+            f"the budget {text!r} may be minutes or millions: write {number[1]}m for minutes, or "
+            f"{number[1]}Mwords, {number[1]}Mtokens or {number[1]}Msteps"
         )
     match = re.fullmatch(r"\s*(\S+?)\s*(steps?|tokens?|epochs?|words?|flops?)\s*", str(text))
     if match is None:
@@ -136,7 +136,8 @@ class StepPlan:
         revisions: Sequence[Revision] = (),
         record: Callable[[Sequence[Revision]], None] = lambda revisions: None,
     ) -> None:
-        """`revisions` were made when the run's steps were taken before; `record` gets all of them with every new one."""
+        """`revisions` were made when the run's steps were taken before; `record` gets all of them with
+        every new one."""
         self.stream, self.steps, self.paced, self.time = stream, steps, paced, time
         self.first_steps = steps
         """As planned before the first step: what positions in the schedule are counted in."""
@@ -148,13 +149,14 @@ class StepPlan:
         for revision in self.revisions:
             if not before <= revision.step < min(steps, revision.steps) or not 0 <= revision.done <= 1:
                 raise EtymonError(
-                    f"training.revisions of run.yaml say {revision.steps:,} steps after step {revision.step:,}, which "
-                    "cannot be: bring the file back as the run wrote it"
+                    f"training.revisions of run.yaml say {revision.steps:,} steps after step "
+                    f"{revision.step:,}, which cannot be: bring the file back as the run wrote it"
                 )
             before, steps = revision.step + 1, revision.steps
 
     def settled(self, settings: Settings) -> Settings:
-        """The settings of a run as it turned out: the number of steps that it has now, without the way there."""
+        """The settings of a run as it turned out: the number of steps that it has now, without the way
+        there."""
         return replace(settings, steps=self.steps, time=None, revisions=())  # type: ignore[type-var]
 
     def position(self, step: int) -> float:
@@ -191,7 +193,8 @@ class StepPlan:
         return self._follow(step)
 
     def _follow(self, step: int) -> bool:
-        """Applies the revisions up to this step, stretching the phases still to come; whether there was one."""
+        """Applies the revisions up to this step, stretching the phases still to come; whether there was
+        one."""
         before = self._followed
         for revision in self.revisions[before:]:
             if revision.step <= step:
@@ -201,8 +204,8 @@ class StepPlan:
         return self._followed > before
 
     def _is_due(self, step: int, seconds: float) -> bool:
-        """Whether to look at the clock: since the last look a tenth of the budget is over, or half of what was left of it
-        or of the steps."""
+        """Whether to look at the clock: since the last look a tenth of the budget is over, or half of what
+        was left of it or of the steps."""
         assert self.time is not None
         budget, (before, then) = self.time.seconds, self._last_look
         if seconds - then < NEAR_END * budget:

@@ -127,8 +127,8 @@ def open_world(device: str | None = None) -> Iterator[World]:
         from torch.distributed.rendezvous import rendezvous  # which not every build of PyTorch has
 
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-        # `torchrun --max-restarts` keeps its store: without a prefix, a process may get the address of one that
-        # has died.
+        # `torchrun --max-restarts` keeps its store: without a prefix, a process may get the address of one
+        # that has died.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt-{attempt}", store)
         backend = "nccl" if cuda else "gloo"

@@ -1,7 +1,7 @@
 """From plans to the slices of a step: which samples a step sees is a function of (seed, position) alone.
 
-Ranks, workers and prefetching only place the work: a slice is made from the positions of its samples, wherever that
-happens.
+Ranks, workers and prefetching only place the work: a slice is made from the positions of its samples,
+wherever that happens.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Feed:
         """Samples of the first epoch; of the others there are about as many."""
         if not self.samples and objective.streaming:
             raise EtymonError(
-                f"the training text is too short for {self.batch_size} streams side by side: give more text, or make "
-                "--batch or --length smaller"
+                f"the training text is too short for {self.batch_size} streams side by side: give more "
+                "text, or make --batch or --length smaller"
             )
         if not self.samples:
             raise EtymonError("the training text is too short for a single sample: give more text")
@@ -81,7 +81,8 @@ class Feed:
 
     @property
     def words_read_per_step(self) -> float:
-        """Words of its samples: more than `words_per_step` where an epoch reads a part of the text several times."""
+        """Words of its samples: more than `words_per_step` where an epoch reads a part of the text several
+        times."""
         return self.words_per_step * self.readings
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,12 +124,13 @@ class Phase:
 
 
 def check_streams(batches: Sequence[tuple[Objective | type[Objective], int]]) -> None:
-    """Refuses phases, each given as (objective, batch size), whose streams could not go on from one to the next."""
+    """Refuses phases, each given as (objective, batch size), whose streams could not go on from one to the
+    next."""
     streams = {batch for objective, batch in batches if objective.streaming}
     if len(streams) > 1:
         raise EtymonError(
-            f"a batch that changes ({', '.join(map(str, sorted(streams)))} samples a step) would change the number "
-            "of streams, and what they remember: give all phases one batch, and leave ramp out"
+            f"a batch that changes ({', '.join(map(str, sorted(streams)))} samples a step) would change "
+            "the number of streams, and what they remember: give all phases one batch, and leave ramp out"
         )
 
 
@@ -170,7 +172,8 @@ class StepStream(Dataset[MicroBatch]):
         return sum(count * phase.feed.words_read_per_step for phase, count in self.steps_by_phase(0, steps))
 
     def stretch(self, step: int, factor: float) -> None:
-        """Phases that begin after `step` steps begin so much later or earlier; iterators of `steps` are outdated."""
+        """Phases that begin after `step` steps begin so much later or earlier; iterators of `steps` are
+        outdated."""
         self.phases = [
             phase if phase.first <= step else Phase(step + round((phase.first - step) * factor), phase.feed)
             for phase in self.phases
@@ -209,11 +212,13 @@ class StepStream(Dataset[MicroBatch]):
     def _addresses(
         self, first: int, position: Position, count: int, planned: deque[tuple[Phase, Position, bool]]
     ) -> Iterator[tuple[int, tuple[Position, ...]]]:
-        """(phase, samples) of every slice that this rank computes, in order; each step is also put into `planned`."""
+        """(phase, samples) of every slice that this rank computes, in order; each step is also put into
+        `planned`."""
         for step in range(first, first + count):
             phase, anew = self.phase(step), step == 0
             if phase.first == step > 0:
-                # A phase with other samples begins a new epoch; one that only takes more of them a step goes on.
+                # A phase with other samples begins a new epoch; one that only takes more of them a step goes
+                # on.
                 before, now = self.phase(step - 1).feed, phase.feed
                 anew = before.objective is not now.objective or before.split is not now.split
                 if anew:
@@ -266,9 +271,9 @@ def validation_slices(
 ) -> Sequence[MicroBatch]:
     """The validation text as slices, in order and the same every time.
 
-    With `most`, at most so many samples, evenly spread, which are read again and again and so made once. There are as
-    many streams as in a step of `slices` slices, so that processes which share the slices keep their streams; `most`
-    are their beginnings.
+    With `most`, at most so many samples, evenly spread, which are read again and again and so made once.
+    There are as many streams as in a step of `slices` slices, so that processes which share the slices keep
+    their streams; `most` are their beginnings.
     """
     streams = slices * rows
     plan = _plan(objective, split, seed, 0, streams, shuffle=False)

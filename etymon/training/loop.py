@@ -1,4 +1,5 @@
-"""The training loop. A step is a batch in slices (micro-batches); each loss term is divided by its count in the batch."""
+"""The training loop. A step is a batch in slices (micro-batches); each loss term is divided by its count
+in the batch."""
 
 from __future__ import annotations
 
@@ -57,10 +58,12 @@ class TrainingSettings:
     log_layers_every: int = 50
     keep: int = 2
     paced: Literal["steps", "samples"] = "steps"
-    """What the schedule goes by: samples where the batch grows, so that warm-up and decay are counted in text."""
+    """What the schedule goes by: samples where the batch grows, so that warm-up and decay are counted in
+    text."""
     adversarial: AdversarialSettings | None = None
     unfreeze: float | None = None
-    """Share of the steps after which everything trains: at first only the top, then layer by layer from above."""
+    """Share of the steps after which everything trains: at first only the top, then layer by layer from
+    above."""
     time: TimeBudget | None = None
     """What the steps were measured for; they are revised as the run goes. None: they are fixed."""
     revisions: tuple[Revision, ...] = ()
@@ -93,9 +96,11 @@ class TrainingResult:
 
 
 Validate = Callable[[int, int, bool], dict[str, Any]]
-"""Figures of a validation after so many steps, the last of a phase (by number), and whether it is the run's last one."""
+"""Figures of a validation after so many steps, the last of a phase (by number), and whether it is the
+run's last one."""
 Criterion = Callable[[Mapping[str, Any]], float | None]
-"""The metric of a validation that is to fall. With one, there is a checkpoint of every model that is the best yet."""
+"""The metric of a validation that is to fall. With one, there is a checkpoint of every model that is the
+best yet."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,8 @@ class Trainer:
                 last = state.step == self.plan.steps
                 if last or state.step % settings.validate_every == 0:
                     self._validate()
-                # Before the checkpoint: what is done after it would be lost for good if the run died in between.
+                # Before the checkpoint: what is done after it would be lost for good if the run died in
+                # between.
                 self._act_on_milestones(before)
                 is_over = last or stop or self._patience_is_over
                 is_best = self.keeps_best and state.best_step == state.step
@@ -221,7 +227,8 @@ class Trainer:
             steps.close()
 
     def train_step(self, step: Step, learning_rate: float | None = None) -> dict[str, float]:
-        """Takes one step of the optimiser, at the schedule's learning rate unless given; returns its metrics."""
+        """Takes one step of the optimiser, at the schedule's learning rate unless given; returns its
+        metrics."""
         settings, world, objective = self.settings, self.world, step.feed.objective
         counts = world.add(add_counts(step.slices.values()))
         totals: dict[str, float] = {}
@@ -266,18 +273,21 @@ class Trainer:
         backward: Backward = torch.Tensor.backward,
         last: bool = True,
     ) -> dict[str, Term]:
-        """Runs slice `number` forward and backward; the last pass over the last slice adds up all gradients."""
+        """Runs slice `number` forward and backward; the last pass over the last slice adds up all
+        gradients."""
         # Dropout depends on (seed, step, slice) alone: neither on what ran before nor on where it runs.
         seed_device(self.settings.seed, self.state.step, number)
         is_local = isinstance(self.wrapped, DistributedDataParallel) and not (ends_step and last)
         with self.wrapped.no_sync() if is_local else nullcontext():  # type: ignore[operator]
             terms: dict[str, Term] = self.wrapped(batch)
-            # The wrapper takes the mean over the processes, but counts are the whole step's: the sum is right.
+            # The wrapper takes the mean over the processes, but counts are the whole step's: the sum is
+            # right.
             backward(weighted_loss(terms, counts) * self.world.size)
         return terms
 
     def _clip_gradients(self) -> dict[str, float]:
-        """Clips the step's gradient, which is complete by now; returns its norm, now and then by layer, too."""
+        """Clips the step's gradient, which is complete by now; returns its norm, now and then by layer,
+        too."""
         norms = {}
         if (self.state.step + 1) % self.settings.log_layers_every == 0:  # before clipping rescales them
             norms = {f"gradient_norm/{name}": norm for name, norm in gradient_norms(self.unit).items()}
@@ -297,7 +307,8 @@ class Trainer:
                 self.run.save(self.state, tensors, self.save_members, self.settings.keep)
 
     def seconds_per_step(self, seconds: float = 4.0) -> float:
-        """The measured time of a step here: real steps at rate 0, after which optimiser and gradients start anew."""
+        """The measured time of a step here: real steps at rate 0, after which optimiser and gradients
+        start anew."""
         times: list[float] = []
         self._wrap()
         begin = self.clock()
@@ -386,8 +397,8 @@ class Trainer:
 
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
-            f"{what} is not finite: lower the learning rate (it is {self.settings.optimiser.learning_rate:g}); "
-            "the last checkpoint is untouched"
+            f"{what} is not finite: lower the learning rate (it is "
+            f"{self.settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
         )
 
 

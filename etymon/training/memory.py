@@ -1,7 +1,8 @@
-"""The memory that a step of training takes, measured by taking it with tensors that have shapes and no values.
+"""The memory that a step of training takes, measured by taking it with tensors that have shapes and no
+values.
 
-Model, slice and optimiser are the real ones, so nothing here knows a family, an objective or an optimiser; PyTorch's
-fake tensors allocate nothing, and what is alive at any time is counted as it comes and goes.
+Model, slice and optimiser are the real ones, so nothing here knows a family, an objective or an optimiser;
+PyTorch's fake tensors allocate nothing, and what is alive at any time is counted as it comes and goes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def without_values() -> Iterator[None]:
 
 
 def copy_without_values(unit: TrainingUnit) -> TrainingUnit:
-    """A copy of a unit whose tensors have shapes alone; what is no module, such as the objective, is shared."""
+    """A copy of a unit whose tensors have shapes alone; what is no module, such as the objective, is
+    shared."""
     teacher = [] if unit.teacher is None else [unit.teacher]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         # What is in the memo, deepcopy takes over as it is.
@@ -57,11 +59,11 @@ def step_footprint(
     slices: int = 1,
     earlier: Sequence[MicroBatch] = (),
 ) -> Footprint:
-    """What steps of such slices take; without a `batch`, what does not depend on it. `earlier` are the slices that its
-    streams have read and remember.
+    """What steps of such slices take; without a `batch`, what does not depend on it. `earlier` are the slices
+    that its streams have read and remember.
 
-    The unit is one that was built inside `without_values`: its parameters lose their gradients here, and those that
-    the choice freezes are frozen.
+    The unit is one that was built inside `without_values`: its parameters lose their gradients here, and
+    those that the choice freezes are frozen.
     """
     parameters = [value for value in unit.parameters() if isinstance(value, FakeTensor)]
     assert parameters, "a unit with values would be trained, not measured"
@@ -130,7 +132,8 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class _Recurrences(TorchFunctionMode):
-    """Recurrent layers as a processor's kernel runs them: with fake tensors PyTorch would run them step by step."""
+    """Recurrent layers as a processor's kernel runs them: with fake tensors PyTorch would run them step by
+    step."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         gates = {"lstm": 4, "gru": 3}.get(getattr(func, "__name__", ""))

@@ -1,7 +1,7 @@
 """Optimisers over named parameters, built from one choice, with state that is saved and restored by name.
 
-A parameter belongs to a section of the model (embeddings, a layer, the heads), which says how deep it lies and so at
-which rate it trains, and when gradual unfreezing reaches it.
+A parameter belongs to a section of the model (embeddings, a layer, the heads), which says how deep it lies
+and so at which rate it trains, and when gradual unfreezing reaches it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class OptimiserChoice:
     """
 
     name: str = "adamw"
-    """`adamw`; `adam-bert`, without bias correction; `adafactor`, whose rates are relative to the parameters and which
-    has neither `betas` nor `epsilon`; `lamb`, whose steps are in proportion to every tensor's norm; `muon`, with
-    AdamW for all but the matrices inside layers; or `adagrad`, with neither `betas` nor `epsilon`."""
+    """`adamw`; `adam-bert`, without bias correction; `adafactor`, whose rates are relative to the
+    parameters and which has neither `betas` nor `epsilon`; `lamb`, whose steps are in proportion to every
+    tensor's norm; `muon`, with AdamW for all but the matrices inside layers; or `adagrad`, with neither
+    `betas` nor `epsilon`."""
     learning_rate: float = 1e-3
     """The peak, which the schedule scales at every step."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -53,8 +54,9 @@ class OptimiserChoice:
     """Every section trains at this share of the rate of the one above it."""
     frozen: tuple[str, ...] = ()
     matrix_share: float = 1.0
-    """Muon's rate for matrices as a multiple of the rate for the rest. At 1, matrices move as far as AdamW would move
-    them; they bear more: at a rate of 0.002, 3 gives 256 wide layers the 0.02 that is usual in Muon's own measure."""
+    """Muon's rate for matrices as a multiple of the rate for the rest. At 1, matrices move as far as AdamW
+    would move them; they bear more: at a rate of 0.002, 3 gives 256 wide layers the 0.02 that is usual in
+    Muon's own measure."""
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMISERS:
@@ -91,11 +93,12 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
 
 
 def parameter_groups(module: nn.Module, choice: OptimiserChoice) -> list[dict[str, Any]]:
-    """Trainable parameters, tied ones once, in one group for every share of the rate, weight decay and treatment.
+    """Trainable parameters, tied ones once, in one group for every share of the rate, weight decay and
+    treatment.
 
-    The share of the learning rate is `layer_decay^depth`: the top trains at the full rate and every section below it
-    at so much of the one above, as ELECTRA's paper says (XLNet's formula gives the last layer the full rate, too).
-    `names` beside `params` says which they are.
+    The share of the learning rate is `layer_decay^depth`: the top trains at the full rate and every section
+    below it at so much of the one above, as ELECTRA's paper says (XLNet's formula gives the last layer the
+    full rate, too). `names` beside `params` says which they are.
     """
     parameters = parameters_by_name(module)
     # Of all parameters: freezing the upper layers does not change how deep the lower ones lie.
@@ -181,9 +184,9 @@ def section(name: str) -> str:
 def depths(names: Iterable[str]) -> dict[str, int]:
     """How many sections lie above every parameter's own.
 
-    The last norm and the heads are the top, at 0, the last layer lies at 1, and so on. Every stack counts its own
-    layers; embeddings lie below the tallest. A layer that a stack uses many times has one depth, that of its place in
-    `layers`: where all are shared, there are only the top, the layer and the embeddings.
+    The last norm and the heads are the top, at 0, the last layer lies at 1, and so on. Every stack counts its
+    own layers; embeddings lie below the tallest. A layer that a stack uses many times has one depth, that of
+    its place in `layers`: where all are shared, there are only the top, the layer and the embeddings.
     """
     sections = {name: section(name) for name in names}
     layers = {name: match for name, where in sections.items() if (match := LAYER.fullmatch(where))}
@@ -200,15 +203,18 @@ def depths(names: Iterable[str]) -> dict[str, int]:
 
 
 def parameters_by_name(module: nn.Module) -> dict[str, nn.Parameter]:
-    """A model's parameters by their names; a unit's alike, those of companions behind the companion's name."""
+    """A model's parameters by their names; a unit's alike, those of companions behind the companion's
+    name."""
     return {MEMBER.sub("", name): parameter for name, parameter in module.named_parameters()}
 
 
 @contextmanager
 def gradual_unfreezing(module: nn.Module, share: float) -> Iterator[None]:
-    """Inside, only the upper sections train: the highest at a share of 0, one more after equal parts of it, all at 1.
+    """Inside, only the upper sections train: the highest at a share of 0, one more after equal parts of it,
+    all at 1.
 
-    The others get no gradient, so that an optimiser leaves them and its state of them alone (Howard and Ruder 2018).
+    The others get no gradient, so that an optimiser leaves them and its state of them alone (Howard and Ruder
+    2018).
     """
     parameters = parameters_by_name(module)
     depth_of = depths(parameters)

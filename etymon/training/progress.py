@@ -48,7 +48,8 @@ class Progress:
         """Begin a display; `total_steps` is None where the end is not known."""
 
     def update(self, step: int, values: Mapping[str, Value]) -> None:
-        """`step` steps are done, and these are the latest values (names that are absent keep their last one)."""
+        """`step` steps are done, and these are the latest values (names that are absent keep their last
+        one)."""
         if self.run:
             self.run.update(step, values)
             self._show(self.run)

@@ -17,13 +17,14 @@ SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "noam", "wsd
 class ScheduleChoice:
     """How the learning rate runs over a run: a linear rise over `warmup` steps, then the schedule.
 
-    - `constant` stays; `linear` and `cosine` fall to `final` at the last step, or at the share `end` of the steps.
-    - `noam` falls as 1 / sqrt(t), t counted from 1 (Vaswani et al. 2017, whose rate is this times (dim * warmup)^-0.5).
-      `inverse-square-root` is T5's: the same, but the warm-up is taken at the full rate, 1 / sqrt(max(t, warmup)). For
-      both, which know no last step, `final` is a floor.
-    - `wsd`, warm-up, stable, decay: stays until the last `decay_share` of the steps, then falls to `final` in a
-      straight line, or as 1 - sqrt of the part done (`wsd-sqrt`). Until then it does not depend on how long the run
-      will be.
+    - `constant` stays; `linear` and `cosine` fall to `final` at the last step, or at the share `end` of the
+      steps.
+    - `noam` falls as 1 / sqrt(t), t counted from 1 (Vaswani et al. 2017, whose rate is this times (dim *
+      warmup)^-0.5). `inverse-square-root` is T5's: the same, but the warm-up is taken at the full rate, 1 /
+      sqrt(max(t, warmup)). For both, which know no last step, `final` is a floor.
+    - `wsd`, warm-up, stable, decay: stays until the last `decay_share` of the steps, then falls to `final` in
+      a straight line, or as 1 - sqrt of the part done (`wsd-sqrt`). Until then it does not depend on how long
+      the run will be.
     """
 
     name: str = "cosine"

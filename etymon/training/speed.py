@@ -1,4 +1,5 @@
-"""Speed and memory: the machine's peak, and the floating-point operations of a step, counted and not estimated."""
+"""Speed and memory: the machine's peak, and the floating-point operations of a step, counted and not
+estimated."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ class RunFolder:
         self._tensorboard: Any = None
 
     def log(self, record: dict[str, Any]) -> None:
-        """Appends a line of metrics (and, after `write_tensorboard`, the same numbers as TensorBoard events)."""
+        """Appends a line of metrics (and, after `write_tensorboard`, the same numbers as TensorBoard
+        events)."""
         if self._tensorboard is not None:
             for name, value in record.items():
                 if isinstance(value, int | float) and name != "step":
@@ -70,7 +71,8 @@ class RunFolder:
             file.write(json.dumps(numbers) + "\n")
 
     def write_tensorboard(self, after: int) -> None:
-        """Writes TensorBoard events from now on; it drops those of steps after `after`, which will be taken again."""
+        """Writes TensorBoard events from now on; it drops those of steps after `after`, which will be
+        taken again."""
         folder = str(self.folder / "tensorboard")
         self._tensorboard = require_tensorboard()(folder, purge_step=after + 1, max_queue=1000, flush_secs=10)
 

@@ -20,8 +20,8 @@ from etymon.training.distributed import World
 class TrainingUnit(nn.Module):
     """A model, whoever trains beside it, and the objective; `forward` gives the terms of a slice.
 
-    Wrappers for many devices see every parameter through this one `forward`. Calling other methods of a wrapped
-    module would leave gradients unsynchronised without a word.
+    Wrappers for many devices see every parameter through this one `forward`. Calling other methods of a
+    wrapped module would leave gradients unsynchronised without a word.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class TrainingUnit(nn.Module):
 class StreamMemories:
     """What streams remember: a state for every slice of a step, which always holds the same streams.
 
-    States are saved under the numbers of their streams, so that any number of processes can go on with them, and
-    loaded when a batch with these streams comes.
+    States are saved under the numbers of their streams, so that any number of processes can go on with them,
+    and loaded when a batch with these streams comes.
     """
 
     def __init__(self, saved: Mapping[str, Tensor] | None = None) -> None:
@@ -103,8 +103,8 @@ class StreamMemories:
         elif self._saved and streams not in self._states:
             others = dict.fromkeys(name.partition("/")[0] for name in self._saved)
             raise EtymonError(
-                f"the checkpoint remembers the streams {', '.join(others)}, and a slice has {prefix[:-1]}: the "
-                "number of streams is fixed by the run; leave --batch and --slices as they were"
+                f"the checkpoint remembers the streams {', '.join(others)}, and a slice has {prefix[:-1]}: "
+                "the number of streams is fixed by the run; leave --batch and --slices as they were"
             )
         if all(batch.fresh) or not self._states:
             return new_state(len(streams))
@@ -123,7 +123,8 @@ class StreamMemories:
         self._states[batch.streams] = state
 
     def copy(self) -> StreamMemories:
-        """An independent copy: states take up new tensors and never write into old ones, so none is copied."""
+        """An independent copy: states take up new tensors and never write into old ones, so none is
+        copied."""
         same = StreamMemories(self._saved)
         same._states = {streams: copy(state) for streams, state in self._states.items()}
         return same
@@ -148,7 +149,8 @@ BYTES, CHARACTERS, TOKENS = "/bytes", "/characters", "/tokens"
 
 
 def add_counts(slices: Iterable[MicroBatch]) -> dict[str, float]:
-    """The denominators of the terms over all slices, with their bytes, characters and tokens; no forward is needed."""
+    """The denominators of the terms over all slices, with their bytes, characters and tokens; no forward
+    is needed."""
     counts: dict[str, float] = {}
     for batch in slices:
         sizes = {BYTES: batch.bytes, CHARACTERS: batch.characters, TOKENS: batch.tokens}
@@ -157,7 +159,8 @@ def add_counts(slices: Iterable[MicroBatch]) -> dict[str, float]:
 
 
 def add_terms(terms: Mapping[str, Term], totals: dict[str, float], late_counts: dict[str, float]) -> None:
-    """Adds a slice's sums to `totals`, and the counts that are only known after its forward to `late_counts`."""
+    """Adds a slice's sums to `totals`, and the counts that are only known after its forward to
+    `late_counts`."""
     _add_up(totals, {name: float(term.sum.detach()) for name, term in terms.items()})
     _add_up(late_counts, {name: float(term.count) for name, term in terms.items() if term.count is not None})
 

@@ -1,4 +1,5 @@
-"""Optimisers that PyTorch has not, or not as the papers' released code has them: how a step moves the parameters."""
+"""Optimisers that PyTorch has not, or not as the papers' released code has them: how a step moves the
+parameters."""
 
 from __future__ import annotations
 
@@ -68,8 +69,8 @@ class Optimiser(torch.optim.Optimizer):
 class BertAdam(Optimiser):
     """Adam as BERT's released code has it: weight decay apart from the moments, and no bias correction.
 
-    Without the correction the first step is (1 - beta1) / sqrt(1 - beta2) times as long, 3.2 times at the usual betas:
-    one more reason for warm-up.
+    Without the correction the first step is (1 - beta1) / sqrt(1 - beta2) times as long, 3.2 times at the
+    usual betas: one more reason for warm-up.
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
@@ -79,8 +80,9 @@ class BertAdam(Optimiser):
 class Adagrad(Optimiser):
     """Adagrad (Duchi et al. 2011): every number's rate falls with the squares of its gradients so far.
 
-    As bilm-tf has it: sums of squares begin at one, so that no first step is a jump. Decay is apart, as everywhere
-    here. (PyTorch's makes its state beforehand, which cannot begin anew after steps that were only measured.)
+    As bilm-tf has it: sums of squares begin at one, so that no first step is a jump. Decay is apart, as
+    everywhere here. (PyTorch's makes its state beforehand, which cannot begin anew after steps that were only
+    measured.)
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
@@ -96,10 +98,10 @@ class Adagrad(Optimiser):
 class Adafactor(Optimiser):
     """Adafactor (Shazeer and Stern 2018) with the settings that T5 was trained with.
 
-    Second moments only, kept as row and column means where a matrix is large enough. Rates are relative: a step moves
-    a parameter by the rate times its own root mean square (at least 0.001), and an update of a root mean square above
-    1 is scaled down to it. (PyTorch's has other rules for the smallest values and scales; Transformers' factors every
-    matrix, whatever its size.)
+    Second moments only, kept as row and column means where a matrix is large enough. Rates are relative: a
+    step moves a parameter by the rate times its own root mean square (at least 0.001), and an update of a
+    root mean square above 1 is scaled down to it. (PyTorch's has other rules for the smallest values and
+    scales; Transformers' factors every matrix, whatever its size.)
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
@@ -109,7 +111,8 @@ class Adafactor(Optimiser):
     def _move(self, parameter: Tensor, gradient: Tensor, rate: float, weight_decay: float) -> None:
         state, axes = self.state[parameter], factored_axes(parameter.shape)
         squares = gradient.square().add_(1e-30)
-        # The means over the columns of every row and over the rows of every column; or else every square itself.
+        # The means over the columns of every row and over the rows of every column; or else every square
+        # itself.
         moments = {"square": squares}
         if axes is not None:
             rows, columns = squares.mean(axes[1], keepdim=True), squares.mean(axes[0], keepdim=True)
@@ -148,11 +151,13 @@ def root_mean_square(tensor: Tensor) -> Tensor:
 
 
 class Lamb(Optimiser):
-    """LAMB (You et al. 2019) as ALBERT's released code has it: Adam's direction, a length in proportion to the weights.
+    """LAMB (You et al. 2019) as ALBERT's released code has it: Adam's direction, a length in proportion to
+    the weights.
 
-    Every tensor moves by the rate times its own norm, along Adam's update (without bias correction) plus decay. So one
-    rate serves large batches, for which Adam's is too small in some layers and too large in others. Where weights or
-    update are all zero, and in groups with `adapted` false (biases and norms), the update is taken as it is.
+    Every tensor moves by the rate times its own norm, along Adam's update (without bias correction) plus
+    decay. So one rate serves large batches, for which Adam's is too small in some layers and too large in
+    others. Where weights or update are all zero, and in groups with `adapted` false (biases and norms), the
+    update is taken as it is.
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
@@ -182,10 +187,11 @@ STACKED = 1 << 24
 class Muon(Optimiser):
     """Muon (Jordan et al. 2024) for groups with `matrices` true, AdamW for the others, as one optimiser.
 
-    A matrix of r rows and c columns moves by rate * 0.2 * sqrt(max(r, c)) along the nearest orthogonal matrix to its
-    momentum (Nesterov's, 0.95): about as far, by root mean square, as AdamW would move it, so that AdamW's rate and
-    weight decay carry over (Liu et al. 2025). (PyTorch's iterates in bfloat16, which a CPU without instructions for it
-    computes slowly or not at all, and leaves embeddings, norms and biases to a second optimiser.)
+    A matrix of r rows and c columns moves by rate * 0.2 * sqrt(max(r, c)) along the nearest orthogonal matrix
+    to its momentum (Nesterov's, 0.95): about as far, by root mean square, as AdamW would move it, so that
+    AdamW's rate and weight decay carry over (Liu et al. 2025). (PyTorch's iterates in bfloat16, which a CPU
+    without instructions for it computes slowly or not at all, and leaves embeddings, norms and biases to a
+    second optimiser.)
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
@@ -222,8 +228,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = COEFFICIENTS
     if x.shape[2] >= 2 * x.shape[1] and dtype != torch.bfloat16:
-        # The same iterations of wide matrices by their small squares: x' = p x and x' x'T = p (x xT) p, where p is a
-        # polynomial of x xT. Nearly twice as fast for feed-forward parts; eight bits of mantissa would not do.
+        # The same iterations of wide matrices by their small squares: x' = p x and x' x'T = p (x xT) p, where
+        # p is a polynomial of x xT. Nearly twice as fast for feed-forward parts; eight bits of mantissa would
+        # not do.
         square, product = x @ x.mT, None
         for number in range(ITERATIONS):
             p = torch.baddbmm(square, square, square, beta=b, alpha=c)

@@ -61,7 +61,8 @@ def probe(options: ProbeOptions) -> Probes:
     or raw text, of which pseudo-words are made.
     """
     from etymon.lab.probe import probe_model, write_results
-    from etymon.lab.probe_tasks import ProbeColumns, ProbeTask, read_tasks
+    from etymon.lab.probe_files import ProbeColumns, read_tasks
+    from etymon.lab.probe_tasks import ProbeTask
     from etymon.verbs.load_inputs import load_model, require_writable
 
     require_writable(None if options.out is None else Path(options.out) / "report.html")

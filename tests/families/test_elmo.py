@@ -190,7 +190,7 @@ def test_frozen_vectors_of_words() -> None:
     made = model()
     units = [(TEXTS[0], (10, 17)), (TEXTS[0], (22, 27)), (TEXTS[1], "mean"), (TEXTS[1], "last")]
     found = represent(made, units)
-    assert found.states.shape == (3, 4, 2 * made.shape.dim) and found.found.all()
+    assert found.states.shape == (3, 4, 2 * made.shape.dim) and found.present.all()
     for layer in range(3):
         first, second = (layers(made, text)[layer] for text in TEXTS)
         for number, expected in enumerate((first[2], first[4], second.mean(0), second[-1])):

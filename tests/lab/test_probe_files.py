@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from etymon.errors import EtymonError
-from etymon.lab.probe_tasks import ProbeColumns, ProbeTask, read_tasks
+from etymon.lab.probe_files import ProbeColumns, read_tasks
+from etymon.lab.probe_tasks import ProbeTask
 
 
 def written(path: Path, text: str) -> Path:

@@ -46,7 +46,7 @@ def test_every_layer_of_texts_and_words(models, family):
     words = [(TEXTS[1], (9, 12)), (TEXTS[1], (13, 20)), (TEXTS[0], (4, 7))]
     for pieces in ("first", "mean"):
         found = represent(model, units + words, pieces=pieces, batch_size=2)
-        assert found.found.all() and not found.cut
+        assert found.present.all() and not found.cut
         for number, (text, place) in enumerate(units + words):
             hidden = by_hand(model, text)
             assert len(found.states) == len(hidden) == 3
@@ -67,7 +67,7 @@ def test_class_token_and_what_is_beyond_the_positions(models):
     end = long.rindex("mat")
     found = represent(model, [("Rome", "cls"), (long, (4, 7)), (long, (end, end + 3))])
     np.testing.assert_allclose(found.states[2, 0], by_hand(model, "Rome")[2][0], atol=1e-5)
-    assert found.found.tolist() == [True, True, False]
+    assert found.present.tolist() == [True, True, False]
     assert found.cut == 1
     with pytest.raises(EtymonError, match="no class token to pool by: use mean or last"):
         represent(models("gpt2"), [("Rome", "cls")])
