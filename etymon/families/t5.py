@@ -265,7 +265,7 @@ FAMILY = Family(
     names=names,
     settings=SETTINGS,
     initial=initial,
-    capabilities=frozenset({"encoder-decoder", "state"}),
+    capabilities=frozenset({"encoder-decoder", "state", "written answers"}),
     objective="span-corruption",
     # 1 / sqrt(max(t, 10,000)) at step t: 0.01 for the first 10,000 steps, however long the run. The rate is
     # relative to the size of the parameters, and updates are clipped by Adafactor itself, gradients not at

@@ -37,8 +37,8 @@ def task_class(name: str) -> type[Task]:
     """The class of that name."""
     if name not in REGISTRY:
         raise EtymonError(f"there is no task {name!r}: {did_you_mean(name, REGISTRY)}")
-    module, member = REGISTRY[name].split(":")
-    return getattr(import_module(module), member)
+    module, class_name = REGISTRY[name].split(":")
+    return getattr(import_module(module), class_name)
 
 
 def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
@@ -46,64 +46,67 @@ def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
     kind = task_class(name)
     task: Any = kind(strict(kind.Options, options, f"the options of the task {name!r}"))
     way = getattr(task.options, "way", "head")
-    if way == "text" or (way == "auto" and family.name in task.written_by):
-        from etymon.tasks.written import WrittenTask
-
-        return WrittenTask(task)
+    if way == "text" or (way == "auto" and "written answers" in family.capabilities and task.writable):
+        return import_module("etymon.tasks.text2text").WrittenTask(task)
     return task
+
+
+def _last_tasks(model: Model) -> dict[str, Any]:
+    """What the model was last fine-tuned for, by name: the tasks of a mixture, or one without a name. None if it was not."""
+    for entry in reversed(model.history):
+        if tasks := {"": entry["task"]} if entry.get("task") else entry.get("tasks", {}):
+            return tasks
+    return {}
 
 
 def task_of(model: Model, changes: Mapping[str, Any] | None = None, name: str | None = None) -> Task | None:
     """The task that a model was last fine-tuned for, ready for it; None if there was none. Of a mixture's it is the one of that
     `name`, its own or that of the kind, or the only one. `changes` are options."""
-    for entry in reversed(model.history):
-        several = {"": entry["task"]} if entry.get("task") else entry.get("tasks", {})
-        chosen = [known for own, known in several.items() if name in (None, own, known["name"])]
-        if len(chosen) == 1:
-            (known,) = chosen
-            task: Any = get_task(known["name"], {**known["options"], **(changes or {})}, model.family)
-            inner = getattr(task, "task", task)
-            inner.label_names = tuple(known.get("labels", ()))
-            inner.outputs = tuple(known["outputs"]) if "outputs" in known else None
-            task.limits.update(known["limits"])
-            task.bind(model)
-            return task
-        if several:
-            break
-    return None
+    chosen = [entry for member, entry in _last_tasks(model).items() if name in (None, member, entry["name"])]
+    if len(chosen) != 1:
+        return None
+    (entry,) = chosen
+    task: Any = get_task(entry["name"], {**entry["options"], **(changes or {})}, model.family)
+    inner = getattr(task, "task", task)
+    inner.label_names = tuple(entry.get("labels", ()))
+    inner.outputs = tuple(entry["outputs"]) if "outputs" in entry else None
+    task.limits.update(entry["limits"])
+    task.bind(model)
+    return task
 
 
 def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task:
-    """The task that a model is asked to do: the named one, the one that it was fine-tuned for, or what its heads are for."""
-    if (known := task_of(model, options, name)) is not None:
-        return known
-    entries = [each for each in model.history if each.get("task") or each.get("tasks")]
-    several: dict[str, Any] = entries[-1].get("tasks", {}) if entries else {}
-    if several and name in (None, *(each["name"] for each in several.values())):
+    """The task that a model is to do: the named one, the one that it was fine-tuned for, or what its heads are for."""
+    if (task := task_of(model, options, name)) is not None:
+        return task
+    title = model.family.title
+    several = {member: entry["name"] for member, entry in _last_tasks(model).items() if member}
+    if several and name in (None, *several.values()):
         raise EtymonError(
-            f"this {model.family.title} has learnt several tasks: say which one (--task {' or '.join(several)})"
+            f"this {title} has learnt several tasks: say which one (--task {' or '.join(several)})"
         )
     name = name or next((HEADS[head] for head in sorted(model.head_names) if head in HEADS), None)
     if name is None:
         able = [kind for kind in ("text2text", "language-model") if _fits(kind, model)]
-        told = f"say which task it is to do (--task {' or '.join(able)}), or " if able else ""
+        which = f"say which task it is to do (--task {' or '.join(able)}), or " if able else ""
         raise EtymonError(
-            f"this {model.family.title} was not fine-tuned for a task: {told}fine-tune it first (etymon finetune)"
+            f"this {title} was not fine-tuned for a task: {which}fine-tune it first (etymon finetune)"
         )
     if name == "classify" and len(model.labels) == 1:
         name = "regress"
-    published = (
-        {"multi_label": True} if model.carried.get("problem_type") == "multi_label_classification" else {}
-    )
-    ways = hasattr(task_class(name).Options, "way")  # those of tasks that only a text answers have none
-    own: dict[str, Any] = {"way": "head"} if ways and model.head_names & set(HEADS) else {}
+    defaults: dict[str, Any] = {}
+    # Tasks that only a text answers have no `way`.
+    if hasattr(task_class(name).Options, "way") and model.head_names & set(HEADS):
+        defaults["way"] = "head"
     if name == "answer" and "span" in model.head_names:
-        own["head"] = "span"
-    task = get_task(name, {**own, **(published if name == "classify" else {}), **options}, model.family)
-    missing = task.fit(model.family).heads - set(model.heads)
-    if missing:
+        defaults["head"] = "span"
+    if name == "classify" and model.carried.get("problem_type") == "multi_label_classification":
+        defaults["multi_label"] = True
+    task = get_task(name, {**defaults, **options}, model.family)
+    if missing := task.fit(model.family).heads - set(model.heads):
         raise EtymonError(
-            f"this {model.family.title} has no {' and no '.join(sorted(missing))} head, which the task {name!r} needs: fine-tune it first"
+            f"this {title} has no {' and no '.join(sorted(missing))} head, which the task {name!r} needs: "
+            "fine-tune it first"
         )
     task.bind(model)
     return task

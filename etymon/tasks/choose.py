@@ -18,8 +18,9 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.head_task import HeadOptions, HeadPrepared, HeadTask, Pair
+from etymon.tasks.head_task import HeadBatch, HeadOptions, HeadTask
 from etymon.tasks.label_scores import label_scores
+from etymon.tasks.reading import Pair
 from etymon.tasks.scores import MetricScore
 
 HIDDEN = ("", "-1")
@@ -55,36 +56,40 @@ class Choose(HeadTask):
     Options = ChooseOptions
     metrics = ("accuracy",)
     record_fields = ("prediction", "probabilities")
-    ending = True
+    keeps_end = True
     options: ChooseOptions
 
     @property
     def columns(self) -> tuple[str, ...]:
-        options = self.options
-        before = () if options.context is None else (options.context,)
-        return (options.text, *before, *options.choices, options.label)
+        return (*self.input_columns, self.options.label)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        return self.columns[:-1]
+        options = self.options
+        before = () if options.context is None else (options.context,)
+        return (options.text, *before, *options.choices)
+
+    # --- rows
 
     def choices(self, table: Table) -> list[list[str]]:
         """The choices of every row, at least two."""
         names = self.options.choices
         if len(names) > 1:
             return [list(row) for row in zip(*(table.texts(name) for name in names), strict=True)]
-        found = []
-        for number, value in enumerate(map(json_cell, table.values(names[0]))):
-            parts = (
-                [str(part) for part in value] if isinstance(value, list | tuple) else _lettered(str(value))
-            )
-            if len(parts) < 2 or not all(part.strip() for part in parts):
+        rows = []
+        for value, place in zip(map(json_cell, table.values(names[0])), table.places, strict=True):
+            if isinstance(value, list | tuple):
+                choices = [str(part) for part in value]
+            else:  # a text that calls them (A), (B) and so on
+                before, *parts = LETTERED.split(str(value))
+                choices = [] if before.strip() else [part.strip() for part in parts]
+            if len(choices) < 2 or not all(choice.strip() for choice in choices):
                 raise EtymonError(
-                    f"{table.places[number]}: column {names[0]!r} is no list of two choices or more: give a list, or name the columns "
-                    "of the choices (--choices a b c)"
+                    f"{place}: column {names[0]!r} is no list of two choices or more: give a list, "
+                    "or name the columns of the choices (--choices a b c)"
                 )
-            found.append(parts)
-        return found
+            rows.append(choices)
+        return rows
 
     def questions(self, table: Table) -> list[str]:
         texts = table.texts(self.options.text)
@@ -96,72 +101,79 @@ class Choose(HeadTask):
         rows = zip(self.questions(table), self.choices(table), strict=True)
         return [[(question, choice) for choice in choices] for question, choices in rows]
 
-    def right(self, table: Table) -> list[int]:
-        values, choices = table.values(self.options.label), self.choices(table)
-        return [self._right(value, choices[n], table.places[n]) for n, value in enumerate(values)]
+    # --- targets
 
-    def targets(self, table: Table) -> np.ndarray:
-        return np.array(self.right(table), np.int64)[:, None]
+    def right_choices(self, table: Table) -> list[int]:
+        """The number of the right choice of every row, from 0 on. Refuses what is no choice, or could be two."""
+        rows = zip(table.values(self.options.label), self.choices(table), table.places, strict=True)
+        return [self._right_choice(*row) for row in rows]
 
-    def _right(self, value: Any, choices: list[str], place: str) -> int:
+    def _right_choice(self, value: Any, choices: list[str], place: str) -> int:
         whole = isinstance(value, float) and value.is_integer()
         text = str(int(value) if whole else value).strip()
         if value is None or value != value:  # nothing, or not a number
             text = ""
-        counted, named = -1, [choice.strip() for choice in choices]
+        number, names = -1, [choice.strip() for choice in choices]
         if text.removeprefix("-").isdecimal():
-            counted = int(text) - self.options.first
+            number = int(text) - self.options.first
         elif len(text) == 1 and text.isascii() and text.isalpha():
-            counted = ord(text.upper()) - ord("A")
-        found = {counted} & {*range(len(choices))}
-        if isinstance(value, str) or not found:
-            found |= {number for number, choice in enumerate(named) if choice == text}
-        if not found and text in HIDDEN:
+            number = ord(text.upper()) - ord("A")
+        matches = {number} & {*range(len(choices))}
+        if isinstance(value, str) or not matches:
+            matches |= {n for n, name in enumerate(names) if name == text}
+        if len(matches) == 1:
+            return matches.pop()
+        where = f"{place}: column {self.options.label!r} holds"
+        if matches:
+            both = "several choices" if names.count(text) > 1 else "a choice and counts another one"
+            raise EtymonError(f"{where} {text!r}, which is {both}: say it by a letter (A is the first)")
+        if text in HIDDEN:
             raise EtymonError(
-                f"{place}: column {self.options.label!r} holds {text or 'nothing'}, so what is right is not known: fill it in, leave the "
-                "row out, or answer it with etymon predict"
+                f"{where} {text or 'nothing'}, so what is right is not known: fill it in, leave the row out, "
+                "or answer it with etymon predict"
             )
-        if not found:
-            raise EtymonError(
-                f"{place}: column {self.options.label!r} holds {text!r}, which is none of its {len(choices)} choices; "
-                f"{did_you_mean(text, [str(n + self.options.first) for n in range(len(choices))])}"
-            )
-        if len(found) > 1:
-            both = "several choices" if named.count(text) > 1 else "a choice and counts another one"
-            raise EtymonError(
-                f"{place}: column {self.options.label!r} holds {text!r}, which is {both}: say it by a letter (A is the first)"
-            )
-        return found.pop()
+        numbers = [str(n + self.options.first) for n in range(len(choices))]
+        raise EtymonError(
+            f"{where} {text!r}, which is none of its {len(choices)} choices; {did_you_mean(text, numbers)}"
+        )
 
-    def head_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
-        """A row for every example, as wide as the most choices."""
-        scores = super().head_logits(model, states_ND, prepared)[:, 0]
-        parts = scores.split(prepared.rows)
+    def targets(self, table: Table) -> np.ndarray:
+        return np.array(self.right_choices(table), np.int64)[:, None]
+
+    # --- loss
+
+    def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
+        """A row for every example, as wide as the most choices; choices that an example does not have are -inf."""
+        parts = super().head_logits(model, prepared, states_ND)[:, 0].split(prepared.rows)
         return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=-torch.inf)
 
-    def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
-        return F.cross_entropy(scores, prepared.targets[:, 0], reduction="sum")
+    def log_probabilities(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
+        # 0 in place of -inf: the difference between two passes would be no number.
+        return super().log_probabilities(logits, prepared).masked_fill(logits == -torch.inf, 0.0)
 
-    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[ChoicePrediction]:
-        shares = scores.float().softmax(-1).cpu().numpy()
-        found = [tuple(row[:count].tolist()) for row, count in zip(shares, prepared.rows)]
-        return [ChoicePrediction(int(np.argmax(row)), row) for row in found]
+    def criterion(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
+        return F.cross_entropy(logits, prepared.targets[:, 0], reduction="sum")
 
-    def asked_parts(self, table: Table) -> list[list[str]]:
-        begins = f"{self.options.prefix}question: "
-        before = self.options.context
-        contexts = [[]] * len(table) if before is None else [[text, " "] for text in table.texts(before)]
-        rows = zip(contexts, table.texts(self.options.text), self.choices(table), strict=True)
+    # --- answers
+
+    def answers(self, logits: Tensor, prepared: HeadBatch) -> list[ChoicePrediction]:
+        rows = zip(logits.float().softmax(-1).cpu().numpy(), prepared.rows)
+        return [ChoicePrediction(int(row.argmax()), tuple(row[:count].tolist())) for row, count in rows]
+
+    def source_parts(self, table: Table) -> list[list[str]]:
+        begin, context = f"{self.options.prefix}question: ", self.options.context
+        before = [[]] * len(table) if context is None else [[text, " "] for text in table.texts(context)]
+        rows = zip(before, table.texts(self.options.text), self.choices(table), strict=True)
         return [
-            [begins, *context, question]
-            + [part for number, one in enumerate(choices, 1) for part in (f" choice{number}: ", one)]
-            for context, question, choices in rows
+            [begin, *parts, question]
+            + [part for n, choice in enumerate(choices, 1) for part in (f" choice{n}: ", choice)]
+            for parts, question, choices in rows
         ]
 
-    def wanted_texts(self, table: Table) -> list[str]:
-        return [f"choice{number + 1}" for number in self.right(table)]
+    def target_texts(self, table: Table) -> list[str]:
+        return [f"choice{number + 1}" for number in self.right_choices(table)]
 
-    def understood(self, texts: Sequence[str]) -> list[ChoicePrediction]:
+    def parse_texts(self, texts: Sequence[str]) -> list[ChoicePrediction]:
         numbers = (text.strip().removeprefix("choice") for text in texts)
         return [
             ChoicePrediction(int(number) - 1 if number.isdecimal() and number != "0" else None)
@@ -175,28 +187,21 @@ class Choose(HeadTask):
         metrics: Sequence[str],
         resamples: int = 0,
     ) -> dict[str, MetricScore]:
-        right = self.right(table)
+        right = self.right_choices(table)
         labels = [str(number) for number in range(max(right) + 1)]
-        given = [None if one.number is None else str(one.number) for one in predictions]
+        given = [str(prediction.number) for prediction in predictions]  # None is a label of no row
         return label_scores(given, [str(number) for number in right], labels, metrics, resamples)
 
     def record(self, prediction: ChoicePrediction) -> dict[str, Any]:
-        number = None if prediction.number is None else prediction.number + self.options.first
+        number, probabilities = prediction.number, prediction.probabilities
         return {
-            "prediction": number,
-            **({"probabilities": list(prediction.probabilities)} if prediction.probabilities else {}),
+            "prediction": None if number is None else number + self.options.first,
+            **({"probabilities": list(probabilities)} if probabilities else {}),
         }
 
     def format_row(self, table: Table, number: int, prediction: ChoicePrediction) -> str:
         row = table.at([number])
-        choices = self.choices(row)[0]
-        place = prediction.number
+        (choices,), (question,), place = self.choices(row), self.questions(row), prediction.number
         given = choices[place] if place is not None and place < len(choices) else "?"
-        actual = choices[self.right(row)[0]] if self.options.label in table.rows[number] else "?"
-        return f"{self.questions(row)[0]}\n-> {given}\n({actual})"
-
-
-def _lettered(text: str) -> list[str]:
-    """The choices of a text that calls them (A), (B) and so on."""
-    found = LETTERED.split(text)
-    return [part.strip() for part in found[1:]] if not found[0].strip() else []
+        actual = choices[self.right_choices(row)[0]] if self.options.label in table.rows[number] else "?"
+        return f"{question}\n-> {given}\n({actual})"

@@ -1,7 +1,8 @@
-"""Entities in a text: as they are given, as tags of words, and back."""
+"""Words and entities of a text: entities as a table gives them, as tags of words, and back."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from typing import Any, Literal
 
 from etymon.errors import EtymonError
 from etymon.files import parse_json
-from etymon.tasks.tag_scores import OUTSIDE, spans
 from etymon.text.words import Span
 
 Scheme = Literal["IOB2", "BILOU"]
 PREFIXES: dict[str, str] = {"IOB2": "BI", "BILOU": "BILU"}
+OUTSIDE = "O"
+SPAN_TAG = re.compile(r"[BIESLU](-.+)?")
 UNSPACED = (
     ("\u0e00", "\u0eff"),  # Thai and Lao
     ("\u1000", "\u109f"),  # Burmese
@@ -39,6 +41,9 @@ class Entity:
     confidence: float | None = None
 
 
+# --- words
+
+
 @cache
 def unspaced(character: str) -> bool:
     """Whether it belongs to writing that puts no spaces between words."""
@@ -47,15 +52,15 @@ def unspaced(character: str) -> bool:
 
 def words_of(text: str) -> list[Span]:
     """The words of a text: runs of letters and digits; of writing without spaces every character; and every other mark."""
-    found: list[Span] = []
+    words: list[Span] = []
     for place, character in enumerate(text):
-        start, stop = found[-1] if found else (0, 0)
+        start, stop = words[-1] if words else (0, 0)
         # A mark belongs to the letter before it.
         if place == stop > 0 and (_mark(character) or (_letter(character) and _letter(text[place - 1]))):
-            found[-1] = (start, place + 1)
+            words[-1] = (start, place + 1)
         elif not character.isspace():
-            found.append((place, place + 1))
-    return found
+            words.append((place, place + 1))
+    return words
 
 
 @cache
@@ -68,7 +73,7 @@ def _mark(character: str) -> bool:
     return unicodedata.category(character).startswith("M")
 
 
-# --- given
+# --- entities of a table
 
 
 def read_entities(value: Any, text: str, place: str, column: str, *, longest: bool = False) -> list[Entity]:
@@ -77,22 +82,8 @@ def read_entities(value: Any, text: str, place: str, column: str, *, longest: bo
     where = f"{place}: column {column!r}"
     if isinstance(value, str):
         value = parse_json(value or "[]", where, "give a list of start, end and label")
-    found = sorted(_given(value or (), text, where), key=lambda one: (one.start, one.end))
-    clash = next((pair for pair in pairwise(found) if pair[0].end > pair[1].start), None)
-    if clash is None:
-        return found
-    if not longest:
-        one, two = (f"{each.text!r} ({each.label})" for each in clash)
-        raise EtymonError(f"{where}: {one} and {two} overlap: leave one out, or set overlapping to longest")
-    kept: list[Entity] = []
-    for each in sorted(found, key=lambda each: each.start - each.end):
-        if all(each.end <= other.start or other.end <= each.start for other in kept):
-            kept.append(each)
-    return sorted(kept, key=lambda each: each.start)
-
-
-def _given(value: Any, text: str, where: str) -> Iterator[Entity]:
-    for start, end, label, name in _listed(value, where):
+    entities = []
+    for start, end, label, name in _entity_fields(value or (), where):
         if type(start) is not int or type(end) is not int or not isinstance(label, str) or not label.strip():
             raise EtymonError(f"{where}: {[start, end, label]} are no start, end and label")
         if not 0 <= start < end <= len(text):
@@ -103,29 +94,41 @@ def _given(value: Any, text: str, where: str) -> Iterator[Entity]:
             )
         if not text[start:end].strip():
             raise EtymonError(f"{where}: an entity from {start} to {end}, where only spaces are")
-        yield Entity(start, end, label.strip(), text[start:end])
+        entities.append(Entity(start, end, label.strip(), text[start:end]))
+    entities.sort(key=lambda entity: (entity.start, entity.end))
+    clash = next((pair for pair in pairwise(entities) if pair[0].end > pair[1].start), None)
+    if clash is None:
+        return entities
+    if not longest:
+        first, second = (f"{entity.text!r} ({entity.label})" for entity in clash)
+        raise EtymonError(
+            f"{where}: {first} and {second} overlap: leave one out, or set overlapping to longest"
+        )
+    kept: list[Entity] = []
+    for entity in sorted(entities, key=lambda entity: entity.start - entity.end):
+        if all(entity.end <= other.start or other.end <= entity.start for other in kept):
+            kept.append(entity)
+    return sorted(kept, key=lambda entity: entity.start)
 
 
-def _listed(value: Any, where: str) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Start, end, label and, where it is told, the text of every entity."""
+def _entity_fields(value: Any, where: str) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Start, end, label and, where it is given, the text of every entity."""
     try:
         if isinstance(value, Mapping):
             for label, names in value.items():
-                yield from (
-                    (start, last + 1, label, name) for name, at in names.items() for start, last in at
-                )
+                for name, places in names.items():
+                    yield from ((start, last + 1, label, name) for start, last in places)
             return
-        for one in value:
-            if isinstance(one, Mapping):
-                yield one["start"], one["end"], one["label"], None
-            else:
-                start, end, label = one
-                yield start, end, label, None
+        for entity in value:
+            if isinstance(entity, Mapping):
+                entity = entity["start"], entity["end"], entity["label"]
+            start, end, label = entity
+            yield start, end, label, None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise EtymonError(f"{where} is no list of start, end and label") from error
 
 
-# --- as tags
+# --- entities as tags
 
 
 def scheme_tags(labels: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
@@ -133,23 +136,54 @@ def scheme_tags(labels: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{label}" for label in labels for prefix in PREFIXES[scheme]))
 
 
+def says_spans(tags: Sequence[str]) -> bool:
+    """Whether tags say where spans begin, go on or end."""
+    matches = [SPAN_TAG.fullmatch(tag) for tag in tags if tag != OUTSIDE]
+    return bool(matches) and all(matches)
+
+
+def tag_scheme(labels: Sequence[str], sentences: Sequence[Sequence[str]]) -> str | None:
+    """How tags write spans, in seqeval's names; None if the sentences keep to no scheme, or to one that it cannot read strictly.
+
+    Some schemes have the same tags: in IOB2 every span begins with B, in IOB1 only one right behind another of its type.
+    """
+    prefixes = {label[0] for label in labels} - {OUTSIDE}
+    if prefixes & {"L", "U"}:
+        return "BILOU" if prefixes <= set("BILU") else None
+    if "S" in prefixes or {"B", "E"} <= prefixes:
+        return "IOBES"
+    # Every two neighbours, a sentence's edges being outside.
+    steps = [step for tags in sentences for step in pairwise([OUTSIDE, *tags, OUTSIDE])]
+    if "E" in prefixes:
+        # seqeval's IOE1 misses spans of one word.
+        return "IOE2" if all(_same_type(tag, after) for tag, after in steps if tag[0] == "I") else None
+    if "B" in prefixes and all(_same_type(before, tag) for before, tag in steps if tag[0] == "I"):
+        return "IOB2"
+    return "IOB1" if all(_same_type(before, tag) for before, tag in steps if tag[0] == "B") else None
+
+
+def _same_type(before: str, after: str) -> bool:
+    """Whether both are in spans of one type."""
+    return OUTSIDE not in (before, after) and before[1:] == after[1:]
+
+
 def tags_of(entities: Sequence[Entity], words: Sequence[Span], scheme: Scheme) -> tuple[list[str], int]:
     """A tag for every word, and how many entities begin or end inside one: they are taken to have all of it."""
     tags, widened, word = [OUTSIDE] * len(words), 0, 0
-    for one in entities:
-        while word < len(words) and words[word][1] <= one.start:
+    for entity in entities:
+        while word < len(words) and words[word][1] <= entity.start:
             word += 1
         first = word
-        while word < len(words) and words[word][0] < one.end:
+        while word < len(words) and words[word][0] < entity.end:
             word += 1
         if first == word:  # it is all inside a word that another one has
             widened += 1
             continue
-        widened += words[first][0] < one.start or words[word - 1][1] > one.end
-        inside = [f"I-{one.label}"] * (word - first)
-        inside[0] = f"B-{one.label}"
+        widened += words[first][0] < entity.start or words[word - 1][1] > entity.end
+        inside = [f"I-{entity.label}"] * (word - first)
+        inside[0] = f"B-{entity.label}"
         if scheme == "BILOU":
-            inside[-1] = f"{'L' if len(inside) > 1 else 'U'}-{one.label}"
+            inside[-1] = f"{'L' if len(inside) > 1 else 'U'}-{entity.label}"
         tags[first:word] = inside
     return tags, widened
 
@@ -165,15 +199,14 @@ def entities_of(
         if tag == OUTSIDE:
             inside = None
             continue
-        prefix, _, label = tag.partition("-") if spans([tag]) else ("I", "", tag)
+        prefix, _, label = tag.partition("-") if says_spans([tag]) else ("I", "", tag)
         if prefix in "BSU" or inside != label:
             runs.append((label, []))
         runs[-1][1].append(word)
         inside = None if prefix in "ELSU" else label
-    return [
-        Entity(
-            words[run[0]][0], words[run[-1]][1], label, text[words[run[0]][0] : words[run[-1]][1]],
-            sum(confidences[word] for word in run) / len(run),
-        )
-        for label, run in runs
-    ]  # fmt: skip
+    entities = []
+    for label, run in runs:
+        start, end = words[run[0]][0], words[run[-1]][1]
+        confidence = sum(confidences[word] for word in run) / len(run)
+        entities.append(Entity(start, end, label, text[start:end], confidence))
+    return entities

@@ -1,7 +1,7 @@
-"""Tasks that a head of the model answers: what they share in reading, training and answering.
+"""Tasks that a head of the model answers. In the order of a run: rows, targets, loss, answers.
 
-An example is one row of tokens or several (choices, both orders of a pair). Heads say one thing of every row, or of chosen
-places; a task turns that into its scores and its loss.
+An example is one row of tokens or several (choices, both orders of a pair). A head gives logits of every row, or of chosen
+places; a task turns them into its loss and its answers.
 
 Legend: N tokens, E examples, L labels, D width.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -28,20 +30,19 @@ from etymon.families.model import Model
 from etymon.generation.decoding import eval_mode
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
-from etymon.objectives.objective import Term, Unit
+from etymon.objectives.objective import MicroBatch, Term, Unit
 from etymon.sampling.examples import NONE, Examples, Ragged, bundles
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.feature_cache import FeatureCache
-from etymon.tasks.head_batches import HeadPrepared, ask_for_words, parts_of
 from etymon.tasks.reading import Pair, TextReader
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
 
 PREDICTED_TOKENS = 4096
-"""That are read together where nothing is learnt."""
+"""Tokens of a batch where nothing is learnt."""
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 TEACHER = "taught"
-"""The column of what a teacher says, and the term that follows it."""
+"""The column of a teacher's logits, and the term of the loss that follows them."""
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -60,143 +61,99 @@ class HeadOptions:
     """The weight of following the teacher, if there is one; the labels have the rest."""
 
 
-class HeadTask(Task):
-    """What is left to say: the texts of an example, its target, what scores mean, and the loss."""
+@dataclass
+class HeadBatch(MicroBatch):
+    """Rows of tokens. `at` are the places that the head reads, None for those of the family; `rows` how many rows each
+    example has."""
 
-    head: ClassVar[str]
+    batch: Batch
+    targets: Tensor
+    at: Tensor | None
+    rows: tuple[int, ...]
+    keys: tuple[tuple[int, int, int], ...]
+    """Of the rows, the same in every epoch: the split, the example, the row in it."""
+    teacher_logits: Tensor | None = None
+    words: Tensor | None = None
+    """Targets of the language model, with their places and weights."""
+    words_at: Tensor | None = None
+    words_weights: Tensor | None = None
+
+    def add_words(self, rows: Sequence[np.ndarray]) -> None:
+        """Every row's next words; each row counts once, whatever its length."""
+        lengths = np.array([len(row) - 1 for row in rows])
+        self.words_at = self.batch.layout.flat([np.arange(length) for length in lengths])
+        self.words = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
+        self.words_weights = torch.from_numpy(np.repeat(1 / np.maximum(lengths, 1), lengths)).float()
+        self.counts["language_model"] = float(len(rows))
+
+    def by_example(self, values: np.ndarray) -> list[np.ndarray]:
+        """Values of the places that the head reads, an array for every example."""
+        if self.at is None:
+            return list(values[:, None])
+        layout = self.batch.layout
+        counts = layout.row[self.at].bincount(minlength=layout.rows)
+        return np.split(values, np.cumsum(counts.cpu().numpy())[:-1])
+
+
+class HeadTask(Task):
+    """A task says what the texts of an example are (`pairs`), its targets, the loss (`criterion`) and the answers."""
+
+    head: str
     writes_text = False
     default_rows = 32
-    written_by: ClassVar[frozenset[str]] = frozenset({"t5"})
-    """Families that were published as writing their answers."""
+    writable: ClassVar[bool] = True
+    """Whether a model may write the answer instead (`WrittenTask`)."""
     teachable: ClassVar[bool] = False
-    """Whether another model's scores can be followed."""
-    ending: ClassVar[bool] = False
-    """Whether of a first text that is too long the end is read: what is asked stands there."""
+    """Whether another model's logits can be followed."""
+    keeps_end: ClassVar[bool] = False
+    """Whether a first text that is too long loses its beginning: the question stands at its end."""
+    distributions: ClassVar[int] = 1
+    """That the head gives for an example; losses are means over them."""
     options: HeadOptions
     outputs: tuple[int, int] | None = None
     """Where several tasks share a head: the outputs that are this one's, from the first to behind the last."""
     label_names: tuple[str, ...] = ()
-    """The labels, in the order of the head's outputs."""
-    spelled: Mapping[str, str] = {}
+    """In the order of the head's outputs."""
+    problem_type: str | None = None
+    """As Transformers calls it, where it has a name for it."""
+    label_by_text: Mapping[str, str] = {}
     """The labels by how a model writes them."""
     teacher: Callable[[Table], np.ndarray] | None = None
-    """What another model says of rows, to be followed in training."""
-    penalised = False
+    """Gives the logits of another model, to be followed in training."""
+    has_penalty = False
     """Whether the head has a penalty of its own, which is added to every step's loss."""
     cache: FeatureCache | None = None
-    """Of a body that does not learn: what its layers say of rows that were read before."""
+    """Layers of a body that does not learn, for rows that were read before."""
 
     def fit(self, family: Family) -> Fit:
+        options = self.options
         if self.head not in family.heads:
             raise EtymonError(f"{family.title} has no head for the task {self.name!r}")
-        if self.options.prefix:
+        if options.prefix:
             raise EtymonError(
-                f"prefix is for answers that are written, and a head of {family.title} gives them: leave it out, or say --way text"
+                f"prefix is for answers that are written, and a head of {family.title} gives them: "
+                "leave it out, or say --way text"
             )
-        if family.features is not None and self.needs_states:
+        if family.features is not None and (options.language_model or getattr(options, "symmetric", False)):
             raise EtymonError(
                 "features take the place of a head that reads the last states: leave language_model and symmetric out"
             )
-        if self.options.language_model and "causal" not in family.capabilities:
+        if options.language_model and "causal" not in family.capabilities:
             raise EtymonError(
-                f"language_model is the loss of a model that reads from left to right, which {family.title} is not: set it to 0"
+                "language_model is the loss of a model that reads from left to right, "
+                f"which {family.title} is not: set it to 0"
             )
         return Fit("native", self.heads)
-
-    @property
-    def needs_states(self) -> bool:
-        """Whether it looks at the last states itself."""
-        return bool(self.options.language_model)
 
     @property
     def heads(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset({self.head, *(["vocabulary"] if self.options.language_model else [])})
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a process that prepares samples needs: no model."""
-        return {**self.__dict__, "teacher": None, "cache": None}
-
-    # --- what a task says of itself
-
-    @abstractmethod
-    def pairs(self, table: Table) -> list[list[Pair]]:
-        """The rows of every example: one text, or two."""
-
-    @abstractmethod
-    def targets(self, table: Table) -> np.ndarray:
-        """What is to be learnt, a row for every example. Refuses values that cannot be."""
-
-    @abstractmethod
-    def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
-        """The summed loss of what the head says, over as many as `loss_count` tells."""
-
-    @abstractmethod
-    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[Any]:
-        """What the scores of a batch mean, an answer for every example."""
-
-    def head_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
-        """What the head says of every example."""
-        if states_ND is None and self.cache is not None and prepared.keys:
-            layers = self.cache.layers(prepared.keys, prepared.batch)
-            return model.answer_from(self.head, layers, prepared.batch, prepared.at)
-        if states_ND is None:
-            return model.answer(self.head, prepared.batch, prepared.at)
-        return model.read(self.head, states_ND, prepared.batch, prepared.at)
-
-    def task_logits(self, model: Model, states_ND: Tensor | None, prepared: HeadPrepared) -> Tensor:
-        """The part of what the head says that is this task's own."""
-        scores = self.head_logits(model, states_ND, prepared)
-        return scores if self.outputs is None else scores[..., slice(*self.outputs)]
-
-    @property
-    def problem_type(self) -> str | None:
-        """As Transformers calls it, where it has a name for it."""
-        return None
-
-    def model_label(self, label: str) -> str:
-        """A label of a table as the model calls it: many published ones have numbers, and no names."""
-        number = f"LABEL_{label}"
-        return number if number in self.label_names and label not in self.label_names else label
-
-    def numbers(self, rows: Sequence[Sequence[str]], table: Table, what: str = "label") -> dict[str, int]:
-        """The number of every label; refuses rows with one that was not learnt."""
-        places = {label: number for number, label in enumerate(self.label_names)}
-        for number, names in enumerate(rows):
-            for name in names:
-                if name not in places:
-                    raise EtymonError(
-                        f"{table.places[number]}: {what} {name!r} is none of those that were learnt; {did_you_mean(name, self.label_names)}"
-                    )
-        return places
-
-    def loss_count(self, targets: np.ndarray) -> float:
-        return float(len(targets))
-
-    def log_shares(self, scores: Tensor) -> Tensor:
-        """The log-probabilities that scores mean, those that exclude one another in the last dimension."""
-        return scores.log_softmax(-1)
-
-    # --- tasks that ask several places of an example have several values for it
-
-    def by_example(self, values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:
-        """Values in the order of the table as a column with an entry for every example."""
-        return values
-
-    def together(self, entries: Sequence[np.ndarray]) -> np.ndarray:
-        """Entries of such a column as one array."""
-        return np.stack(entries)
-
-    def apart(self, values: np.ndarray, prepared: HeadPrepared) -> list[np.ndarray]:
-        """What was said of a batch, an entry for every example."""
-        return list(values)
-
-    # --- tied to a model
-
     def bind(self, model: Model, length: int | None = None) -> None:
         self.reader = TextReader(model, length or self.limits.get("length"))
         self.limits["length"] = self.reader.length
         self.label_names = model.labels if self.outputs is None else self.label_names
-        # Nobody asks here for what a second stream begins with, or, of features, for a decoder behind them.
+        # What a second stream begins with, or a decoder behind features, is used by no task and gets no gradient.
         self.skips_heads = "two-stream" in model.capabilities or model.features is not None
 
     def bind_for_training(self, model: Model, length: int | None, *, frozen: bool) -> None:
@@ -214,27 +171,41 @@ class HeadTask(Task):
             )
         if self.problem_type is not None:
             model.carried = {**model.carried, "problem_type": self.problem_type}
-        self.penalised = model.features is not None and bool(model.features.penalty)
+        self.has_penalty = model.features is not None and bool(model.features.penalty)
 
     def follow_teacher(self, model: Model, task: Any, name: str) -> None:
-        """Takes over what another model says, in training."""
+        """Learns from the logits of a model that was fine-tuned for the same task; `name` is for messages."""
         same = isinstance(task, type(self)) and task.problem_type == self.problem_type
         if not self.teachable or not same:
             raise EtymonError(
                 f"the task {self.name!r} cannot follow {name}, which does {task.name!r}: leave the teacher out"
             )
-        theirs = [task.model_label(label) for label in self.label_names]
-        if set(task.label_names) != set(theirs):
+        labels = [task.model_label(label) for label in self.label_names]
+        if set(task.label_names) != set(labels):
             raise EtymonError(
-                f"{name} knows the labels {', '.join(task.label_names)}, and the table has {', '.join(self.label_names)}"
+                f"{name} knows the labels {', '.join(task.label_names)}, "
+                f"and the table has {', '.join(self.label_names)}"
             )
-        order = [task.label_names.index(label) for label in theirs]
+        order = [task.label_names.index(label) for label in labels]
 
-        def look(prepared: HeadPrepared) -> list[np.ndarray]:
-            scores = task.task_logits(model, None, prepared)
-            return task.apart(scores[:, order].float().cpu().numpy(), prepared)
+        def logits(batch: HeadBatch) -> list[np.ndarray]:
+            return batch.by_example(task.task_logits(model, batch)[:, order].float().cpu().numpy())
 
-        self.teacher = lambda table: task.together(task.run_batches(model, task.read(table), look))
+        self.teacher = lambda table: np.concatenate(task.run_batches(model, task.encode_texts(table), logits))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Worker processes that prepare batches get no model."""
+        return {**self.__dict__, "teacher": None, "cache": None}
+
+    def describe(self) -> dict[str, Any]:
+        outputs = {} if self.outputs is None else {"outputs": list(self.outputs)}
+        return {**super().describe(), "labels": list(self.label_names), **outputs}
+
+    # --- rows
+
+    @abstractmethod
+    def pairs(self, table: Table) -> list[list[Pair]]:
+        """The rows of every example: one text, or two."""
 
     def texts(self, table: Table) -> dict[str, list[str]]:
         self.targets(table)
@@ -242,107 +213,183 @@ class HeadTask(Task):
             "text": [text for rows in self.pairs(table) for pair in rows for text in pair if text is not None]
         }
 
+    def encode_texts(self, table: Table, notify: Notify = ignore_note) -> Examples:
+        """The table's texts as tokens, whether it has answers or not."""
+        return self.reader.examples(self.pairs(table), table, notify, keeps_end=self.keeps_end)
+
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
-        examples = self.read(table, notify)
-        columns = {**examples.columns, "target": self.by_example(self.targets(table), examples)}
+        examples = self.encode_texts(table, notify)
+        columns = {**examples.columns, "target": _by_example(self.targets(table), examples)}
         if learn and self.teacher is not None:
             notify(f"the teacher reads {len(table):,} rows")
-            columns[TEACHER] = self.by_example(self.teacher(table), examples)
+            columns[TEACHER] = _by_example(self.teacher(table), examples)
         return Examples(columns, examples.sizes, examples.words)
-
-    def read(self, table: Table, notify: Notify = ignore_note) -> Examples:
-        """The table's texts as tokens, whether it has answers or not."""
-        return self.reader.examples(self.pairs(table), table, notify, ending=self.ending)
-
-    # --- training
 
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
         numbers = row[row != NONE].tolist()
         return [{**split.example(number), "key": np.array([split.serial, number])} for number in numbers]
 
-    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> HeadPrepared:
-        chosen = sorted((one for bundle in examples for one in bundle), key=lambda one: len(one["ids"]))
+    def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> HeadBatch:
+        chosen = sorted(chain.from_iterable(examples), key=lambda example: len(example["ids"]))
         ids, segments = (
-            [part for one in chosen for part in parts_of(one[name], one["lengths"])]
+            [part for example in chosen for part in _split(example[name], example["lengths"])]
             for name in ("ids", "segments")
         )
         batch = Batch.of(ids, segments=segments if any(map(np.any, segments)) else None)
-        targets = (
-            self.together([one["target"] for one in chosen])
-            if "target" in chosen[0]
-            else np.zeros((len(chosen), 0))
-        )
-        count = self.loss_count(targets)
-        prepared = HeadPrepared(
-            counts={"loss": count},
+        targets = np.zeros((len(chosen), 0))
+        if "target" in chosen[0]:
+            targets = np.concatenate([example["target"] for example in chosen])
+        prepared = HeadBatch(
+            counts={"loss": self.loss_count(targets)},
             tokens=batch.layout.tokens,
             batch=batch,
             targets=torch.from_numpy(targets),
-            at=self.places(chosen, batch),
-            rows=tuple(len(one["lengths"]) for one in chosen),
+            at=self.head_positions(chosen, batch),
+            rows=tuple(len(example["lengths"]) for example in chosen),
             keys=tuple(
-                (*one["key"].tolist(), number)
-                for one in chosen
-                if "key" in one
-                for number in range(len(one["lengths"]))
+                (*example["key"].tolist(), number)
+                for example in chosen
+                if "key" in example
+                for number in range(len(example["lengths"]))
             ),
         )
         if self.options.r_drop:
             prepared.counts["r_drop"] = float(len(targets))  # whatever labels weigh
-        if self.penalised:
+        if self.has_penalty:
             prepared.counts["penalty"] = float(len(chosen))
         if TEACHER in chosen[0]:
-            prepared.taught = torch.from_numpy(self.together([one[TEACHER] for one in chosen]))
-            prepared.counts[TEACHER] = float(self.log_shares(prepared.taught)[..., 0].numel())
+            logits = torch.from_numpy(np.concatenate([example[TEACHER] for example in chosen]))
+            prepared.teacher_logits = logits
+            prepared.counts[TEACHER] = float(self.log_probabilities(logits, prepared)[..., 0].numel())
         if self.options.language_model:
-            ask_for_words(prepared, ids)
+            prepared.add_words(ids)
         return prepared
 
-    def places(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor | None:
-        """Where the head is asked; None for the places that the family reads."""
+    def head_positions(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor | None:
+        """The flat places that the head reads; None for the places that the family reads."""
         return None
 
-    def loss(self, unit: Unit, prepared: HeadPrepared) -> dict[str, Term]:
+    # --- targets
+
+    @abstractmethod
+    def targets(self, table: Table) -> np.ndarray:
+        """The targets of all examples, or of all their places, in the order of the table. Refuses values that cannot be."""
+
+    def model_label(self, label: str) -> str:
+        """A label of a table as the model calls it: many published ones have numbers, and no names."""
+        number = f"LABEL_{label}"
+        return number if number in self.label_names and label not in self.label_names else label
+
+    def label_ids(self, rows: Sequence[Sequence[str]], table: Table, what: str = "label") -> dict[str, int]:
+        """The output of every label; refuses rows with a label that was not learnt."""
+        ids = {label: number for number, label in enumerate(self.label_names)}
+        for place, names in zip(table.places, rows, strict=True):
+            for name in names:
+                if name not in ids:
+                    raise EtymonError(
+                        f"{place}: {what} {name!r} is none of those that were learnt; "
+                        f"{did_you_mean(name, self.label_names)}"
+                    )
+        return ids
+
+    def loss_count(self, targets: np.ndarray) -> float:
+        """What the summed loss of targets is divided by."""
+        return float(len(targets))
+
+    # --- loss
+
+    def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
+        """The head's logits of every example, or of every place. `states_ND` are the last states, if they are known."""
+        batch = prepared.batch
+        if states_ND is not None:
+            return model.read(self.head, states_ND, batch, prepared.at)
+        if self.cache is not None and prepared.keys:
+            layers = self.cache.layers(prepared.keys, batch)
+            return model.answer_from(self.head, layers, batch, prepared.at)
+        return model.answer(self.head, batch, prepared.at)
+
+    def task_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
+        """The logits of this task alone, where several share a head."""
+        logits = self.head_logits(model, prepared, states_ND)
+        return logits if self.outputs is None else logits[..., slice(*self.outputs)]
+
+    @abstractmethod
+    def criterion(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
+        """The summed loss, over as many targets as `loss_count` says."""
+
+    def log_probabilities(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
+        """Those that exclude one another are in the last dimension."""
+        return logits.log_softmax(-1)
+
+    def loss(self, unit: Unit, prepared: HeadBatch) -> dict[str, Term]:
         model: Model = unit.model
         options, training = self.options, model.training
-        states, scores = self.scored(model, prepared)
-        loss = self.criterion(scores, prepared)
+
+        def forward() -> tuple[Tensor | None, Tensor]:
+            # The language model and the head read the same states, which are then computed once.
+            states_ND = model.states(prepared.batch) if prepared.words is not None and training else None
+            return states_ND, self.task_logits(model, prepared, states_ND)
+
+        states_ND, logits = forward()
+        loss = self.criterion(logits, prepared)
+        if not training:
+            return {"loss": Term(loss)}
         terms: dict[str, Term] = {}
-        if options.r_drop and training:
-            other = self.scored(model, prepared)[1]
+        if options.r_drop:
+            other = forward()[1]
             loss = (loss + self.criterion(other, prepared)) / 2
-            terms["r_drop"] = Term(self.divergence(scores, other, prepared), options.r_drop)
+            terms["r_drop"] = Term(self.divergence(logits, other, prepared), options.r_drop)
         share = 1.0
-        if prepared.taught is not None and training:
+        if prepared.teacher_logits is not None:
             share, temperature = 1 - options.teaching, options.temperature
-            wanted, found = (self.log_shares(each / temperature) for each in (prepared.taught, scores))
-            follow = temperature**2 * F.kl_div(found, wanted, reduction="sum", log_target=True)
-            terms[TEACHER] = Term(follow, options.teaching)
-        if prepared.words is not None and training:
-            assert states is not None
-            head: Any = model.heads["vocabulary"]
-            spoken = head.smoothed_loss(
-                states, prepared.words_at, prepared.words, weights_n=prepared.words_weights
+            wanted, given = (
+                self.log_probabilities(each / temperature, prepared)
+                for each in (prepared.teacher_logits, logits)
             )
-            terms["language_model"] = Term(spoken, options.language_model)
-        if self.penalised and training:
-            own: Any = model.heads[self.head]
-            terms["penalty"] = Term(own.penalty() * prepared.counts["penalty"])
+            # The square keeps gradients as large as at a temperature of 1 (Hinton et al. 2015, section 2).
+            follow = temperature**2 * F.kl_div(given, wanted, reduction="sum", log_target=True)
+            terms[TEACHER] = Term(follow, options.teaching)
+        if states_ND is not None:
+            vocabulary: Any = model.heads["vocabulary"]
+            words = vocabulary.smoothed_loss(
+                states_ND, prepared.words_at, prepared.words, weights_n=prepared.words_weights
+            )
+            terms["language_model"] = Term(words, options.language_model)
+        if self.has_penalty:
+            head: Any = model.heads[self.head]
+            terms["penalty"] = Term(head.penalty() * prepared.counts["penalty"])
         return {"loss": Term(loss, share), **terms}
 
-    def scored(self, model: Model, prepared: HeadPrepared) -> tuple[Tensor | None, Tensor]:
-        """The states that were looked at, where somebody else wants them too, and what the head says of every example."""
-        wanted = prepared.words is not None and model.training
-        states = model.states(prepared.batch) if wanted else None
-        return states, self.task_logits(model, states, prepared)
+    def divergence(self, logits: Tensor, other: Tensor, prepared: HeadBatch) -> Tensor:
+        """The mean of both Kullback-Leibler divergences between two passes, summed over the batch (R-Drop)."""
+        first, second = (self.log_probabilities(each, prepared) for each in (logits, other))
+        return ((first.exp() - second.exp()) * (first - second)).sum() / (2 * self.distributions)
 
-    def divergence(self, one: Tensor, two: Tensor, prepared: HeadPrepared) -> Tensor:
-        """The mean of both Kullback-Leibler divergences between what two passes say, summed."""
-        blank = one == -torch.inf  # choices that a row does not have
-        first, second = (each.log_softmax(-1).masked_fill(blank, 0.0) for each in (one, two))
-        return ((first.exp() - second.exp()) * (first - second)).sum() / 2
+    # --- answers
 
-    # --- use
+    @abstractmethod
+    def answers(self, logits: Tensor, prepared: HeadBatch) -> list[Any]:
+        """The answer to every example of a batch."""
+
+    def answer_batch(self, model: Model, prepared: HeadBatch) -> list[Any]:
+        return self.answers(self.task_logits(model, prepared), prepared)
+
+    def run_batches(
+        self, model: Model, examples: Examples, answer: Callable[[HeadBatch], Sequence[Any]]
+    ) -> list[Any]:
+        """What `answer` returns for every example, in their order."""
+        results: dict[int, Any] = {}
+        rng = np.random.default_rng(0)  # prediction draws nothing; `prepare` wants a generator all the same
+        with torch.inference_mode(), eval_mode(model):
+            for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
+                chosen = np.array(sorted(row[row != NONE], key=lambda number: int(examples.sizes[number])))
+                prepared = self.collate([self.prepare(examples, chosen, rng)]).to(model.device)
+                results |= dict(zip(chosen.tolist(), answer(prepared), strict=True))
+        return [results[number] for number in range(len(examples))]
+
+    def merge_row_answers(self, table: Table, answers: list[Any]) -> list[Any]:
+        """The prediction for every row of the table, by the answers to its examples."""
+        return answers
 
     def predict(
         self,
@@ -351,49 +398,36 @@ class HeadTask(Task):
         decoding: DecodingSettings | None = None,
         notify: Notify = ignore_note,
     ) -> list[Any]:
+        examples = self.encode_texts(table, notify)
         return self.merge_row_answers(
-            table, self.run_batches(model, self.read(table, notify), partial(self.answer_batch, model))
+            table, self.run_batches(model, examples, partial(self.answer_batch, model))
         )
 
     def evaluate(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
-        total = count = 0.0
+        totals = np.zeros(2)
 
-        def look(prepared: HeadPrepared) -> list[Any]:
-            nonlocal total, count
-            scores = self.task_logits(model, None, prepared)
-            total += float(self.criterion(scores, prepared))
-            count += prepared.counts["loss"]
-            return self.answers(scores, prepared)
+        def answer(prepared: HeadBatch) -> list[Any]:
+            nonlocal totals
+            logits = self.task_logits(model, prepared)
+            totals += float(self.criterion(logits, prepared)), prepared.counts["loss"]
+            return self.answers(logits, prepared)
 
-        answers = self.merge_row_answers(table, self.run_batches(model, examples, look))
-        return answers, total / max(count, 1.0)
-
-    def answer_batch(self, model: Model, prepared: HeadPrepared) -> list[Any]:
-        """The answers to a batch."""
-        return self.answers(self.task_logits(model, None, prepared), prepared)
-
-    def run_batches(
-        self, model: Model, examples: Examples, look: Callable[[HeadPrepared], Sequence[Any]]
-    ) -> list[Any]:
-        """What `look` says of every example, in their order."""
-        found: dict[int, Any] = {}
-        rng = np.random.default_rng(0)  # which nothing that is only read asks for
-        with torch.inference_mode(), eval_mode(model):
-            for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
-                chosen = np.array(sorted(row[row != NONE], key=lambda number: int(examples.sizes[number])))
-                prepared = self.collate([self.prepare(examples, chosen, rng)]).to(model.device)
-                found |= dict(zip(chosen.tolist(), look(prepared), strict=True))
-        return [found[number] for number in range(len(examples))]
-
-    def merge_row_answers(self, table: Table, answers: list[Any]) -> list[Any]:
-        """The answer to every row of the table, by those to its examples."""
-        return answers
-
-    def describe(self) -> dict[str, Any]:
-        own = {} if self.outputs is None else {"outputs": list(self.outputs)}
-        return {**super().describe(), "labels": list(self.label_names), **own}
+        answers = self.merge_row_answers(table, self.run_batches(model, examples, answer))
+        return answers, float(totals[0] / max(totals[1], 1.0))
 
 
-def by_number(label: str) -> tuple[int, float, str]:
-    """Numbers by their size, before names by the alphabet."""
+def _split(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    return [flat[start:stop] for start, stop in pairwise([0, *np.cumsum(lengths).tolist()])]
+
+
+def _by_example(values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:
+    """Values in the order of the table as a column, with an array for every example: of one value, or of one a place."""
+    places: Any = examples.columns.get("places")
+    if places is None:
+        return values[:, None]
+    return Ragged(np.split(values, places.stops[:-1]), values.dtype.type)
+
+
+def number_or_name(label: str) -> tuple[int, float, str]:
+    """Sorts numbers by their size, before names by the alphabet."""
     return (0, float(label), label) if NUMBER.fullmatch(label) else (1, 0.0, label)

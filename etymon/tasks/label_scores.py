@@ -1,24 +1,38 @@
-"""Scores of labels and of values, by scikit-learn, with confidence intervals by bootstrap.
+"""Scores of labels, numbers and tagged words.
 
-Legend: N rows, K labels and in the last place whatever is no label, C kinds of rows, R resamples.
+All are functions of counts, so that one function gives the score and its thousand resamples (`scores.bootstrap`): that is why
+F1 and correlations are computed here and not by scikit-learn, to which the tests compare them. Spans are seqeval's.
+
+Legend: N rows, K labels and in the last place whatever is no label, C kinds of rows, R resamples, F figures.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from etymon.errors import EtymonError
-from etymon.tasks.scores import FALLING, MetricScore, interval, library
+from etymon.tasks.entities import OUTSIDE, says_spans, tag_scheme
+from etymon.tasks.scores import FALLING, MetricScore, bootstrap, library
 
 LABEL_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 MULTI_LABEL_METRICS = ("micro_f1", "macro_f1", "accuracy")
 VALUE_METRICS = ("pearson", "spearman", "mse")
-LABEL_LIBRARIES = dict.fromkeys(("f1", "micro_f1", "macro_f1", "matthews"), "sklearn")
+TAG_METRICS = ("f1", "precision", "recall", "accuracy")
+TAG_LIBRARIES = dict.fromkeys(("f1", "precision", "recall"), "seqeval")
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """0 where there is nothing to divide by, that is, where everything is the same."""
+    return np.divide(above, below, out=np.zeros_like(below), where=below > 0)
+
+
+# --- labels
 
 
 def label_scores(
@@ -33,8 +47,8 @@ def label_scores(
     `f1` is that of the second label if there are two (as GLUE has it), and `macro_f1` otherwise. `macro_f1` is the mean over
     the labels that occur, in the table or among the predictions.
     """
-    alone = [(label,) for label in predicted]
-    return multi_label_scores(alone, [(label,) for label in actual], labels, metrics, resamples)
+    rows = [(label,) for label in predicted]
+    return multi_label_scores(rows, [(label,) for label in actual], labels, metrics, resamples)
 
 
 def multi_label_scores(
@@ -45,60 +59,43 @@ def multi_label_scores(
     resamples: int = 0,
 ) -> dict[str, MetricScore]:
     """Scores by name, of `MULTI_LABEL_METRICS`, any number of labels a row. `accuracy` counts rows with exactly the right ones."""
-    rows = _Rows(_table(actual, labels), _table(predicted, labels))
-    if rows.actual_NK[:, -1].any():
+    actual_NK, predicted_NK = _label_table(actual, labels), _label_table(predicted, labels)
+    if actual_NK[:, -1].any():
         foreign = next(label for row in actual for label in row if label not in labels)
         raise EtymonError(f"the label {foreign!r} is none of {', '.join(labels)}: give a table with these")
-    first_C, counts_C = _kinds(np.packbits(np.hstack([rows.actual_NK, rows.predicted_NK]), axis=1))
-    kinds = _Rows(rows.actual_NK[first_C], rows.predicted_NK[first_C])
+    # Rows of the same labels and predictions are of one kind. As a single value each they are compared much faster.
+    bytes_NB = np.packbits(np.hstack([actual_NK, predicted_NK]), axis=1)
+    value_N = np.ascontiguousarray(bytes_NB).view(f"V{bytes_NB.shape[1]}")[:, 0]
+    _, first_C, counts_C = np.unique(value_N, return_index=True, return_counts=True)
+    kinds = actual_NK[first_C], predicted_NK[first_C]
+    which = f"of {labels[1]}" if len(labels) == 2 else "macro"
 
-    def score(name: str) -> MetricScore:
-        ends = interval(counts_C, lambda drawn_RC: 100 * _STATISTICS[name](kinds.tally(drawn_RC)), resamples)
-        return MetricScore(100 * _value(name, rows), *ends, _signature(name, labels), rows=len(actual))
+    def statistic(name: str, drawn_RC: np.ndarray) -> np.ndarray:
+        return 100 * _LABEL_STATISTICS[name](_tally(*kinds, drawn_RC))
 
-    return {name: score(name) for name in metrics}
+    return {
+        name: bootstrap(
+            counts_C, partial(statistic, name), resamples, signature=which if name == "f1" else ""
+        )
+        for name in metrics
+    }
 
 
 def label_figures(
     predicted: Sequence[Collection[str | None]], actual: Sequence[Collection[str]], labels: Sequence[str]
 ) -> list[tuple[str, float, float, float, int]]:
     """Of every label its name, precision, recall and F1, of 100, and how many rows have it."""
-    rows = _Rows(_table(actual, labels), _table(predicted, labels))
-    tally = rows.tally(np.ones((1, len(actual))))
-    hits_K, actual_K, predicted_K = tally.hits_RK[0], tally.actual_RK[0], tally.predicted_RK[0]
-    shares = (
-        _ratio(hits_K, predicted_K),
-        _ratio(hits_K, actual_K),
-        _ratio(2 * hits_K, actual_K + predicted_K),
-    )
-    columns = ((100 * share_K).tolist() for share_K in shares)
+    counts = _tally(_label_table(actual, labels), _label_table(predicted, labels), np.ones((1, len(actual))))
+    hits_K, actual_K, predicted_K = counts.hits_RK[0], counts.actual_RK[0], counts.predicted_RK[0]
+    precision_K, recall_K = _ratio(hits_K, predicted_K), _ratio(hits_K, actual_K)
+    f1_K = _ratio(2 * hits_K, actual_K + predicted_K)
+    columns = ((100 * share_K).tolist() for share_K in (precision_K, recall_K, f1_K))
     return list(zip(labels, *columns, actual_K.astype(int).tolist()))
-
-
-def value_scores(
-    predicted: Sequence[float], actual: Sequence[float], metrics: Sequence[str], resamples: int = 0
-) -> dict[str, MetricScore]:
-    """Scores by name, of `VALUE_METRICS`. Correlations are of 100; that with a constant is 0. `mse` is in the square of the
-    values' unit, and `falls`."""
-    pairs, counts_C = np.unique(np.stack([actual, predicted], 1).astype(float), axis=0, return_counts=True)
-
-    def score(name: str) -> MetricScore:
-        def statistic(drawn_RC: np.ndarray) -> np.ndarray:
-            return _VALUE_STATISTICS[name](drawn_RC, *pairs.T)
-
-        value = float(statistic(counts_C[None].astype(float))[0])
-        ends = interval(counts_C, statistic, resamples)
-        return MetricScore(value, *ends, falls=name in FALLING, rows=len(actual))
-
-    return {name: score(name) for name in metrics}
-
-
-# --- labels
 
 
 @dataclass(frozen=True)
 class _Tally:
-    """What a score of labels depends on."""
+    """What a score of labels depends on: rows, rows that are right, and of each label right, actual and predicted ones."""
 
     rows_R: np.ndarray
     right_R: np.ndarray
@@ -107,25 +104,19 @@ class _Tally:
     predicted_RK: np.ndarray
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Which labels rows have, and which were predicted."""
-
-    actual_NK: np.ndarray
-    predicted_NK: np.ndarray
-
-    def tally(self, counts_RN: np.ndarray) -> _Tally:
-        """With every row as many times as it counts."""
-        return _Tally(
-            counts_RN.sum(1),
-            counts_RN @ (self.actual_NK == self.predicted_NK).all(1),
-            counts_RN @ (self.actual_NK & self.predicted_NK),
-            counts_RN @ self.actual_NK,
-            counts_RN @ self.predicted_NK,
-        )
+def _tally(actual_NK: np.ndarray, predicted_NK: np.ndarray, counts_RN: np.ndarray) -> _Tally:
+    """With every row as many times as it counts."""
+    return _Tally(
+        counts_RN.sum(1),
+        counts_RN @ (actual_NK == predicted_NK).all(1),
+        counts_RN @ (actual_NK & predicted_NK),
+        counts_RN @ actual_NK,
+        counts_RN @ predicted_NK,
+    )
 
 
-def _table(rows: Sequence[Collection[str | None]], labels: Sequence[str]) -> np.ndarray:
+def _label_table(rows: Sequence[Collection[str | None]], labels: Sequence[str]) -> np.ndarray:
+    """Which labels every row has."""
     places: dict[str | None, int] = {label: place for place, label in enumerate(labels)}
     table_NK = np.zeros((len(rows), len(labels) + 1), bool)
     for number, row in enumerate(rows):
@@ -134,85 +125,58 @@ def _table(rows: Sequence[Collection[str | None]], labels: Sequence[str]) -> np.
     return table_NK
 
 
-def _kinds(bytes_NB: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first row of each kind, and how many there are of it. Rows as one value each are compared much faster."""
-    as_one_N = np.ascontiguousarray(bytes_NB).view(f"V{bytes_NB.shape[1]}")[:, 0]
-    _, first_C, counts_C = np.unique(as_one_N, return_index=True, return_counts=True)
-    return first_C, counts_C
+def _f1(counts: _Tally, *, macro: bool = False) -> np.ndarray:
+    """The mean over the labels that occur; of two, the second's alone, unless `macro`."""
+    both_RK = (counts.actual_RK + counts.predicted_RK)[:, :-1]
+    f1_RK = _ratio(2 * counts.hits_RK[:, :-1], both_RK)
+    if f1_RK.shape[1] == 2 and not macro:
+        return f1_RK[:, 1]
+    return f1_RK.sum(1) / np.maximum((both_RK > 0).sum(1), 1)
 
 
-def _f1s(tally: _Tally) -> np.ndarray:
-    """Of every label; not a number where a label does not occur."""
-    both_RK = tally.actual_RK + tally.predicted_RK
-    return np.divide(2 * tally.hits_RK, both_RK, out=np.full_like(both_RK, np.nan), where=both_RK > 0)[:, :-1]
+def _micro_f1(counts: _Tally) -> np.ndarray:
+    both_R = counts.actual_RK.sum(1) + counts.predicted_RK.sum(1)
+    return 2 * counts.hits_RK.sum(1) / np.maximum(both_R, 1)
 
 
-def _macro_f1(tally: _Tally) -> np.ndarray:
-    f1s_RK = _f1s(tally)
-    found_R = (~np.isnan(f1s_RK)).sum(1)
-    return np.nansum(f1s_RK, 1) / np.maximum(found_R, 1)
-
-
-def _f1(tally: _Tally) -> np.ndarray:
-    f1s_RK = _f1s(tally)
-    return np.nan_to_num(f1s_RK[:, 1]) if f1s_RK.shape[1] == 2 else _macro_f1(tally)
-
-
-def _micro_f1(tally: _Tally) -> np.ndarray:
-    both_R = tally.actual_RK.sum(1) + tally.predicted_RK.sum(1)
-    return 2 * tally.hits_RK.sum(1) / np.maximum(both_R, 1)
-
-
-def _matthews(tally: _Tally) -> np.ndarray:
-    rows_R, actual_RK, predicted_RK = tally.rows_R, tally.actual_RK, tally.predicted_RK
-    together_R = rows_R * tally.hits_RK.sum(1) - (actual_RK * predicted_RK).sum(1)
+def _matthews(counts: _Tally) -> np.ndarray:
+    rows_R, actual_RK, predicted_RK = counts.rows_R, counts.actual_RK, counts.predicted_RK
+    together_R = rows_R * counts.hits_RK.sum(1) - (actual_RK * predicted_RK).sum(1)
     apart_R = (rows_R**2 - (actual_RK**2).sum(1)) * (rows_R**2 - (predicted_RK**2).sum(1))
     return _ratio(together_R, np.sqrt(apart_R))
 
 
-_STATISTICS: dict[str, Callable[[_Tally], np.ndarray]] = {
-    "accuracy": lambda tally: tally.right_R / tally.rows_R,
+_LABEL_STATISTICS: dict[str, Callable[[_Tally], np.ndarray]] = {
+    "accuracy": lambda counts: counts.right_R / counts.rows_R,
     "f1": _f1,
-    "macro_f1": _macro_f1,
+    "macro_f1": partial(_f1, macro=True),
     "micro_f1": _micro_f1,
     "matthews": _matthews,
 }
-"""For many resamples at once; the value itself is the library's."""
 
 
-def _value(name: str, rows: _Rows) -> float:
-    actual_NK, predicted_NK = rows.actual_NK, rows.predicted_NK
-    if name == "accuracy":
-        return float((actual_NK == predicted_NK).all(1).mean())
-    library("sklearn", name)
-    from sklearn.metrics import f1_score, matthews_corrcoef
-
-    if name == "matthews":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a single label, which has nothing to correlate with
-            return float(matthews_corrcoef(actual_NK.argmax(1), predicted_NK.argmax(1)))
-    if name == "micro_f1":
-        return float(f1_score(actual_NK, predicted_NK, average="micro", zero_division=0))
-    found = np.flatnonzero((actual_NK | predicted_NK)[:, :-1].any(0))
-    chosen = np.array([1]) if name == "f1" and actual_NK.shape[1] == 3 else found
-    if not len(chosen):  # no row has a label, and none was predicted
-        return 0.0
-    return float(f1_score(actual_NK, predicted_NK, labels=chosen, average="macro", zero_division=0))
+# --- numbers
 
 
-def _signature(name: str, labels: Sequence[str]) -> str:
-    if name not in LABEL_LIBRARIES:
-        return ""
-    version = library("sklearn", name).__version__
-    which = "" if name != "f1" else f"of {labels[1]}, " if len(labels) == 2 else "macro, "
-    return f"{which}scikit-learn {version}"
+def value_scores(
+    predicted: Sequence[float], actual: Sequence[float], metrics: Sequence[str], resamples: int = 0
+) -> dict[str, MetricScore]:
+    """Scores by name, of `VALUE_METRICS`. Correlations are of 100; that with a constant is 0. `mse` is in the square of the
+    values' unit, and `falls`."""
+    pairs, counts_C = np.unique(np.stack([actual, predicted], 1).astype(float), axis=0, return_counts=True)
+    x_C, y_C = pairs.T
 
+    def statistic(name: str, drawn_RC: np.ndarray) -> np.ndarray:
+        return _VALUE_STATISTICS[name](drawn_RC, x_C, y_C)
 
-# --- values
+    return {
+        name: bootstrap(counts_C, partial(statistic, name), resamples, falls=name in FALLING)
+        for name in metrics
+    }
 
 
 def _pearson(counts_RC: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of weighted pairs; x and y are the same for all resamples, or each has its own."""
+    """Of weighted pairs; x and y are the same for all resamples `[C]`, or each has its own `[R, C]`."""
     x_RC, y_RC = _centred(counts_RC, x), _centred(counts_RC, y)
     square_R = (counts_RC * x_RC**2).sum(1) * (counts_RC * y_RC**2).sum(1)
     return 100 * _ratio((counts_RC * x_RC * y_RC).sum(1), np.sqrt(square_R))
@@ -223,10 +187,6 @@ def _centred(counts_RC: np.ndarray, x: np.ndarray) -> np.ndarray:
     x_RC = x - mean_R1
     # What rounding leaves of a constant would be correlated with anything.
     return np.where(np.abs(x_RC) > 1e-12 * np.abs(mean_R1), x_RC, 0)
-
-
-def _spearman(counts_RC: np.ndarray, x_C: np.ndarray, y_C: np.ndarray) -> np.ndarray:
-    return _pearson(counts_RC, _ranks(counts_RC, x_C), _ranks(counts_RC, y_C))
 
 
 def _ranks(counts_RC: np.ndarray, x_C: np.ndarray) -> np.ndarray:
@@ -242,11 +202,83 @@ def _ranks(counts_RC: np.ndarray, x_C: np.ndarray) -> np.ndarray:
 
 _VALUE_STATISTICS: dict[str, Callable[[np.ndarray, Any, Any], np.ndarray]] = {
     "pearson": _pearson,
-    "spearman": _spearman,
-    "mse": lambda counts_RC, x_C, y_C: counts_RC @ (x_C - y_C) ** 2 / counts_RC.sum(1),
+    "spearman": lambda counts, x, y: _pearson(counts, _ranks(counts, x), _ranks(counts, y)),
+    "mse": lambda counts, x, y: counts @ (x - y) ** 2 / counts.sum(1),
 }
 
 
-def _ratio(above_R: np.ndarray, below_R: np.ndarray) -> np.ndarray:
-    """0 where there is nothing to divide by, that is, where everything is the same."""
-    return np.divide(above_R, below_R, out=np.zeros_like(below_R), where=below_R > 0)
+# --- tagged words
+
+
+def tag_metrics(labels: Sequence[str]) -> tuple[str, ...]:
+    """The scores that labels can have, the default first: spans need labels such as B-PER; parts of speech have accuracy."""
+    return TAG_METRICS if says_spans(labels) else ("accuracy",)
+
+
+def require_spans(labels: Sequence[str], metrics: Sequence[str]) -> None:
+    """Refuses scores of spans where labels say nothing of such."""
+    if any(name in TAG_LIBRARIES for name in metrics) and not says_spans(labels):
+        raise EtymonError(
+            f"the labels {', '.join(labels[:5])} say not where spans begin (as B-PER does): say --metric accuracy"
+        )
+
+
+def tag_scores(
+    predicted: Sequence[Sequence[str | None]],
+    actual: Sequence[Sequence[str]],
+    labels: Sequence[str],
+    metrics: Sequence[str],
+    resamples: int = 0,
+) -> dict[str, MetricScore]:
+    """Scores by name, of `TAG_METRICS`, one tag a word. A tag that is none of the labels is wrong, and in no span.
+
+    `f1`, `precision` and `recall` count whole spans of the right type, all types together; `accuracy` counts words.
+    Resamples are of sentences.
+    """
+    require_spans(labels, metrics)
+    words = [
+        (sum(tag == right for tag, right in zip(*tags, strict=True)), len(tags[0]))
+        for tags in zip(predicted, actual)
+    ]
+    spans, signature = [(0, 0, 0)] * len(actual), ""
+    if any(name in TAG_LIBRARIES for name in metrics):
+        allowed = set(labels)
+        cleaned = [[tag if tag in allowed else OUTSIDE for tag in tags] for tags in predicted]
+        scheme = tag_scheme(labels, actual)
+        sides = zip(_spans(actual, scheme), _spans(cleaned, scheme), strict=True)
+        spans = [(len(right & guess), len(guess), len(right)) for right, guess in sides]
+        signature = f"{f'{scheme}, strict' if scheme else 'as conlleval'}, seqeval {version('seqeval')}"
+    kinds_CF, counts_C = np.unique(np.hstack([words, spans]), axis=0, return_counts=True)
+
+    def statistic(name: str, drawn_RC: np.ndarray) -> np.ndarray:
+        return 100 * _TAG_STATISTICS[name](*(drawn_RC @ kinds_CF).T)
+
+    return {
+        name: bootstrap(
+            counts_C,
+            partial(statistic, name),
+            resamples,
+            signature=signature if name in TAG_LIBRARIES else "",
+        )
+        for name in metrics
+    }
+
+
+def _spans(sentences: Sequence[Sequence[Any]], scheme: str | None) -> list[set[tuple[Any, ...]]]:
+    """The spans of every sentence, as seqeval reads them."""
+    library("seqeval", "f1")
+    from seqeval import scheme as schemes
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    if scheme is None:
+        return [set(get_entities(list(tags))) for tags in sentences]
+    entities = schemes.Entities([list(tags) for tags in sentences], getattr(schemes, scheme)).entities
+    return [{(entity.tag, entity.start, entity.end) for entity in sentence} for sentence in entities]
+
+
+_TAG_STATISTICS: dict[str, Callable[..., np.ndarray]] = {
+    "f1": lambda right, words, hits, predicted, actual: _ratio(2 * hits, predicted + actual),
+    "precision": lambda right, words, hits, predicted, actual: _ratio(hits, predicted),
+    "recall": lambda right, words, hits, predicted, actual: _ratio(hits, actual),
+    "accuracy": lambda right, words, hits, predicted, actual: _ratio(right, words),
+}

@@ -19,14 +19,14 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation import likelihood
+from etymon.settings.decoding import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, check_fit
 from etymon.sampling.examples import pack_bundles, pad_rows, unpack_bundle
-from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.reading import require_one_tokenizer
-from etymon.tasks.scores import MetricScore, interval
+from etymon.tasks.scores import MetricScore, bootstrap
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
 from etymon.text.store import Split
 
@@ -101,10 +101,10 @@ class LanguageModel(Task):
         kind, self.likely = self._kind(model.family), "causal" in model.capabilities
         require_one_tokenizer(model)
         tokenizer, room = tokenizer_of(model), model.positions
-        asked = length or self.limits.get("length") or USUAL_LENGTH
-        self.limits["length"] = asked if room is None else min(asked, room)
-        own = family_options(model.family, kind)
-        self.objective = get_objective(kind.name, tokenizer, self.limits["length"], **own)
+        length = length or self.limits.get("length") or USUAL_LENGTH
+        self.limits["length"] = length if room is None else min(length, room)
+        options = family_options(model.family, kind)
+        self.objective = get_objective(kind.name, tokenizer, self.limits["length"], **options)
         self.tokenizer, self.heads = tokenizer, self.objective.heads
         self.skips_heads = self.objective.skips_heads or "two-stream" in model.capabilities
         self.likelihood, self.perplexities = self.objective.likelihood, self.objective.perplexities
@@ -137,7 +137,7 @@ class LanguageModel(Task):
         return [self.objective.prepare(split, each, rng) for each in unpack_bundle(row)]
 
     def collate(self, examples: Sequence[list[Any]]) -> MicroBatch:
-        return self.objective.collate([one for bundle in examples for one in bundle])
+        return self.objective.collate([example for bundle in examples for example in bundle])
 
     def loss(self, unit: Unit, prepared: MicroBatch) -> dict[str, Term]:
         return self.objective.loss(unit, prepared)
@@ -166,14 +166,15 @@ class LanguageModel(Task):
         resamples: int = 0,
     ) -> dict[str, MetricScore]:
         """Bits of all texts together, by the byte, by the character, or, as `loss`, by the token."""
-        bits = np.array([-one.log_likelihood / math.log(2) for one in predictions])
-        sizes = np.array([(one.bytes, len(one.text), one.tokens) for one in predictions])
+        bits = np.array([-text.log_likelihood / math.log(2) for text in predictions])
+        sizes = np.array([(text.bytes, len(text.text), text.tokens) for text in predictions])
         places = {"bits_per_byte": 0, "bits_per_character": 1, "loss": 2}
         return {metric: _ratio(bits, sizes[:, places[metric]], resamples) for metric in metrics}
 
     def record(self, prediction: likelihood.Score) -> dict[str, Any]:
-        told = {name: getattr(prediction, name) for name in self.record_fields[1:]}
-        return {"prediction": prediction.log_likelihood, **{k: v for k, v in told.items() if v is not None}}
+        fields = {name: getattr(prediction, name) for name in self.record_fields[1:]}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {"prediction": prediction.log_likelihood, **given}
 
     def format_row(self, table: Table, number: int, prediction: likelihood.Score) -> str:
         bits = "" if prediction.bits_per_byte is None else f", {prediction.bits_per_byte:.3f} bits per byte"
@@ -182,12 +183,13 @@ class LanguageModel(Task):
 
 
 def family_options(family: Family, kind: type[Objective]) -> dict[str, Any]:
-    """As the family itself was trained, as far as an objective knows the same options."""
-    known = signature(kind).parameters
-    return {name: value for name, value in family.recipe.options.items() if name in known}
+    """As the family itself was trained, as far as an objective has the same options."""
+    available = signature(kind).parameters
+    return {name: value for name, value in family.recipe.options.items() if name in available}
 
 
 def _ratio(above: np.ndarray, below: np.ndarray, resamples: int) -> MetricScore:
-    """Of two sums over rows, with its interval by bootstrap."""
-    ends = interval(np.ones(len(above), np.int64), lambda drawn: (drawn @ above) / (drawn @ below), resamples)
-    return MetricScore(float(above.sum() / below.sum()), *ends, falls=True, rows=len(above))
+    """Of two sums over rows."""
+    ones = np.ones(len(above), np.int64)
+    value = float(above.sum() / below.sum())
+    return bootstrap(ones, lambda drawn: (drawn @ above) / (drawn @ below), resamples, value, falls=True)

@@ -1,4 +1,4 @@
-"""How a model reads one or two texts for a task: tokens in the family's framing, cut to what it can read."""
+"""Rows of one or two texts for a task: tokens in the family's framing, cut to what the model can read."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ USUAL_LENGTH = 512
 
 
 def require_one_tokenizer(model: Model) -> None:
-    """Refuses a model whose source has words of its own: here encoder and decoder read the same text."""
+    """Refuses a model with a tokenizer for its source alone: here encoder and decoder read the same text."""
     if model.source_tokenizer is not None:
         raise EtymonError(
-            "this model has a tokenizer for the source and another for the target, and can only turn one text into another "
-            "(text2text): fine-tune one that has a single tokenizer"
+            "this model has a tokenizer for the source and another for the target, and can only turn one text "
+            "into another (text2text): fine-tune one that has a single tokenizer"
         )
 
 
 class TextReader:
-    """Texts as rows of ids. `cut` counts the texts that were too long so far."""
+    """Texts as rows of ids. `cut` counts those of the last table that were too long."""
 
     def __init__(self, model: Model, length: int | None = None) -> None:
         tokenizer = tokenizer_of(model)
@@ -37,8 +37,8 @@ class TextReader:
         # A model that reads letters can tell words apart that its tokenizer does not know.
         self.words = tokenizer.lexicon if "letters" in model.capabilities else tokenizer
         self.framing = tokenizer.task_framing
-        rooms = [length or USUAL_LENGTH, *([] if model.positions is None else [model.positions])]
-        self.length = min(rooms)
+        length = length or USUAL_LENGTH
+        self.length = length if model.positions is None else min(length, model.positions)
         if not self.room(pair=False):
             raise EtymonError(f"{self.length} tokens have no room for a text: raise --length")
         self.cut = 0
@@ -51,37 +51,43 @@ class TextReader:
         """Tokens that are left for texts within the framing."""
         return max(0, self.length - self.framing.overhead(pair))
 
-    def framed(self, first: np.ndarray, second: np.ndarray | None = None, *, ending: bool = False) -> Framed:
-        """The row of one text or of two; of two that are too long, the longer loses its end first, and if both do, it keeps the
-        odd token (as Transformers' `longest_first`). With `ending`, the first text loses its beginning instead."""
+    def framed(
+        self, first: np.ndarray, second: np.ndarray | None = None, *, keeps_end: bool = False
+    ) -> Framed:
+        """The row of one text or of two; of two that are too long, the longer loses its end first, and if both do, it keeps
+        the odd token (as Transformers' `longest_first`). With `keeps_end`, the first text loses its beginning instead."""
         room = self.room(second is not None)
         lengths = [len(first), 0 if second is None else len(second)]
         if sum(lengths) > room:
             self.cut += 1
             shorter = min(*lengths, room // 2)
             lengths = [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
-        first = first[len(first) - lengths[0] :] if ending else first[: lengths[0]]
+        first = first[len(first) - lengths[0] :] if keeps_end else first[: lengths[0]]
         return self.framing.frame(first, None if second is None else second[: lengths[1]])
 
     def examples(
-        self, pairs: Sequence[Sequence[Pair]], table: Table, notify: Notify, *, ending: bool
+        self, pairs: Sequence[Sequence[Pair]], table: Table, notify: Notify, *, keeps_end: bool
     ) -> Examples:
-        """The rows of every example, one text or two each, as tokens. Refuses one without any."""
-        before = self.cut
-        distinct = list(
+        """The rows of every example, one text or two each, as tokens. Refuses an example without any."""
+        self.cut = 0
+        # Tables repeat texts (a question before every choice): each is encoded once.
+        texts = list(
             dict.fromkeys(text for rows in pairs for pair in rows for text in pair if text is not None)
         )
-        ids = dict(zip(distinct, self.encode(distinct), strict=True))
+        ids = dict(zip(texts, self.encode(texts), strict=True))
         framed = [
-            [self.framed(ids[one], None if two is None else ids[two], ending=ending) for one, two in rows]
+            [
+                self.framed(ids[first], None if second is None else ids[second], keeps_end=keeps_end)
+                for first, second in rows
+            ]
             for rows in pairs
         ]
         for place, rows in zip(table.places, framed, strict=True):
             if not all(len(row.ids) for row in rows):
                 raise EtymonError(f"{place}: its text has no tokens; leave the row out")
-        if cut := self.cut - before:
+        if self.cut:
             notify(
-                f"{cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (finetune --length)"
+                f"{self.cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (finetune --length)"
             )
         words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
         return framed_examples(framed, words)
@@ -90,11 +96,11 @@ class TextReader:
 def framed_examples(
     framed: Sequence[Sequence[Framed]], words: Sequence[int], **columns: Ragged | np.ndarray
 ) -> Examples:
-    """Examples of the rows of each, with columns of their own."""
+    """Examples of framed rows, so many `words` each, with more `columns`."""
     lengths = Ragged([np.array([len(row.ids) for row in rows]) for rows in framed])
     ids, segments = (
         Ragged([np.concatenate([getattr(row, name) for row in rows]) for rows in framed])
         for name in ("ids", "segments")
     )
-    found = {"ids": ids, "segments": segments, "lengths": lengths, **columns}
-    return Examples(found, ids.lengths, np.array(words))
+    rows = {"ids": ids, "segments": segments, "lengths": lengths}
+    return Examples({**rows, **columns}, ids.lengths, np.array(words))

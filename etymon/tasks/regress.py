@@ -16,12 +16,11 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.tables.table import Table
 from etymon.tasks.classify import TextOptions, TextTask
-from etymon.tasks.head_task import HeadPrepared
+from etymon.tasks.head_task import HeadBatch
 from etymon.tasks.label_scores import VALUE_METRICS, value_scores
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Fit
 
-"""Written numbers are rounded to multiples of it (T5, section 2.4)."""
 NO_NUMBER = -1.0
 """What is taken for an answer that is no number, as in T5's own evaluation."""
 
@@ -36,6 +35,7 @@ class Regress(TextTask):
     head = "classification"
     Options = TextOptions
     metrics = tuple(VALUE_METRICS)
+    problem_type = "regression"
     options: TextOptions
 
     def fit(self, family: Family) -> Fit:
@@ -54,60 +54,51 @@ class Regress(TextTask):
         return (self.options.label,)
 
     def row_values(self, table: Table) -> list[float]:
-        return [
-            _number(value, table.places[n], self.options.label)
-            for n, value in enumerate(table.values(self.options.label))
-        ]
+        """The number of every row. Refuses what is none."""
+        column, numbers = self.options.label, []
+        for value, place in zip(table.values(column), table.places, strict=True):
+            try:
+                number = float("" if isinstance(value, bool) else value)
+            except (TypeError, ValueError) as error:
+                raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a number") from error
+            if not math.isfinite(number):
+                raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a finite number")
+            numbers.append(number)
+        return numbers
 
     def targets(self, table: Table) -> np.ndarray:
         return np.array(self.row_values(table), np.float32)[:, None]
 
-    def criterion(self, scores: Tensor, prepared: HeadPrepared) -> Tensor:
-        return F.mse_loss(scores, prepared.targets, reduction="sum")
+    def criterion(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
+        return F.mse_loss(logits, prepared.targets, reduction="sum")
 
-    def answers(self, scores: Tensor, prepared: HeadPrepared) -> list[ValuePrediction]:
-        return [ValuePrediction(value) for value in scores[:, 0].float().tolist()]
+    def answers(self, logits: Tensor, prepared: HeadBatch) -> list[ValuePrediction]:
+        return [ValuePrediction(value) for value in logits[:, 0].float().tolist()]
 
-    def wanted_texts(self, table: Table) -> list[str]:
-        # In steps of 0.2, of halves the even one, in float32: as T5's own preprocessing.
-        return [
-            f"{round(float(np.float32(value) * np.float32(5))) / 5:.1f}" for value in self.row_values(table)
-        ]
+    def target_texts(self, table: Table) -> list[str]:
+        # In steps of 0.2 (T5, section 2.4), of halves the even one, in float32: as T5's own preprocessing.
+        fifths = (round(float(np.float32(value) * np.float32(5))) for value in self.row_values(table))
+        return [f"{count / 5:.1f}" for count in fifths]
 
-    def understood(self, texts: Sequence[str]) -> list[ValuePrediction]:
-        return [ValuePrediction(_read(text)) for text in texts]
+    def parse_texts(self, texts: Sequence[str]) -> list[ValuePrediction]:
+        return [ValuePrediction(_parse_number(text)) for text in texts]
 
     def score(
         self, predictions: Sequence[ValuePrediction], table: Table, metrics: Sequence[str], resamples: int = 0
     ) -> dict[str, MetricScore]:
-        return value_scores([one.value for one in predictions], self.row_values(table), metrics, resamples)
+        values = [prediction.value for prediction in predictions]
+        return value_scores(values, self.row_values(table), metrics, resamples)
 
     def record(self, prediction: ValuePrediction) -> dict[str, Any]:
         return {"prediction": prediction.value}
 
     def format_row(self, table: Table, number: int, prediction: ValuePrediction) -> str:
         row = table.rows[number]
-        texts = " / ".join(str(row[column]) for column in self.input_columns)
-        return f"{texts}\n-> {prediction.value:.2f}\n({row.get(self.options.label, '?')})"
-
-    @property
-    def problem_type(self) -> str:
-        return "regression"
+        actual = row.get(self.options.label, "?")
+        return f"{self.format_texts(row)}\n-> {prediction.value:.2f}\n({actual})"
 
 
-def _number(value: Any, place: str, column: str) -> float:
-    try:
-        if isinstance(value, bool):
-            raise TypeError("a truth value")
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a number") from error
-    if not math.isfinite(number):
-        raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a finite number")
-    return number
-
-
-def _read(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         value = float(text.strip())
     except ValueError:

@@ -1,8 +1,8 @@
 """What a task is: an objective over the rows of a table, that can also answer and be scored.
 
 A task is made from its options alone, so that a misfit of task, family and table is refused before any work. `bind` ties
-it to a model; then it encodes tables, and trains as any objective does. Its samples are bundles of
-`batch_rows` rows that are drawn at random, or of rows of similar length with about `batch_tokens` tokens, so a slice of one sample is a batch.
+it to a model; then it encodes tables, and trains as any objective does. Its samples are whole batches: `batch_rows` rows
+that are drawn at random, or rows of similar length with about `batch_tokens` tokens.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.scores import FALLING, MetricScore, library
 
+# A small table is not to be a few large steps: a batch has a fiftieth of its tokens, within these limits.
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
-"""Of a batch: a small table is not to be a few large steps."""
 Notify = Callable[[str], None]
-"""Hears what was cut or left out."""
+"""Is called with a line for people about what was cut or left out."""
 
 
 def ignore_note(text: str) -> None:
-    """Tells nobody."""
+    """The `Notify` of those who show no notes."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Fit:
 
 
 class Task(Objective, ABC):
-    """The name of a task's term is `loss`. What is remembered with a model is `described`."""
+    """The term of its loss is called `loss`. What `describe` returns is kept in the history of a model."""
 
     Options: ClassVar[type]
     """A frozen dataclass: the columns, and how they are read. A family's recipe may set what it has of them."""
     metrics: ClassVar[tuple[str, ...]]
-    """The scores it knows beside `loss`; the first is the usual one."""
+    """The scores it has beside `loss`; the first is the default."""
     libraries: ClassVar[Mapping[str, str]] = {}
-    """Metrics that another library counts."""
+    """The library that a metric needs, for those that need one."""
     record_fields: ClassVar[tuple[str, ...]] = ("prediction",)
-    """The names of what an answer's `record` may hold."""
+    """The keys that the `record` of a prediction may have."""
     writes_text: ClassVar[bool] = True
-    """Whether an answer is a text, written token by token."""
+    """Whether predictions are texts, written token by token."""
     default_rows: ClassVar[int | None] = None
-    """Rows a step where nobody says how many; None where tokens are counted."""
+    """Rows of a step, unless the user says how many; None if steps are counted in tokens."""
     requires: frozenset[str] = frozenset()
     likelihood: str | None = None
 
@@ -65,17 +65,17 @@ class Task(Objective, ABC):
         self.batch_tokens = MOST_TOKENS
         self.batch_rows: int | None = None
         self.limits: dict[str, int] = {}
-        """Lengths in tokens that were found in the training table, by name."""
+        """Lengths in tokens, by name: the model's, and those of the training table."""
 
     # --- before there is a model
 
     @abstractmethod
     def fit(self, family: Family) -> Fit:
-        """How the family does it; an error with the reason if it cannot."""
+        """How the family does it. Raises an error with the reason if it cannot."""
 
     @property
     def default_metrics(self) -> tuple[str, ...]:
-        """What it is judged by unless told."""
+        """The metrics of a validation, unless the user names others."""
         return self.metrics[:1]
 
     @property
@@ -85,20 +85,20 @@ class Task(Objective, ABC):
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """Those of them that an answer needs."""
+        """The columns that a prediction needs."""
         return self.columns[:1]
 
     @abstractmethod
     def texts(self, table: Table) -> dict[str, list[str]]:
-        """The table's texts by side, `source` and `target` or `text` alone: what a tokenizer is learnt from. Refuses rows
-        that cannot be used."""
+        """The table's texts by side, `source` and `target` or `text` alone, to train a tokenizer on. Refuses rows that
+        cannot be used."""
 
     def labels(self, table: Table) -> tuple[str, ...]:
-        """The labels that a head is built for, in order; none unless the task has such."""
+        """The labels of a table, in the order of the head's outputs; none if the task has no labels."""
         return ()
 
     def require_free_names(self, table: Table) -> None:
-        """Refuses a table with a column that answers would replace."""
+        """Refuses a table with a column that predictions would replace."""
         for name in self.record_fields:
             if any(name in row for row in table.rows):
                 raise EtymonError(
@@ -109,15 +109,15 @@ class Task(Objective, ABC):
 
     @abstractmethod
     def bind(self, model: Model, length: int | None = None) -> None:
-        """Takes over what has to be known of the model: its tokenizers and framing, and how much it reads."""
+        """Takes tokenizers and framing from the model. It reads `length` tokens, if it can; None for the default."""
 
     def bind_for_training(self, model: Model, length: int | None, *, frozen: bool) -> None:
-        """`bind` for training: the model is told what its heads are for, and whether its body only gives features."""
+        """`bind`, and sets up the model for training; `frozen` if its body only gives features."""
         self.bind(model, length)
 
     @abstractmethod
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
-        """The table as tokens. `notify` hears what was cut or left out; with `learn`, its `limits` are taken from it."""
+        """The table as tokens. With `learn` it is the training table, and sets the `limits`."""
 
     @abstractmethod
     def predict(
@@ -127,20 +127,20 @@ class Task(Objective, ABC):
         decoding: DecodingSettings | None = None,
         notify: Notify = ignore_note,
     ) -> list[Any]:
-        """The model's answer to every row, in their order. `notify` hears what was cut."""
+        """The model's answer to every row, in their order."""
 
     def evaluate(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
-        """`predict` of a table with its mean loss, `examples` being its encoding; None where that takes more than one look."""
+        """Predictions for a table and their mean loss in one pass, `examples` being its encoding; None if it takes two."""
         return None
 
     @abstractmethod
     def score(
         self, predictions: Sequence[Any], table: Table, metrics: Sequence[str], resamples: int = 0
     ) -> dict[str, MetricScore]:
-        """How good the answers are; with `resamples`, each with a confidence interval by bootstrap."""
+        """Scores by metric; with `resamples`, each with a confidence interval by bootstrap."""
 
     def record(self, prediction: Any) -> dict[str, Any]:
-        """An answer as values that JSON knows, `prediction` first."""
+        """A prediction as values that JSON knows, `prediction` first."""
         return {"prediction": prediction}
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Task(Objective, ABC):
         return bundles(split.sizes, self.batch_tokens, seed, epoch, shuffle=shuffle)
 
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
-        """The examples of a bundle."""
+        """The examples of a batch."""
         return [split.example(number) for number in row[row != NONE].tolist()]
 
     # --- what is kept with a model
@@ -165,23 +165,24 @@ class Task(Objective, ABC):
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
         """Refuses metrics that it does not have, or whose library is not there."""
-        known = ("loss", *self.metrics)
+        available = ("loss", *self.metrics)
         for metric in metrics:
-            if metric not in known:
+            if metric not in available:
                 raise EtymonError(
-                    f"the task {self.name!r} has no metric {metric!r}: {did_you_mean(metric, known)}"
+                    f"the task {self.name!r} has no metric {metric!r}: {did_you_mean(metric, available)}"
                 )
             if metric in self.libraries:
                 library(self.libraries[metric], metric)
 
 
 def default_batch_tokens(examples: Examples) -> int:
-    """Tokens a step where nobody says how many."""
+    """Tokens of a step, unless the user says how many."""
     return int(min(MOST_TOKENS, max(FEWEST_TOKENS, examples.sizes.sum() // STEPS_AN_EPOCH)))
 
 
 def value_to_minimise(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
-    """A metric as a criterion, which is to fall."""
+    """A function from the figures of a validation to a number that is smaller the better the model is by this metric; None
+    if the metric is not among them."""
     if metric.endswith("/loss"):  # of a member of a mixture
         return lambda figures: figures.get(f"{metric.removesuffix('loss')}bits")
     if metric == "loss":

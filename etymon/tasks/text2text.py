@@ -1,13 +1,14 @@
 """Text to text: a source is read, and its target written. Translation, summaries, and any task that a text can ask for.
 
 Encoder-decoders read the source and write the target. Decoders read both in one row, with a separator between them. Either
-way only the target's tokens, and its end, are asked for.
+way only the target's tokens, and its end, are targets. `WrittenTask` does any other task in this way: so T5 does all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -36,6 +37,14 @@ USUAL_LENGTH = 512
 """Tokens of a source, or of a target, at most, where the model itself has no limit."""
 BATCH = 64
 """Texts that are written together."""
+HEAD_OPTIONS = {
+    "language_model": 0.0,
+    "r_drop": 0.0,
+    "smoothing": 0.0,
+    "class_weights": "none",
+    "symmetric": False,
+}
+"""Options that mean nothing where an answer is written, and their defaults."""
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -61,11 +70,10 @@ class Text2Text(Task):
     options: Text2TextOptions
 
     def fit(self, family: Family) -> Fit:
-        native = "encoder-decoder" in family.capabilities or {"causal", "state"} <= family.capabilities
-        if not native:
+        if "encoder-decoder" not in family.capabilities and not {"causal", "state"} <= family.capabilities:
             raise EtymonError(
-                f"{family.title} cannot write a text, which the task {self.name!r} asks for: take an encoder-decoder (t5, bart, "
-                "transformer, rnn) or a decoder (gpt2)"
+                f"{family.title} cannot write a text, which the task {self.name!r} asks for: take an "
+                "encoder-decoder (t5, bart, transformer, rnn) or a decoder (gpt2)"
             )
         return Fit("native", self.heads)
 
@@ -86,10 +94,10 @@ class Text2Text(Task):
         self.apart, self.prefixed = model.encoder_decoder, model.reads_prefix
         if self.apart:
             rooms = [room for room in (model.positions, model.decoder_positions) if room is not None]
-            self.room = min(rooms, default=None)
+            room = min(rooms, default=None)
         else:
             # What a decode would not see of a source must not be seen in training.
-            self.room = model.positions or model.body.reach
+            room = model.positions or model.body.reach
             ends = token_ids(model, "end", generating=True)  # what a decode stops at
             self.end = ends[0] if ends else needed_id(tokenizer, "end", self.name)
             # As the family frames two texts, if it puts something between them.
@@ -98,14 +106,14 @@ class Text2Text(Task):
             marks = [roles[str(role)] for role in framing.pair[first + 1 : second]]
             self.before = np.array([roles[str(role)] for role in framing.pair[:first]], np.int32)
             self.between = np.asarray(marks or tokenizer.encode(self.options.separator, quiet=True), np.int32)
-        asked = length or self.limits.get("length") or USUAL_LENGTH
-        self.limits["length"] = asked if self.room is None else min(asked, self.room)
+        length = length or self.limits.get("length") or USUAL_LENGTH
+        self.limits["length"] = length if room is None else min(length, room)
         if self.options.smoothing and type(model.heads["vocabulary"]) is not DenseVocabulary:
             raise EtymonError("label smoothing needs an ordinary softmax: say smoothing 0")
 
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
-        found = self.texts(table)
-        sources, targets = self.sources(found["source"]), self.writer.encode_batch(found["target"])
+        texts = self.texts(table)
+        sources, targets = self.sources(texts["source"]), self.writer.encode_batch(texts["target"])
         length = self.limits["length"]
         if self.apart:
             targets = [self.writer.framing.frame(ids).ids for ids in targets]
@@ -118,10 +126,10 @@ class Text2Text(Task):
         targets, many = _cut(targets, [self.room_for_targets] * len(targets))
         rooms = [length if self.apart else length - len(target) for target in targets]
         sources, more = _cut(sources, rooms, self.tail)
-        for count, what in ((more, self.options.source), (many, self.options.target)):
-            self._tell_cut(count, table, what, notify)
-        sizes = np.array([len(one) + len(two) for one, two in zip(sources, targets)])
-        words = np.array([len(text.split()) for side in found.values() for text in side])
+        self._notify_cut(more, table, self.options.source, notify)
+        self._notify_cut(many, table, self.options.target, notify)
+        sizes = np.array([len(source) + len(target) for source, target in zip(sources, targets)])
+        words = np.array([len(text.split()) for side in texts.values() for text in side])
         return Examples(
             {"source": Ragged(sources), "target": Ragged(targets)}, sizes, words.reshape(2, -1).sum(0)
         )
@@ -136,13 +144,13 @@ class Text2Text(Task):
     # --- training
 
     def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> Seq2SeqBatch:
-        pairs = [(one["source"], one["target"]) for bundle in examples for one in bundle]
+        pairs = [(example["source"], example["target"]) for bundle in examples for example in bundle]
         pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])))
         if self.apart:
             return Seq2SeqBatch.of("loss", pairs)
-        rows = [np.concatenate([one, target[:-1]]) for one, target in pairs]
-        batch = Batch.of(rows, prefix=[len(one) for one, _ in pairs] if self.prefixed else None)
-        at = batch.layout.flat([np.arange(len(one) - 1, len(row)) for row, (one, _) in zip(rows, pairs)])
+        rows = [np.concatenate([source, target[:-1]]) for source, target in pairs]
+        batch = Batch.of(rows, prefix=[len(source) for source, _ in pairs] if self.prefixed else None)
+        at = batch.layout.flat([np.arange(len(pair[0]) - 1, len(row)) for row, pair in zip(rows, pairs)])
         targets = torch.from_numpy(np.concatenate([target for _, target in pairs]).astype(np.int64))
         return Seq2SeqBatch({"loss": len(targets)}, batch.layout.tokens, None, batch, targets, at)
 
@@ -160,13 +168,14 @@ class Text2Text(Task):
     ) -> list[str]:
         texts = [self.options.prefix + text for text in table.texts(self.options.source)]
         prompts, cut = _cut(self.sources(texts), [self.room_for_sources] * len(texts), self.tail)
-        self._tell_cut(cut, table, self.options.source, notify)
+        self._notify_cut(cut, table, self.options.source, notify)
         return self.write(model, prompts, decoding)
 
-    def _tell_cut(self, count: int, table: Table, column: str, notify: Notify) -> None:
+    def _notify_cut(self, count: int, table: Table, column: str, notify: Notify) -> None:
         if count:
             notify(
-                f"{count:,} of {len(table):,} texts in {column!r} are longer than {self.limits['length']} tokens and are cut (finetune --length)"
+                f"{count:,} of {len(table):,} texts in {column!r} are longer than {self.limits['length']} tokens "
+                "and are cut (finetune --length)"
             )
 
     @property
@@ -202,9 +211,9 @@ class Text2Text(Task):
         written: dict[int, str] = {}
         for first in range(0, len(order), BATCH):
             numbers = order[first : first + BATCH]
-            found = decode(model, [prompts[number].tolist() for number in numbers], settings, keys=numbers)
-            for number, sequences in zip(numbers, found, strict=True):
-                ids = [each for each in sequences[0].ids if each not in ends]
+            decoded = decode(model, [prompts[number].tolist() for number in numbers], settings, keys=numbers)
+            for number, sequences in zip(numbers, decoded, strict=True):
+                ids = [token for token in sequences[0].ids if token not in ends]
                 written[number] = self.writer.decode(ids, whole=True).strip()
         return [written[number] for number in range(len(prompts))]
 
@@ -225,3 +234,128 @@ def _cut(rows: Sequence[np.ndarray], rooms: Sequence[int], tail: int = 1) -> tup
         for row, room in zip(rows, rooms, strict=True)
     ]
     return cut, sum(len(row) > room for row, room in zip(rows, rooms))
+
+
+class WrittenTask(Task):
+    """A task by way of text2text. Its options, columns, labels and scores are the task's own.
+
+    The task gives what the model reads of every row (`source_parts`: a mark and a text, in turns), what it is to write
+    (`target_texts`), and predictions for what it wrote (`parse_texts`), where what makes no sense is a wrong one.
+    """
+
+    heads = frozenset({"vocabulary"})
+    columns = property(attrgetter("task.columns"))
+    input_columns = property(attrgetter("task.input_columns"))
+    label_names = property(attrgetter("task.label_names"))
+    default_metrics = property(attrgetter("task.default_metrics"))
+    check_metrics = property(attrgetter("task.check_metrics"))
+    score = property(attrgetter("task.score"))
+    record_fields = property(attrgetter("task.record_fields"))
+    record = property(attrgetter("task.record"))
+    format_row = property(attrgetter("task.format_row"))
+    collate = property(attrgetter("writing.collate"))
+    loss = property(attrgetter("writing.loss"))
+
+    def __init__(self, task: Any) -> None:
+        super().__init__(task.options)
+        self.task = task
+        self.name, self.metrics, self.default_rows = task.name, task.metrics, task.default_rows  # type: ignore[misc]
+        self.writing = Text2Text(Text2TextOptions())
+        self.limits = self.writing.limits
+
+    def fit(self, family: Family) -> Fit:
+        try:
+            self.writing.fit(family)
+        except EtymonError as error:
+            raise EtymonError(
+                f"{family.title} writes no text, and so no answers: leave --way text out"
+            ) from error
+        recipe = family.task_options(self.name, HEAD_OPTIONS)  # set by the family, not by the user
+        for name, default in HEAD_OPTIONS.items():
+            if getattr(self.options, name, default) not in (default, recipe.get(name)):
+                raise EtymonError(
+                    f"{name} is for a head, and {family.title} writes its answers: leave it out, or say --way head"
+                )
+        return Fit("text-to-text", self.heads)
+
+    def labels(self, table: Table) -> tuple[str, ...]:
+        self.task.labels(table)
+        return ()  # no head is built for them
+
+    def texts(self, table: Table) -> dict[str, list[str]]:
+        self.task.targets(table)  # refuses what cannot be
+        sources = ["".join(parts) for parts in self.task.source_parts(table)]
+        return {"source": sources, "target": self.task.target_texts(table)}
+
+    def source_texts(self, table: Table, room: int, notify: Notify = ignore_note) -> list[str]:
+        """What the model reads of every row, within so many tokens. Of rows that are longer, the longest texts lose their ends,
+        and the marks before them stay."""
+        rows = self.task.source_parts(table)
+        texts = ["".join(parts) for parts in rows]
+        long = [number for number, ids in enumerate(self.writing.sources(texts)) if len(ids) > room]
+        for number in long:
+            texts[number] = self._shorten(rows[number], room)
+        if long:
+            notify(
+                f"{len(long):,} of {len(table):,} rows are longer than {self.limits['length']} tokens, "
+                "and their longest texts are cut (finetune --length)"
+            )
+        return texts
+
+    def _shorten(self, parts: list[str], room: int) -> str:
+        marks, texts = parts[::2], parts[1::2]
+        while True:
+            whole = "".join(part for pair in zip(marks, texts) for part in pair)
+            starts = [self.writing.reader.offsets(text)[1] for text in texts]
+            lengths = np.array([len(text_starts) for text_starts in starts])
+            left = lengths.sum() - len(self.writing.sources([whole])[0]) + room
+            if left >= lengths.sum() or not lengths.any():
+                return whole
+            # So long may a text be for all to fit, if what it loses does not change its other tokens.
+            most = max(n for n in range(max(left, 0) + 1) if not n or np.minimum(lengths, n).sum() <= left)
+            texts = [
+                text if len(text_starts) <= most else text[: text_starts[most]].rstrip()
+                for text, text_starts in zip(texts, starts)
+            ]
+
+    def bind(self, model: Model, length: int | None = None) -> None:
+        self.writing.limits = self.limits
+        self.writing.bind(model, length)
+        # A tokenizer may write a label in another way than the table does.
+        words = tokenizer_of(model)
+        self.task.label_by_text = {
+            words.decode(words.encode(label, quiet=True)).strip(): label for label in self.label_names
+        }
+        if len(self.task.label_by_text) < len(self.label_names):
+            raise EtymonError(
+                f"of the labels {', '.join(self.label_names)}, this model's tokenizer writes some in the same way: "
+                "rename them, or say --way head"
+            )
+
+    def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
+        self.task.targets(table)  # refuses what cannot be
+        targets, length = self.task.target_texts(table), self.limits["length"]
+        # A decoder's row holds both.
+        longest = max(map(len, self.writing.writer.encode_batch(targets))) + 1
+        taken = 0 if self.writing.apart else min(longest, self.writing.room_for_targets)
+        sources = self.source_texts(table, length - taken, notify)
+        return self.writing.encode(_as_table(table, source=sources, target=targets), notify, learn=learn)
+
+    def predict(
+        self,
+        model: Model,
+        table: Table,
+        decoding: DecodingSettings | None = None,
+        notify: Notify = ignore_note,
+    ) -> list[Any]:
+        sources = self.source_texts(table, self.writing.room_for_sources, notify)
+        return self.task.parse_texts(self.writing.predict(model, _as_table(table, source=sources), decoding))
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.task.describe(), "limits": self.limits}
+
+
+def _as_table(table: Table, **columns: list[str]) -> Table:
+    """Texts as a table whose rows are called as those of another one are."""
+    rows: list[Any] = [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
+    return Table(rows, table.places, table.description)

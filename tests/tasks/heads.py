@@ -118,7 +118,7 @@ def assert_equal_gradients(found: Mapping[str, Tensor], expected: Mapping[str, T
 
 def padded(task: Any, table: Table, pad: int, *, left: bool = False) -> dict[str, Tensor]:
     """The task's own rows, in the order of the table, as Transformers takes them."""
-    examples = task.read(table)
+    examples = task.encode_texts(table)
     rows, segments = ([examples.example(n)[name] for n in range(len(table))] for name in ("ids", "segments"))
     longest = max(map(len, rows))
 
@@ -137,6 +137,6 @@ def scores_of(task: Any, model: Model, table: Table) -> Tensor:
     """What the head says of every row, in the order of the table."""
     return torch.stack(
         task.run_batches(
-            model, task.read(table), lambda prepared: list(task.task_logits(model, None, prepared).clone())
+            model, task.encode_texts(table), lambda prepared: list(task.task_logits(model, prepared).clone())
         )
     )

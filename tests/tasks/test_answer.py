@@ -25,10 +25,9 @@ from etymon.sampling.plans import key
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_of
 from etymon.tasks.answer import AnswerOptions, AnswerPrediction, AnswerQuestion
-from etymon.tasks.answer_scores import answer_scores, normalised
-from etymon.tasks.answer_windows import ContextTokens
+from etymon.tasks.answer_spans import ContextTokens, best_spans, row_log_softmax
 from etymon.tasks.head_task import HeadOptions
-from etymon.tasks.spans import best_spans, row_log_softmax
+from etymon.tasks.scores import answer_scores, normalise
 from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.unit import TrainingUnit
 from tests import tiny
@@ -120,7 +119,7 @@ def test_xlnet_has_the_loss_and_the_gradients_of_transformers(tmp_path: Path, un
     start, end = prepared.targets.unbind(1)
     last = mask.sum(1) - 1
     hidden = torch.ones_like(ids)
-    for row, (one, first) in enumerate(zip(prepared.batch.layout.lift(task.inside(prepared)), last)):
+    for row, (one, first) in enumerate(zip(prepared.batch.layout.lift(task.in_context(prepared)), last)):
         hidden[row, : first + 1] = (~one[: first + 1]).long()
         hidden[row, first] = 0
     given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask.float()}
@@ -141,10 +140,10 @@ def test_xlnet_has_the_loss_and_the_gradients_of_transformers(tmp_path: Path, un
 def test_xlnet_is_not_told_whether_there_is_an_answer() -> None:
     task, model = bound("xlnet", unanswerable=True)
     prepared = whole(task, TABLE)
-    said = task.head_logits(model, None, prepared)[:, 2]
+    said = task.head_logits(model, prepared)[:, 2]
     other = replace(prepared, targets=prepared.targets.roll(1, 0).clamp(max=2))
     assert not torch.equal(other.targets, prepared.targets)
-    torch.testing.assert_close(task.head_logits(model, None, other)[:, 2], said)
+    torch.testing.assert_close(task.head_logits(model, other)[:, 2], said)
 
 
 def test_xlnet_reads_the_context_before_the_question() -> None:
@@ -169,7 +168,7 @@ def test_xlnet_finds_what_transformers_finds(tmp_path: Path) -> None:
     row = TABLE.at([2])
     prepared = whole(task, row)
     ids, segments, _ = as_rectangle(prepared)
-    hidden = ~task.inside(prepared)[None]
+    hidden = ~task.in_context(prepared)[None]
     hidden[0, -1] = False
     last = torch.tensor([ids.shape[1] - 1])
     theirs = reference(input_ids=ids, token_type_ids=segments, cls_index=last, p_mask=hidden.float())
@@ -186,7 +185,7 @@ def test_xlnet_finds_what_transformers_finds(tmp_path: Path) -> None:
         ),
         reverse=True,
     )
-    ((found, none),) = task.followed(model, prepared)
+    ((found, none),) = task.answer_batch(model, prepared)
     assert none == pytest.approx(float(theirs.cls_logits), abs=1e-5)
     assert [one[1:] for one in sorted(found, reverse=True)] == [one[1:] for one in spans] != []
     np.testing.assert_allclose(sorted(one[0] for one in found), sorted(one[0] for one in spans), atol=1e-5)
@@ -216,7 +215,7 @@ def test_windows_hold_every_token_and_answers_are_found_wherever_they_stand(fami
     rows = [{"question": "Who crossed the river and the bridge?", "context": context, "answers": []}]
     table = read_table(rows)
     parts, (tokens,) = task.windows(table)
-    examples = task.read(table)
+    examples = task.encode_texts(table)
     assert len(parts) == len(examples) > 3
     covered: set[int] = set()
     for part in parts:
@@ -245,7 +244,7 @@ def test_windows_hold_every_token_and_answers_are_found_wherever_they_stand(fami
             found += [
                 (score, *(place - part.at + part.first for place in places)) for score, *places in spans
             ]
-        answer = task.answered(context, tokens, found, 0.0)
+        answer = task._best(context, tokens, found, 0.0)
         start, stop = tokens.characters(context, first, last)
         assert (answer.start, answer.stop) == (start, stop) and answer.text == context[start:stop] != ""
         assert answer.score == 20.0
@@ -256,7 +255,7 @@ def test_targets_are_the_answer_where_all_of_it_stands_and_nothing_elsewhere() -
         task, _ = bound(family)
         examples, (parts, tokens) = task.encode(TABLE), task.windows(TABLE)
         said: dict[int, set[str]] = {0: set(), 1: set(), 2: set(), 3: set()}
-        for part, (first, last) in zip(parts, examples.columns["target"].tolist(), strict=True):
+        for part, (first, last) in zip(parts, examples.columns["target"][:, 0].tolist(), strict=True):
             nothing = len(part.framed.ids) - 1 if family == "xlnet" else 0
             if first == last == nothing:
                 continue
@@ -363,7 +362,7 @@ def test_no_answer_is_one_if_the_training_table_had_such(family: str) -> None:
 def test_no_answer_has_the_smallest_score_of_all_windows() -> None:
     task, _ = bound("bert", unanswerable=True)
     parts, (tokens,) = task.windows(TABLE.at([0]))
-    examples = task.read(TABLE.at([0]))
+    examples = task.encode_texts(TABLE.at([0]))
     worst = []
     for number in range(len(parts)):
         scores = torch.zeros(len(parts[number].framed.ids), 2)
@@ -371,11 +370,11 @@ def test_no_answer_has_the_smallest_score_of_all_windows() -> None:
         ((_, none),) = task.answers(scores, task.collate([[examples.example(number)]]))
         worst.append(none)
     assert worst == [2.0 * (number + 1) for number in range(len(parts))]
-    answer = task.answered(LONG, tokens, [(0.5, 3, 4), (1.5, 3, 3)], min(worst))
+    answer = task._best(LONG, tokens, [(0.5, 3, 4), (1.5, 3, 3)], min(worst))
     assert answer.text == "" and answer.null_score == 0.5
     shifted = AnswerQuestion(replace(task.options, null_threshold=0.5))
     shifted.bind(tiny.model("bert", frozenset({"span"})), 32)
-    assert shifted.answered(LONG, tokens, [(1.5, 3, 3)], min(worst)).text == "the"
+    assert shifted._best(LONG, tokens, [(1.5, 3, 3)], min(worst)).text == "the"
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "bart", "xlnet", "t5"])
@@ -399,7 +398,7 @@ def test_it_is_learnt(family: str) -> None:
     assert losses[-1] < 0.2 * losses[0]
     answers = task.predict(model.eval(), rows)
     assert [one.text for one in answers] == [
-        text[0][0] if text else "" for text in AnswerQuestion(AnswerOptions()).given(rows)
+        text[0][0] if text else "" for text in AnswerQuestion(AnswerOptions()).right_answers(rows)
     ]
     assert task.score(answers, rows, task.default_metrics, 20)["exact"].value == 100.0
 
@@ -408,7 +407,7 @@ def test_two_passes_are_compared_without_a_word_of_what_is_hidden() -> None:
     task, model = bound("xlnet", r_drop=1.0)
     prepared = whole(task, TABLE)
     states = model.states(prepared.batch)
-    one, two = (task.head_logits(model, states * scale, prepared) for scale in (1.0, 1.1))
+    one, two = (task.head_logits(model, prepared, states * scale) for scale in (1.0, 1.1))
     divergence = task.divergence(one, two, prepared)
     divergence.backward()
     assert float(divergence.detach()) > 0
@@ -427,7 +426,7 @@ def test_t5_writes_its_answers() -> None:
     found = task.texts(TABLE)
     assert found["source"][2] == "squad question: Who carried it? context: The winter carried it."
     assert found["target"] == ["The captain", "unanswerable", "The winter", "it"]
-    assert task.task.understood([" The winter", "unanswerable "]) == [
+    assert task.task.parse_texts([" The winter", "unanswerable "]) == [
         AnswerPrediction("The winter"),
         AnswerPrediction(""),
     ]
@@ -510,7 +509,7 @@ def test_columns_are_needed_and_ids_are_not() -> None:
     spaced = read_table(
         [{"question": "?", "context": "a  b c", "answers": {"text": [" b ", "c"], "answer_start": [2, 5]}}]
     )
-    assert task.given(spaced) == [[("b", 3), ("c", 5)]]
+    assert task.right_answers(spaced) == [[("b", 3), ("c", 5)]]
     assert task.score([AnswerPrediction("C.")], spaced, ["exact", "f1"])["exact"].value == 100.0
 
 
@@ -542,7 +541,7 @@ def test_a_squad_file_is_a_table(tmp_path: Path) -> None:
         ["answers", "context", "id", "is_impossible", "question", "title"]
     ] * 2
     assert table.places[1] == f"{path}, article 1, paragraph 1, question 2"
-    assert AnswerQuestion(AnswerOptions()).given(table.at([0, 1])) == [[("The river", 0)], []]
+    assert AnswerQuestion(AnswerOptions()).right_answers(table.at([0, 1])) == [[("The river", 0)], []]
     with pytest.raises(EtymonError, match=r"question 3: no column 'answers'"):
         AnswerQuestion(AnswerOptions()).texts(table)
     broken = json.loads(json.dumps(SQUAD))
@@ -563,7 +562,7 @@ def test_squad(shared: Path) -> None:
     table = read_table(shared / "data" / "squad" / "dev-v1.1.json")
     assert len(table) == 10_570
     task = AnswerQuestion(AnswerOptions())
-    contexts, given = task.contexts(table), task.given(table)
+    contexts, given = task.contexts(table), task.right_answers(table)
     assert sum(map(len, given)) == 34_726
     choice = get_family("bert").tokenizer
     distinct = list(dict.fromkeys(contexts))
@@ -580,5 +579,5 @@ def test_squad(shared: Path) -> None:
             assert span is not None
             first, last = tokens.characters(context, *span)
             assert first <= start and start + len(text) <= last
-            same, total = same + (normalised(context[first:last]) == normalised(text)), total + 1
+            same, total = same + (normalise(context[first:last]) == normalise(text)), total + 1
     assert same / total > 0.995

@@ -187,7 +187,7 @@ def test_xlnets_search_reads_a_context_and_a_question_alike(tmp_path: Path) -> N
     rows = rows_for("answer")
     task, _, table = saved(tmp_path, "xlnet", "answer", rows, head="conditional")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    examples = task.read(table)
+    examples = task.encode_texts(table)
     for number, row in enumerate(rows):
         read, ours = tokenizer(row["context"], row["question"]), examples.example(number)
         assert read["input_ids"] == ours["ids"].tolist()

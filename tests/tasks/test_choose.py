@@ -65,7 +65,7 @@ def test_dropped_passes_of_rows_with_fewer_choices_have_finite_gradients() -> No
 )  # fmt: skip
 def test_what_is_right_is_a_number_a_letter_or_the_choice_itself(label: Any, first: int, right: int) -> None:
     row = {"text": "The captain", "choices": ["a bridge", "a river", "the garden ", 12], "label": label}
-    assert made(first=first).right(read_table([row])) == [right]
+    assert made(first=first).right_choices(read_table([row])) == [right]
 
 
 def test_of_a_long_context_the_beginning_is_cut() -> None:
@@ -85,14 +85,16 @@ def test_of_a_long_context_the_beginning_is_cut() -> None:
 
 def test_numbers_that_are_choices_too_are_not_guessed() -> None:
     rows = [{"text": "1 + 1", "choices": ["1", "2", "3"], "label": 1}]
-    assert made().right(read_table(rows)) == [1], "what is no text is a number"
+    assert made().right_choices(read_table(rows)) == [1], "what is no text is a number"
     rows = [{"text": "1 + 1", "a": "1", "b": "2", "c": "3", "label": label} for label in ("3", "1")]
     task = made(choices=["a", "b", "c"])
     with pytest.raises(
         EtymonError, match=r"^row 2: column 'label' holds '1', which is a choice and counts another one"
     ):
-        task.right(read_table(rows))
-    assert made(choices=["a", "b", "c"], first=1).right(read_table(rows)) == [2, 0], "both mean the same"
+        task.right_choices(read_table(rows))
+    assert made(choices=["a", "b", "c"], first=1).right_choices(read_table(rows)) == [2, 0], (
+        "both mean the same"
+    )
 
 
 def test_equal_choices_are_told_apart_by_number_or_letter() -> None:
@@ -100,10 +102,14 @@ def test_equal_choices_are_told_apart_by_number_or_letter() -> None:
     with pytest.raises(
         EtymonError, match=r"^row 2: column 'label' holds 'a river', which is several choices: say"
     ):
-        made().right(read_table([{**row, "label": label} for label in ("a bridge", "a river")]))
+        made().right_choices(read_table([{**row, "label": label} for label in ("a bridge", "a river")]))
     with pytest.raises(EtymonError, match=r"holds 'a', which is several choices"):
-        made().right(read_table([{"text": "The captain", "choices": ["a", "a", "b"], "label": "a"}]))
-    assert made().right(read_table([{**row, "label": label} for label in (2, "C", "a bridge")])) == [2, 2, 1]
+        made().right_choices(read_table([{"text": "The captain", "choices": ["a", "a", "b"], "label": "a"}]))
+    assert made().right_choices(read_table([{**row, "label": label} for label in (2, "C", "a bridge")])) == [
+        2,
+        2,
+        1,
+    ]
 
 
 def test_columns_of_choices_are_lists_of_them() -> None:
@@ -126,8 +132,8 @@ def test_records_count_as_the_table_does() -> None:
     table = read_table([row])
     assert task.record(ChoicePrediction(1, (0.2, 0.8))) == {"prediction": 2, "probabilities": [0.2, 0.8]}
     assert task.format_row(table, 0, ChoicePrediction(0)) == "The captain\n-> a bridge\n(a river)"
-    assert task.wanted_texts(table) == ["choice2"]
-    assert task.understood(["choice1", " choice2", "choice0", "river", "choice9"]) == [
+    assert task.target_texts(table) == ["choice2"]
+    assert task.parse_texts(["choice1", " choice2", "choice0", "river", "choice9"]) == [
         ChoicePrediction(0), ChoicePrediction(1), ChoicePrediction(None), ChoicePrediction(None), ChoicePrediction(8),
     ]  # fmt: skip
     twice = read_table([row] * 2)

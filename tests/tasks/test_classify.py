@@ -171,10 +171,10 @@ def test_a_teacher_without_names_is_followed_by_numbers() -> None:
     assert "taught" not in before.columns
     other.label_names = ("LABEL_2", "LABEL_0", "LABEL_1")
     task.follow_teacher(teacher, other, "a teacher")
-    said = other.together(
-        other.run_batches(teacher, other.read(table), lambda one: list(other.task_logits(teacher, None, one)))
+    logits = other.run_batches(
+        teacher, other.encode_texts(table), lambda batch: list(other.task_logits(teacher, batch).clone())
     )
-    torch.testing.assert_close(torch.from_numpy(task.teacher(table)), torch.as_tensor(said)[:, [1, 2, 0]])
+    torch.testing.assert_close(torch.from_numpy(task.teacher(table)), torch.stack(logits)[:, [1, 2, 0]])
 
 
 def test_a_published_regressor_and_one_of_several_labels(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def close(found: Any, expected: Any) -> None:
 def test_padding_changes_nothing(family: str) -> None:
     task, model = begun(family, way="head")
     (ragged,) = slices(task, TABLE)
-    rows = task.read(TABLE)
+    rows = task.encode_texts(TABLE)
     order = np.argsort([len(rows.example(n)["ids"]) for n in range(len(TABLE))], kind="stable").tolist()
     filled = padded(task, TABLE.at(order), pad=7)
     batch = Batch.of_rectangle(
@@ -153,7 +153,7 @@ def test_r_drop(name: str) -> None:
     task, model = begun("bert", name, table, r_drop=3.0, dropout=0.3)
     (prepared,) = slices(task, table)
     torch.manual_seed(2)
-    one, two = (task.scored(model, prepared)[1].detach() for _ in range(2))
+    one, two = (task.task_logits(model, prepared).detach() for _ in range(2))
     torch.manual_seed(2)
     found_loss = loss_of(task, model, [prepared])
     mean = (task.criterion(one, prepared) + task.criterion(two, prepared)) / 2
@@ -192,9 +192,15 @@ def test_gpt1_reads_start_delimiter_and_extract() -> None:
     assert [words.tokens[n] for n in (start, middle, extract)] == ["_start_", "_delimiter_", "_classify_"]
     for number, row in enumerate(PAIRS.rows):
         one, two = (words.encode(row[name]).tolist() for name in ("text", "second"))
-        assert task.read(PAIRS).example(number)["ids"].tolist() == [start, *one, middle, *two, extract]
+        assert task.encode_texts(PAIRS).example(number)["ids"].tolist() == [
+            start,
+            *one,
+            middle,
+            *two,
+            extract,
+        ]
     alone, _ = begun("gpt1")
-    ids = alone.read(TABLE).example(1)["ids"].tolist()
+    ids = alone.encode_texts(TABLE).example(1)["ids"].tolist()
     assert ids == [start, *words.encode("A letter.").tolist(), extract]
 
 
@@ -207,7 +213,7 @@ def test_a_symmetric_answer_is_of_the_sum_of_both_orders() -> None:
     states = []
     with torch.no_grad():
         for table in (PAIRS, turned):
-            examples = plain.read(table)
+            examples = plain.encode_texts(table)
             each = [model.states(Batch.of([examples.example(n)["ids"]]))[-1] for n in range(len(PAIRS))]
             states.append(torch.stack(each))
         close(found, model.heads["classification"](states[0] + states[1]))
@@ -222,7 +228,7 @@ def test_language_modelling_is_a_mean_over_rows_of_means_over_words() -> None:
     plain, _ = begun("gpt1")
     expected = []
     with torch.no_grad():
-        examples = task.read(TABLE)
+        examples = task.encode_texts(TABLE)
         for number in range(len(TABLE)):
             ids = torch.from_numpy(examples.example(number)["ids"].astype(np.int64))
             hidden, _ = model.hidden(Batch.of([ids.numpy()]))

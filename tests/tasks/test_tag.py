@@ -65,7 +65,7 @@ def test_a_word_is_asked_for_at_the_piece_that_knows_it(family: str) -> None:
     for number, words in enumerate(SENTENCES):
         example = examples.example(number)
         before = model.tokenizer.framing.single.index(0)
-        pieces = task.pieces.read(" ".join(words), task.words(TABLE)[number].spans)
+        pieces = task.pieces.read(" ".join(words), task.row_words(TABLE)[number].spans)
         expected = pieces.stops - 1 if family == "gpt2" else pieces.firsts
         assert example["places"].tolist() == (before + expected).tolist()
         assert [task.label_names[n] for n in example["target"]] == TABLE.rows[number]["tags"]
@@ -102,7 +102,7 @@ def test_lists_and_texts_are_the_same_words() -> None:
 
 def test_writing_without_spaces_is_joined_without_them() -> None:
     task, _ = bound("bert")
-    (words,) = task.words(read_table([{"tokens": ["温格", "的", "iPhone", "X", "，", "2", "\u200b"]}]))
+    (words,) = task.row_words(read_table([{"tokens": ["温格", "的", "iPhone", "X", "，", "2", "\u200b"]}]))
     assert words.text == "温格的iPhone X，2 \u200b"
     assert words.tokens == ("温格", "的", "iPhone", "X", "，", "2", "\u200b")
 
@@ -208,7 +208,10 @@ def test_a_teacher_is_followed_word_by_word() -> None:
     told: list[str] = []
     examples = task.encode(TABLE, told.append, learn=True)
     prepared = task.collate([task.prepare(examples, np.arange(len(examples)), key(0))])
-    assert prepared.taught is not None and prepared.taught.shape == (words, len(task.label_names))
+    assert prepared.teacher_logits is not None and prepared.teacher_logits.shape == (
+        words,
+        len(task.label_names),
+    )
     assert {name: prepared.counts[name] for name in (TEACHER, "loss", "r_drop")} == dict.fromkeys(
         (TEACHER, "loss", "r_drop"), words
     )
@@ -243,12 +246,10 @@ def test_entities_there_and_back(scheme: Any, parts: list[str]) -> None:
     task, model = bound("bert", ENTITIES, entities="entities", scheme=scheme)
     assert task.columns == ("text", "entities") and task.default_metrics == ("f1",)
     assert task.label_names == scheme_tags(["PLACE", "TIME"], scheme)
-    right = task.tagged(ENTITIES, task.words(ENTITIES))
+    right = task.row_tags(ENTITIES, task.row_words(ENTITIES))
     assert right[0] == ["O"] * 3 + parts + ["O"] * 2 + [f"{'U' if scheme == 'BILOU' else 'B'}-TIME", "O"]
-    given = []
-    for words, tags in zip(task.words(ENTITIES), right):
-        numbers = np.array([[0.5, task.label_names.index(tag)] for tag in tags])
-        given.append(task._answer(words, numbers))
+    numbers = [np.array([[0.5, task.label_names.index(tag)] for tag in tags]) for tags in right]
+    given = task.merge_row_answers(ENTITIES, numbers)
     assert [[(one.text, one.label) for one in each.entities or ()] for each in given] == [
         [("New Bridge", "PLACE"), ("Winter", "TIME")], [("浙商银行", "PLACE")], [],
     ]  # fmt: skip
@@ -284,7 +285,7 @@ def test_an_entity_is_widened_to_whole_words_and_it_is_said() -> None:
     told: list[str] = []
     task.encode(read_table(rows), told.append)
     assert told == ["2 entities begin or end inside a word: they are taken to have all of it"]
-    assert task.tagged(read_table(rows), task.words(read_table(rows))) == [["O", "B-PLACE", "O", "O"]]
+    assert task.row_tags(read_table(rows), task.row_words(read_table(rows))) == [["O", "B-PLACE", "O", "O"]]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -400,7 +401,7 @@ def test_the_shared_sets(shared: Path) -> None:
     chinese = read_table(shared / "data" / "cluener" / "dev.json").at(range(200))
     task, _ = bound("gpt2", chinese, length=512, entities="label")
     assert len(task.label_names) == 21
-    words, right = task.words(chinese), task.tagged(chinese, task.words(chinese))
+    words, right = task.row_words(chinese), task.row_tags(chinese, task.row_words(chinese))
     found = [{(one.text, one.label) for one in entities_of(tags, each.spans, each.text, [1.0] * len(tags))}
              for tags, each in zip(right, words)]  # fmt: skip
     given = [

@@ -17,7 +17,7 @@ from etymon.sampling.plans import key
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import read_table
 from etymon.tasks import get_task, task_of
-from etymon.tasks.scores import bootstrap, text_scores
+from etymon.tasks.scores import mean_score, text_scores
 from etymon.tasks.text2text import Text2Text, Text2TextOptions, _cut
 from etymon.training.feeding import Feed, Position
 from etymon.training.unit import TrainingUnit
@@ -219,11 +219,11 @@ def test_a_bootstrap_interval_narrows_with_the_rows() -> None:
     draw = np.random.default_rng(0)
     widths = []
     for rows in (20, 2000):
-        score = bootstrap(draw.random(rows).tolist(), 500)
+        score = mean_score(draw.random(rows).tolist(), 500)
         assert score.low is not None and score.high is not None
         widths.append(score.high - score.low)
     assert widths[1] < widths[0] / 5
-    assert bootstrap([1.0, 0.0], 0).low is None
+    assert mean_score([1.0, 0.0], 0).low is None
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from etymon.families.loading import load
 from etymon.families.saving import save
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_for, task_of
-from etymon.tasks.written import WrittenTask
+from etymon.tasks.text2text import WrittenTask
 from tests import tiny
 from tests.tasks.heads import NUMBERS, PAIRS, SEVERAL, TABLE
 
@@ -72,7 +72,7 @@ def test_of_a_long_row_the_longest_text_alone_is_cut(family: str) -> None:
     assert told == [
         "2 of 2 rows are longer than 64 tokens, and their longest texts are cut (finetune --length)"
     ]
-    text, _ = task.run_batches(table, task.writing.room_for_sources, told.append)
+    text, _ = task.source_texts(table, task.writing.room_for_sources, told.append)
     assert told[0] == told[1] and text.startswith("question: the captain")
     assert text.endswith(" the answer choice1: the garden choice2: a letter")
 
@@ -80,7 +80,7 @@ def test_of_a_long_row_the_longest_text_alone_is_cut(family: str) -> None:
 def test_texts_of_a_long_row_are_cut_to_the_same_length() -> None:
     table = read_table([{"text": LONG, "second": LONG + LONG, "label": label} for label in "ab"])
     task, _ = written("classify", table, second="second")
-    asked, _ = task.run_batches(table, 48)
+    asked, _ = task.source_texts(table, 48)
     second, text = asked.removeprefix("second: ").split(" text: ")
     assert second == text and LONG.startswith(text) and 44 <= len(task.writing.sources([asked])[0]) <= 48
 

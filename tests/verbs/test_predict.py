@@ -76,7 +76,7 @@ def test_an_answer_that_looks_like_json_is_one(saved: Saved) -> None:
     known, _ = begun("bert", "answer", QUESTIONS)
     cells = ["[1]", "[]", json.dumps(["river", "winter"]), '{"text": "river", "answer_start": 24}']
     table = read_table([{**QUESTIONS.rows[0], "answers": cell} for cell in cells])
-    assert known.given(table) == [
+    assert known.right_answers(table) == [
         [("[1]", 30)],
         [],
         [("river", 24), ("winter", 37)],
