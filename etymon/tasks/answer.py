@@ -36,8 +36,8 @@ from etymon.tasks.answer_spans import (
     row_log_softmax,
     searched_spans,
 )
-from etymon.tasks.head_task import HeadBatch, HeadOptions, HeadTask
-from etymon.tasks.reading import Pair, framed_examples
+from etymon.tasks.head_task import HeadOptions, HeadTask
+from etymon.tasks.reading import HeadBatch, Pair, framed_examples
 from etymon.tasks.scores import ANSWER_METRICS, MetricScore, answer_scores
 from etymon.tasks.task import Fit, Notify, ignore_note
 from etymon.text.reading import SURROGATE

@@ -18,9 +18,9 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.head_task import HeadBatch, HeadOptions, HeadTask
+from etymon.tasks.head_task import HeadOptions, HeadTask
 from etymon.tasks.label_scores import label_scores
-from etymon.tasks.reading import Pair
+from etymon.tasks.reading import HeadBatch, Pair
 from etymon.tasks.scores import MetricScore
 
 HIDDEN = ("", "-1")

@@ -21,9 +21,9 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.sampling.examples import Examples
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.head_task import NUMBER, HeadBatch, HeadOptions, HeadTask, number_or_name
+from etymon.tasks.head_task import NUMBER, HeadOptions, HeadTask, number_or_name
 from etymon.tasks.label_scores import LABEL_METRICS, MULTI_LABEL_METRICS, label_scores, multi_label_scores
-from etymon.tasks.reading import Pair
+from etymon.tasks.reading import HeadBatch, Pair
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Fit, Notify, ignore_note
 

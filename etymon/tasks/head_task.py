@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -30,12 +29,12 @@ from etymon.families.model import Model
 from etymon.generation.decoding import eval_mode
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
-from etymon.objectives.objective import MicroBatch, Term, Unit
+from etymon.objectives.objective import Term, Unit
 from etymon.sampling.examples import NONE, Examples, Ragged, bundles
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.feature_cache import FeatureCache
-from etymon.tasks.reading import Pair, TextReader
+from etymon.tasks.reading import HeadBatch, Pair, TextReader, split_flat
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
 
 PREDICTED_TOKENS = 4096
@@ -59,40 +58,6 @@ class HeadOptions:
     """At which a teacher's answers are followed."""
     teaching: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The weight of following the teacher, if there is one; the labels have the rest."""
-
-
-@dataclass
-class HeadBatch(MicroBatch):
-    """Rows of tokens. `at` are the places that the head reads, None for those of the family; `rows` how many rows each
-    example has."""
-
-    batch: Batch
-    targets: Tensor
-    at: Tensor | None
-    rows: tuple[int, ...]
-    keys: tuple[tuple[int, int, int], ...]
-    """Of the rows, the same in every epoch: the split, the example, the row in it."""
-    teacher_logits: Tensor | None = None
-    words: Tensor | None = None
-    """Targets of the language model, with their places and weights."""
-    words_at: Tensor | None = None
-    words_weights: Tensor | None = None
-
-    def add_words(self, rows: Sequence[np.ndarray]) -> None:
-        """Every row's next words; each row counts once, whatever its length."""
-        lengths = np.array([len(row) - 1 for row in rows])
-        self.words_at = self.batch.layout.flat([np.arange(length) for length in lengths])
-        self.words = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
-        self.words_weights = torch.from_numpy(np.repeat(1 / np.maximum(lengths, 1), lengths)).float()
-        self.counts["language_model"] = float(len(rows))
-
-    def by_example(self, values: np.ndarray) -> list[np.ndarray]:
-        """Values of the places that the head reads, an array for every example."""
-        if self.at is None:
-            return list(values[:, None])
-        layout = self.batch.layout
-        counts = layout.row[self.at].bincount(minlength=layout.rows)
-        return np.split(values, np.cumsum(counts.cpu().numpy())[:-1])
 
 
 class HeadTask(Task):
@@ -232,7 +197,7 @@ class HeadTask(Task):
     def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> HeadBatch:
         chosen = sorted(chain.from_iterable(examples), key=lambda example: len(example["ids"]))
         ids, segments = (
-            [part for example in chosen for part in _split(example[name], example["lengths"])]
+            [part for example in chosen for part in split_flat(example[name], example["lengths"])]
             for name in ("ids", "segments")
         )
         batch = Batch.of(ids, segments=segments if any(map(np.any, segments)) else None)
@@ -414,10 +379,6 @@ class HeadTask(Task):
 
         answers = self.merge_row_answers(table, self.run_batches(model, examples, answer))
         return answers, float(totals[0] / max(totals[1], 1.0))
-
-
-def _split(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    return [flat[start:stop] for start, stop in pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
 def _by_example(values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:

@@ -19,11 +19,11 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.generation import likelihood
-from etymon.settings.decoding import DecodingSettings
 from etymon.generation.text import tokenizer_of
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, check_fit
 from etymon.sampling.examples import pack_bundles, pad_rows, unpack_bundle
+from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.reading import require_one_tokenizer
 from etymon.tasks.scores import MetricScore, bootstrap

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
+from etymon.nn.batch import Batch
+from etymon.objectives.objective import MicroBatch
 from etymon.sampling.examples import Examples, Ragged
 from etymon.tables.table import Table
 from etymon.tasks.task import Notify
@@ -104,3 +110,42 @@ def framed_examples(
     )
     rows = {"ids": ids, "segments": segments, "lengths": lengths}
     return Examples({**rows, **columns}, ids.lengths, np.array(words))
+
+
+@dataclass
+class HeadBatch(MicroBatch):
+    """Rows of tokens. `at` are the places that the head reads, None for those of the family; `rows` how many rows each
+    example has."""
+
+    batch: Batch
+    targets: Tensor
+    at: Tensor | None
+    rows: tuple[int, ...]
+    keys: tuple[tuple[int, int, int], ...]
+    """Of the rows, the same in every epoch: the split, the example, the row in it."""
+    teacher_logits: Tensor | None = None
+    words: Tensor | None = None
+    """Targets of the language model, with their places and weights."""
+    words_at: Tensor | None = None
+    words_weights: Tensor | None = None
+
+    def add_words(self, rows: Sequence[np.ndarray]) -> None:
+        """Every row's next words; each row counts once, whatever its length."""
+        lengths = np.array([len(row) - 1 for row in rows])
+        self.words_at = self.batch.layout.flat([np.arange(length) for length in lengths])
+        self.words = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
+        self.words_weights = torch.from_numpy(np.repeat(1 / np.maximum(lengths, 1), lengths)).float()
+        self.counts["language_model"] = float(len(rows))
+
+    def by_example(self, values: np.ndarray) -> list[np.ndarray]:
+        """Values of the places that the head reads, an array for every example."""
+        if self.at is None:
+            return list(values[:, None])
+        layout = self.batch.layout
+        counts = layout.row[self.at].bincount(minlength=layout.rows)
+        return np.split(values, np.cumsum(counts.cpu().numpy())[:-1])
+
+
+def split_flat(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Rows of these lengths, which stand end to end."""
+    return [flat[start:stop] for start, stop in pairwise([0, *np.cumsum(lengths).tolist()])]

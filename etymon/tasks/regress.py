@@ -16,8 +16,8 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.tables.table import Table
 from etymon.tasks.classify import TextOptions, TextTask
-from etymon.tasks.head_task import HeadBatch
 from etymon.tasks.label_scores import VALUE_METRICS, value_scores
+from etymon.tasks.reading import HeadBatch
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Fit
 

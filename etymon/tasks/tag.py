@@ -31,9 +31,9 @@ from etymon.tasks.entities import (
     unspaced,
     words_of,
 )
-from etymon.tasks.head_task import HeadBatch, HeadOptions, HeadTask, number_or_name
+from etymon.tasks.head_task import HeadOptions, HeadTask, number_or_name
 from etymon.tasks.label_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
-from etymon.tasks.reading import Pair, framed_examples
+from etymon.tasks.reading import HeadBatch, Pair, framed_examples
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Notify, ignore_note
 from etymon.text.reading import SURROGATE
