@@ -20,7 +20,7 @@ from etymon.tables.table import read_table
 from etymon.tasks import REGISTRY, get_task, task_for
 from etymon.training.feeding import validation_slices
 from etymon.training.unit import TrainingUnit, evaluate
-from etymon.verbs.tasks import cell
+from etymon.verbs.tasks import task_cell
 from tests import tiny
 
 WORDS = "the captain crossed a river in winter and opened the window of the garden".split()
@@ -66,7 +66,7 @@ def begun(family: str, task: str, **options: Any) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize(("family", "name"), CELLS)
 def test_a_step_a_folder_and_the_same_answers(family: str, name: str, tmp_path: Path) -> None:
-    if (found := cell(family, name)).way == "refused":
+    if (found := task_cell(family, name)).way == "refused":
         with pytest.raises(EtymonError, match=r"\w"):
             begun(family, name)
         assert len(found.reason.splitlines()) == 1
