@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etymon.families.model import Model
 from etymon.runs.folder import Job, join_processes
 from etymon.runs.model import save_models
 from etymon.runs.result import Finetuned, Pretrained
-from etymon.runs.run import USUAL_BUDGET, TrainingData, build_stream, measure_pace, prepare, seconds_per_step
+from etymon.runs.run import USUAL_BUDGET, build_stream, measure_pace, prepare, seconds_per_step
 from etymon.runs.task_file import TaskFile
 from etymon.runs.training_settings import VALIDATIONS, training_settings
 from etymon.training.budgets import parse_budget
 from etymon.training.distributed import World
 from etymon.training.progress import Progress, format_bytes, format_count, format_seconds
 from etymon.training.speed import memory_in_use
+
+if TYPE_CHECKING:
+    from etymon.runs.run import TrainingData
 
 
 def rehearse(job: Job, data: TrainingData) -> Any:

@@ -45,7 +45,8 @@ class Job:
     workers: int = 0
     """Processes that prepare samples; 0: a thread does it."""
     fixed_steps: bool = False
-    """Whether the steps that a time budget was measured to be enough for stay as they are, however busy the machine."""
+    """Whether the steps that a time budget was measured to be enough for stay as they are, however busy the
+    machine."""
     world: World = field(default_factory=World)
 
     @property
@@ -89,13 +90,15 @@ def check_job(job: Job, recipe: Recipe, model_name: str = "model") -> None:
 
 @contextmanager
 def join_processes(job: Job) -> Iterator[Job]:
-    """Yields the job with its place among the processes that `torchrun` started, of which only the first prints."""
+    """Yields the job with its place among the processes that `torchrun` started, of which only the first
+    prints."""
     with open_world(job.device) as world, pass_over(job.file.ignore_config_key):
         if job.file.slices % world.size:
             raise EtymonError(
                 f"a step of {job.file.slices} slices cannot be shared by {world.size} processes: "
                 f"make --slices a multiple of {world.size}"
             )
+        # Without a shared file system, one process would resume what another begins.
         require_agreement(job.folder, job.resuming, world)
         yield replace(job, world=world, progress=job.progress if world.first else Progress())
 
@@ -125,14 +128,17 @@ def require_free(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, world: World) -> Iterator[None]:
-    """Locks the folder, made if need be, for the processes of one run: a second run would overwrite its files.
+    """Locks the folder, made if need be, for the processes of one run: a second run would overwrite its
+    files.
 
-    A new folder is removed again if it is empty in the end, or if the run was refused before it began, unless it holds
+    A new folder is removed again if it is empty in the end, or if the run was refused before it began,
+    unless it holds
     a text that was encoded.
     """
-    # The operating system's lock, not a file of our own: it is freed however the process ends.
+    # The operating system's lock, not a mark in a file: it is freed however the process ends.
     lock = FileLock(folder / LOCK)
     with world.first_alone() as mine:
+        # Noted before the folder is made, to be taken away again with it.
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         if mine:
             try:
@@ -167,12 +173,14 @@ def require_agreement(folder: Path, resuming: bool, world: World) -> None:
     """Refuses a run that some processes begin and others resume."""
     if world.add({"resuming": float(resuming)})["resuming"] not in (0, world.size):
         raise EtymonError(
-            f"some processes find a run in {folder} to resume, and others find none: give an --out that all of them see"
+            f"some processes find a run in {folder} to resume, and others find none: give an --out that all "
+            "of them see"
         )
 
 
 def build_once(world: World, build: Callable[[bool], Built]) -> Built:
-    """Returns `build(True)` in the first process; the others wait for it, then read its files by `build(False)`."""
+    """Returns `build(True)` in the first process; the others wait for it, then read its files by
+    `build(False)`."""
     with world.first_alone() as is_first:
         if is_first:
             return build(True)

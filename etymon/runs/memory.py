@@ -1,4 +1,5 @@
-"""What a run will take in memory, asked before anything of it is made: what does not fit is refused with what would."""
+"""What a run will take in memory, asked before anything of it is made: what does not fit is refused with
+what would."""
 
 from __future__ import annotations
 
@@ -34,14 +35,17 @@ WORDS = 20_000
 """Of the made-up text that memory is measured with, at most."""
 ROWS = (8, 16)
 LENGTHS = (512, 1024, 2048)
-"""Where memory is measured for more samples or longer ones: it grows with rows, and at most with the square of a length."""
+"""Where memory is measured for more samples or longer ones: it grows with rows, and at most with the square
+of a length."""
 STEPS = (8, 16, 32)
-"""The same of models that go through a text step by step, where every step of a long one would take its time."""
+"""The same of models that go through a text step by step, where every step of a long one would take its
+time."""
 SAFE = 0.25
 """The share of what is free that a generous bound may take, so that no closer look is needed."""
 PROGRAM = 1e8
 FRAGMENTS = 1.3
-"""Of a run on a processor, measured (docs/lab-notes.md): bytes beside the model's tensors, and how much more memory than they need tensors
+"""Of a run on a processor, measured (docs/lab-notes.md): bytes beside the model's tensors, and how much
+more memory than they need tensors
 occupy that come and go, which leave gaps between them."""
 SEGMENTS = 3
 """Of a stream, after which it remembers as much as it ever will, or nearly."""
@@ -78,12 +82,13 @@ class Plan:
 
     def footprint(self, device: torch.device = CPU) -> Footprint:
         """What the run takes at most, of all its kinds of samples."""
-        found = (_in_a_run(self._measured(each), device) for each in _largest(self.samples))
-        return max(found, key=lambda each: each.total)
+        footprints = (_in_a_run(self._measured(each), device) for each in _largest(self.samples))
+        return max(footprints, key=lambda each: each.total)
 
     def bound(self) -> float:
         """Bytes that it cannot need, found at once."""
-        # Weights, gradients, two moments and as much while the optimiser steps; a generator is no larger than its model.
+        # Weights, gradients, two moments and as much while the optimiser steps; a generator is no larger
+        # than its model.
         members = [(outline(self.family, self.shape, self.heads), 5)]
         members += [] if self.teacher is None else [(outline(*self.teacher, ("vocabulary",)), 1)]
         tokens = float(max(each.rows * max(each.length, 64) for each in self.samples))
@@ -107,12 +112,12 @@ class Plan:
         def at_depth(shape: Any) -> Footprint:
             return extrapolate(samples.length, points, lambda length: at_length(shape, length))
 
-        found = by_depth(self.shape, at_depth)
+        footprint = by_depth(self.shape, at_depth)
         if self.teacher is not None:  # which was measured with few layers
             family, shape = self.teacher
             whole, part = (outline(family, each, ("vocabulary",)) for each in (shape, shallow(shape)))
-            found = replace(found, weights=found.weights + whole.weights - part.weights)
-        return found
+            footprint = replace(footprint, weights=footprint.weights + whole.weights - part.weights)
+        return footprint
 
     def _points(self) -> Sequence[int]:
         """The lengths to measure at for longer samples."""
@@ -142,6 +147,7 @@ class Plan:
 def require_training(plan: Plan, what: str, device: torch.device = CPU) -> None:
     """Refuses a run that does not fit into memory, before anything of it is made."""
     free = available_memory(device)
+    # Most runs are far from the limit: a bound tells that at once, where measuring takes seconds.
     if plan.bound() <= SAFE * free:
         return
     needed = plan.footprint(device)
@@ -201,10 +207,11 @@ def _large_slice(feed: Feed) -> MicroBatch:
     return max(slices, key=lambda prepared: prepared.tokens)
 
 
-def _in_a_run(found: Footprint, device: torch.device) -> Footprint:
+def _in_a_run(needed: Footprint, device: torch.device) -> Footprint:
     """With what a run holds beside tensors and, on a processor, what its allocator cannot fill again."""
     slack = FRAGMENTS if device.type == "cpu" else 1.0
-    return replace(found, activations=slack * found.activations, logits=slack * found.logits, program=PROGRAM)
+    activations, logits = slack * needed.activations, slack * needed.logits
+    return replace(needed, activations=activations, logits=logits, program=PROGRAM)
 
 
 def _matching(choice: OptimiserChoice, unit: TrainingUnit) -> OptimiserChoice:
@@ -241,12 +248,12 @@ def _advice(plan: Plan, needed: Footprint, free: float, device: torch.device) ->
 
 def _largest(samples: Iterable[Samples]) -> list[Samples]:
     """Of samples that differ in number alone, the most."""
-    found: dict[str, Samples] = {}
+    largest: dict[str, Samples] = {}
     for each in samples:
         kind = repr((each.objective, sorted(each.options.items()), each.length))
-        if kind not in found or found[kind].rows < each.rows:
-            found[kind] = each
-    return list(found.values())
+        if kind not in largest or largest[kind].rows < each.rows:
+            largest[kind] = each
+    return list(largest.values())
 
 
 def stand_in_tokenizer(family: Family, vocabulary: int) -> Tokenizer:
@@ -266,16 +273,20 @@ def stand_in_tokenizer(family: Family, vocabulary: int) -> Tokenizer:
 
 
 def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, rows: int) -> list[MicroBatch]:
-    """A slice of a made-up text; of streams, with those before it. Documents are long, so that most samples are full, and frequent
+    """A slice of a made-up text; of streams, with those before it. Documents are long, so that most samples
+    are full, and frequent
     words come more often."""
     size = 8 * max(length, 32)
     count = size * max(rows, 8)
     special = [number for role in tokenizer.roles if (number := tokenizer.id(role)) is not None]
     first, last = max(special, default=-1) + 1, tokenizer.size - len(tokenizer.sentinels)
+    # The cube makes small ids frequent, as words are: the parts of an adaptive softmax then get their usual
+    # share.
     draw = np.random.default_rng(0).random(count) ** 3
     documents = np.arange(0, count, size)
     sentences = np.union1d(documents, np.arange(0, count, 20))
-    split = Split.of((first + draw * (last - first)).astype(np.int64), documents, sentences)  # type: ignore[arg-type]
+    ids = (first + draw * (last - first)).astype(np.int64)
+    split = Split.of(ids, documents, sentences)  # type: ignore[arg-type]
     feed = Feed(objective, split, 0, slices=1, rows=rows)
     position, slices = Position(), []
     for _ in range(SEGMENTS if objective.streaming else 1):
@@ -285,7 +296,8 @@ def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, row
 
 
 def with_vocabulary(shape: Any, vocabulary: int) -> Any:
-    """The same shape for so many words; an adaptive softmax is cut where it was, as far as there are words."""
+    """The same shape for so many words; an adaptive softmax is cut where it was, as far as there are
+    words."""
     cutoffs = getattr(shape, "cutoffs", ())
     kept = {"cutoffs": tuple(cut for cut in cutoffs if cut < vocabulary)} if cutoffs else {}
     return replace(shape, vocabulary=vocabulary, **kept)

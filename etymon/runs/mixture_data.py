@@ -105,6 +105,7 @@ class MixtureData(SupervisedData):
                 raise EtymonError(
                     f"a mixture's metrics are loss, or those of a task such as NAME/bleu, not {metric!r}"
                 )
+        # Of tables only: texts are in the run's own stores when it is resumed.
         digests = (
             part.train.fingerprint(part.task.columns)
             for part in self.parts.values()
@@ -124,7 +125,8 @@ class MixtureData(SupervisedData):
             check_options(file.objective, file.options)
             if objective.streaming or objective.needs_teacher or objective.companions:
                 raise EtymonError(
-                    f"the objective {objective.name!r} cannot be a part of a mixture: give it a run of its own"
+                    f"the objective {objective.name!r} cannot be a part of a mixture: "
+                    "give it a run of its own"
                 )
             plan.heads |= objective.heads
             text = text_source(file.data, file.documents)
@@ -183,6 +185,7 @@ class MixtureData(SupervisedData):
         listed = ", ".join(f"{name} {rates[name]:.1%} ({size:,})" for name, size in sizes.items())
         job.note(f"shares of the examples, and how many there are: {listed}")
         batch = file.batch_tokens or MOST_TOKENS
+        # The members' examples are mixed by rate; each step is of one member (T5, section 3.5.2).
         objectives: dict[str, Any] = {name: part.objective for name, part in self.parts.items()}
         text_lengths = {name: lengths[name] for name, part in self.parts.items() if part.task is None}
         mixture = RateMixture(
@@ -216,7 +219,8 @@ class MixtureData(SupervisedData):
         return size
 
     def _share_labels(self) -> tuple[str, ...]:
-        """Returns the labels of all tasks, one after the other: each has outputs of its own in a shared head."""
+        """Returns the labels of all tasks, one after the other: each has outputs of its own in a shared
+        head."""
         labelled = {name: part for name, part in self.parts.items() if part.labels}
         if len(labelled) == 1:
             return next(part.labels for part in labelled.values())

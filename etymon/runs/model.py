@@ -101,6 +101,7 @@ def open_start(plan: ModelPlan, file: CommonFile, checkpoint: Path | None, note:
     """Opens the model of a checkpoint, or the one to go on from; nothing if the run begins from scratch."""
     if checkpoint is not None:
         model = load(checkpoint / plan.folder)
+        # The last entry of a checkpoint's history is this run's own, which is written anew.
         past, entry = model.history[:-1], model.history[-1]
         return StartModel(model, False, None, past, entry.get("grown"))
     if file.start is None:
@@ -121,7 +122,8 @@ def open_start(plan: ModelPlan, file: CommonFile, checkpoint: Path | None, note:
 def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
     """Returns the tokenizer of the model to go on from, or the given one if that extends it.
 
-    Special tokens that the family frames texts by are added where they are missing: GPT-1's were never published.
+    Special tokens that the family frames texts by are added where they are missing: GPT-1's were never
+    published.
     """
     if model.int8:
         raise EtymonError(
@@ -132,6 +134,7 @@ def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
     if tokenizer is None:
         raise EtymonError(f"{file.start} has no tokenizer: give its own with --tokenizer")
     if model.tokenizer is None:
+        # Vocabularies are often padded to a round number: fewer tokens than word vectors are fine.
         if tokenizer.size > model.shape.vocabulary:
             raise EtymonError(
                 f"the tokenizer {file.tokenizer} has {tokenizer.size:,} tokens, and {file.start} only "
@@ -153,8 +156,8 @@ def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
     if missing:
         tokenizer = with_roles(tokenizer, missing)
         note(
-            f"{file.start} has no {' and no '.join(dict.fromkeys(missing.values()))}, which texts are framed by: "
-            "added to its tokenizer, with new word vectors"
+            f"{file.start} has no {' and no '.join(dict.fromkeys(missing.values()))}, which texts are framed "
+            "by: added to its tokenizer, with new word vectors"
         )
     return tokenizer
 
@@ -198,7 +201,8 @@ def grow_vocabulary(model: Model, tokenizer: Tokenizer, seed: int = 0) -> tuple[
 def load_teacher(
     file: RunFile, family: Family, objectives: Sequence[type[Objective]], device: torch.device
 ) -> Model | None:
-    """Returns the frozen teacher of a distillation; None if no objective learns from one. Refuses what cannot teach."""
+    """Returns the frozen teacher of a distillation; None if no objective learns from one. Refuses what
+    cannot teach."""
     distilling = next((each.name for each in objectives if each.needs_teacher), None)
     if file.teacher is None:
         if distilling is not None:
@@ -223,10 +227,13 @@ def load_teacher(
 
 
 def init_from_teacher(model: Model, teacher: Model, layers: Sequence[int] | None, note: Note) -> None:
-    """Copies `layers` of the teacher into the student: evenly spread ones if None, where their widths are the same."""
+    """Copies `layers` of the teacher into the student: evenly spread ones if None, where their widths are
+    the same."""
     if layers is None and model.shape.dim != teacher.shape.dim:
         note("the student is of another width than its teacher: it begins anew")
         return
+    # Copied layers need the teacher's width. Every second one or so, as DistilBERT does (Sanh et al. 2019,
+    # section 3).
     depths = (len(each.body.stack.schedule) for each in (model, teacher))
     chosen = spread_layers(*depths) if layers is None else list(layers)
     if chosen:
@@ -246,14 +253,15 @@ def build_unit(
     checkpoint: Path | None,
     teacher: Model | None = None,
 ) -> TrainingUnit:
-    """Returns the model with what the objectives train beside it: a generator, a projection to the teacher's width."""
+    """Returns the model with what the objectives train beside it: a generator, a projection to the
+    teacher's width."""
     companions: dict[str, nn.Module] = {}
     bridges: dict[str, nn.Module] = {}
     is_attended = any(getattr(getattr(each, "teaching", None), "attention", 0) for each in objectives)
     if teacher is not None and is_attended and teacher.shape.heads != model.shape.heads:
         raise EtymonError(
-            f"attention is followed head by head, and the teacher has {teacher.shape.heads} of them, the student "
-            f"{model.shape.heads}: leave --attention out, or give the student as many"
+            f"attention is followed head by head, and the teacher has {teacher.shape.heads} of them, the "
+            f"student {model.shape.heads}: leave --attention out, or give the student as many"
         )
     if teacher is not None and teacher.shape.dim != model.shape.dim:
         # Hidden states of different widths are compared through a map that is trained with the student.

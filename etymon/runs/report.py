@@ -33,6 +33,7 @@ def xz_bits_per_byte(store: TokenStore, tokenizer: Tokenizer) -> float | None:
         return None
     if (key := json.dumps(store.description, sort_keys=True)) not in _XZ_BITS:
         training, validation = _text(store.train, tokenizer), _text(store.validation, tokenizer)
+        # The strongest setting: its window of 64 MB sees all of a text up to the limit.
         strongest = 9 | lzma.PRESET_EXTREME
         both, alone = (
             len(lzma.compress(text, preset=strongest)) for text in (training + validation, training)
@@ -91,6 +92,7 @@ def write_run_report(
         figures["xz on the same bytes"] = f"{references['xz']:.3f}"
     if trained:
         last = trained[-1]
+        # Medians: the first steps are slow, and a busy moment is no speed.
         speeds = sorted(record["tokens_per_second"] for record in trained)
         shares = sorted(record["utilisation"] for record in trained)
         figures |= {

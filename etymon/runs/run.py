@@ -1,6 +1,7 @@
 """The story of a run, from its settings to the saved model.
 
-`pretrain`, `distill` and `finetune`, with one task or a mixture, all go this way: they differ in the data that they hand in.
+`pretrain`, `distill` and `finetune`, with one task or a mixture, all go this way: they differ in the data
+that they hand in.
 """
 
 from __future__ import annotations
@@ -11,71 +12,40 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from etymon.errors import EtymonError
 from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
-from etymon.nn.footprint import Footprint
 from etymon.nn.lora import merge
 from etymon.runs.folder import Job, join_processes, lock_folder
-from etymon.runs.model import ModelPlan, StartModel, complete_model, models_of, open_start, save_models
-from etymon.runs.report import Records, ReportParts, write_run_report
+from etymon.runs.model import StartModel, complete_model, models_of, open_start, save_models
+from etymon.runs.report import write_run_report
 from etymon.runs.result import Finetuned, Pretrained
-from etymon.runs.run_file import CommonFile, begun, plain
+from etymon.runs.run_file import begun, plain
 from etymon.runs.task_file import TaskFile
 from etymon.runs.training_settings import VALIDATIONS, steps_within, training_settings
-from etymon.runs.validation import Evaluation, Log, PhasePlan, Validator
-from etymon.text.tokenizer import Tokenizer
+from etymon.runs.validation import Evaluation, PhasePlan, Validator
 from etymon.training.budgets import Pace, Revision, TimeBudget, mean_pace, parse_budget
 from etymon.training.feeding import Phase, StepStream
-from etymon.training.loop import Criterion, Milestone, Trainer, TrainingSettings
+from etymon.training.loop import Milestone, Trainer, TrainingSettings
 from etymon.training.state import RunFolder, TrainingState, read_state
 from etymon.training.unit import TrainingUnit
 
+if TYPE_CHECKING:
+    from etymon.runs.mixture_data import MixtureData
+    from etymon.runs.table_data import TableData
+    from etymon.runs.text_data import TextData
+
+    # Made from the settings before any work: it checks them, reads tables, and knows which model is to be
+    # trained. The run then asks it for the tokenizer, the objectives with their samples, a validator, and
+    # what
+    # to write of it all. It never calls back, and pretraining does not import what tasks need.
+    TrainingData: TypeAlias = TextData | TableData | MixtureData
+
 USUAL_BUDGET = "10m"
 clock = time.perf_counter
-
-
-class TrainingData(Protocol):
-    """What a run trains on: `TextData`, `TableData` or `MixtureData`. Made from the settings, before any work."""
-
-    file: Any
-    """The run file, with the size of the model to go on from."""
-    model_plan: ModelPlan
-    criterion: Criterion | None
-    """Picks the validation figure by which the best model is kept; None: the loss, if the run may end early."""
-    keeps_best: bool
-    """Whether the model of the best validation is saved in the end, or that of the last step."""
-
-    def require_memory(self, device: torch.device) -> None: ...
-
-    def prepare(self, job: Job, given: Tokenizer | None) -> Tokenizer: ...
-
-    def build_unit(
-        self, job: Job, model: Model, start: StartModel, checkpoint: Path | None
-    ) -> tuple[TrainingUnit, list[PhasePlan]]: ...
-
-    def build_validator(
-        self, job: Job, unit: TrainingUnit, phases: list[PhasePlan], log: Log
-    ) -> Validator: ...
-
-    def resolved_file(self, budget: str, phases: list[PhasePlan]) -> CommonFile: ...
-
-    def history_entry(self) -> dict[str, Any]: ...
-
-    def report_parts(
-        self, job: Job, model: Model, evaluation: Evaluation | None, records: Records
-    ) -> ReportParts: ...
-
-    def share_read(self) -> float: ...
-
-    def describe(self, phases: list[PhasePlan]) -> dict[str, str]: ...
-
-    def footprint(self, unit: TrainingUnit, phases: list[PhasePlan], device: torch.device) -> Footprint: ...
 
 
 def run(job: Job, data: TrainingData) -> Any:
@@ -109,6 +79,7 @@ def run(job: Job, data: TrainingData) -> Any:
             settings = replace(settings, time=None)
 
         # The trainer, which may refuse its settings: so nothing is written before it.
+        # Weights, optimiser, position in the data and best validation all come from the checkpoint.
         state, optimiser_state = (TrainingState(), None) if checkpoint is None else read_state(checkpoint)
         stream = build_stream(job, data, phases, settings.steps)
         writer = ModelWriter(job, data, unit, start)
@@ -135,7 +106,8 @@ def run(job: Job, data: TrainingData) -> Any:
                 job.note(f"nothing will be kept at {amount}: the run ends before it gets there")
         with world.first_alone() as is_first:
             if is_first:
-                # Measuring and earlier attempts leave no metrics; a resumed run repeats those after its checkpoint.
+                # Measuring and earlier attempts leave no metrics; a resumed run repeats those after its
+                # checkpoint.
                 folder.forget_after(state.step if checkpoint is not None else -1)
                 if not job.resuming:
                     resolved = data.resolved_file(file.budget or USUAL_BUDGET, phases)
@@ -151,8 +123,8 @@ def run(job: Job, data: TrainingData) -> Any:
         model.eval()
         if state.step < trainer.plan.steps and not result.stopped:
             job.note(
-                f"ended after {state.step:,} of {trainer.plan.steps:,} steps: no validation was better than that of "
-                f"step {state.best_step:,}"
+                f"ended after {state.step:,} of {trainer.plan.steps:,} steps: no validation was better than "
+                f"that of step {state.best_step:,}"
             )
 
         # The best model instead of the last, where the run waited for it, and its evaluation.
@@ -172,6 +144,7 @@ def run(job: Job, data: TrainingData) -> Any:
         metrics = result.metrics if evaluation is None else evaluation.metrics
 
         # Model and report.
+        # `ended` tells a sweep which of its runs need not be run again.
         model.history = writer.history(metrics)
         model.history[-1]["seen"]["ended"] = not result.stopped
         records = folder.metrics()
@@ -179,6 +152,7 @@ def run(job: Job, data: TrainingData) -> Any:
         report = job.folder / "report.html"
         with world.first_alone() as is_first:
             if is_first:
+                # Checkpoints keep the adapters apart: only the model that is handed over is merged.
                 if isinstance(file, TaskFile) and file.merge:
                     merge(model)
                 save_models(unit, plan.folder, job.folder, history=model.history)
@@ -187,7 +161,8 @@ def run(job: Job, data: TrainingData) -> Any:
 
         is_task = isinstance(file, TaskFile)
         name = file.start or f"{plan.family.name} --from-scratch" if is_task else plan.family.name
-        command = f"etymon {'finetune' if is_task else 'pretrain'} {name} --out {shlex.quote(str(job.folder))} --resume"
+        verb, out = "finetune" if is_task else "pretrain", shlex.quote(str(job.folder))
+        command = f"etymon {verb} {name} --out {out} --resume"
         scored = evaluation or Evaluation()
         task_fields = {"best_step": state.best_step, "scores": scored.scores, "beside": scored.beside}
         return (Finetuned if is_task else Pretrained)(
@@ -223,7 +198,8 @@ def prepare(
 def plan_training(
     job: Job, data: TrainingData, unit: TrainingUnit, phases: list[PhasePlan], validator: Validator
 ) -> TrainingSettings:
-    """Returns the family's recipe for the steps that were asked for, or that fit into the time by measurement."""
+    """Returns the family's recipe for the steps that were asked for, or that fit into the time by
+    measurement."""
     budget, recipe = parse_budget(data.file.budget or USUAL_BUDGET), data.model_plan.recipe
     if budget.unit != "seconds":
         steps = measure_pace(unit, phases, budget.unit).steps(budget)
@@ -242,7 +218,8 @@ def measure(
     validator: Validator,
     seconds: float,
 ) -> tuple[TimeBudget, int, int]:
-    """Returns what is left of a budget after measuring, and the numbers of steps and validations that fit into it."""
+    """Returns what is left of a budget after measuring, and the numbers of steps and validations that fit
+    into it."""
     world, begin = job.world, clock()
     step_seconds = seconds_per_step(job, data, unit, phases, min(4.0, seconds / 10) / len(phases))
     before = clock()
@@ -250,6 +227,7 @@ def measure(
     validation = clock() - before
     # The last validation reads all of the held-out data, which may be much.
     spare = validation * validator.extra_cost()
+    # Measuring is a part of the budget, but takes no more than half of it away.
     left = max(seconds - (clock() - begin), seconds / 2)
     mean = sum(phase.share * each for phase, each in zip(phases, step_seconds, strict=True))
     room = max(left - spare, seconds / 2)
@@ -265,7 +243,8 @@ def measure(
 def seconds_per_step(
     job: Job, data: TrainingData, unit: TrainingUnit, phases: list[PhasePlan], seconds: float
 ) -> list[float]:
-    """Returns how long a step of each phase takes, by real steps at learning rate 0 for about so many `seconds`."""
+    """Returns how long a step of each phase takes, by real steps at learning rate 0 for about so many
+    `seconds`."""
     # As many steps as no run has: the schedule is not at its end.
     settings = training_settings(data.model_plan.recipe, data.file, steps=2**20, validations=1)
     times = []
@@ -290,6 +269,7 @@ def seconds_per_step(
 
 def build_stream(job: Job, data: TrainingData, phases: list[PhasePlan], steps: int) -> StepStream:
     """Returns the phases as a stream of steps, each with its share of them; refuses a phase without any."""
+    # From the sum of shares, not from the phase before: roundings do not add up.
     share, starts = 0.0, []
     for phase in phases:
         starts.append(round(share * steps))
@@ -298,7 +278,8 @@ def build_stream(job: Job, data: TrainingData, phases: list[PhasePlan], steps: i
         # A growing batch may pass over sizes where steps are few.
         if end <= first and not data.file.grows(data.model_plan.recipe.ramp):
             raise EtymonError(
-                f"phase {number} gets no step of {steps:,}: give the run a larger budget, or the phase a larger share"
+                f"phase {number} gets no step of {steps:,}: give the run a larger budget, or the phase a "
+                "larger share"
             )
     stages = [Phase(first, phase.feed) for first, phase in zip(starts, phases, strict=True)]
     return StepStream(stages, rank=job.world.rank, ranks=job.world.size, workers=job.workers)
@@ -353,7 +334,8 @@ class ModelWriter:
         save(model, self.job.folder / "milestones" / amount, history=self.history({}))
 
     def record_revisions(self, revisions: Sequence[Revision]) -> None:
-        """Writes another number of steps into the run file, before it is followed: a resumed run repeats it."""
+        """Writes another number of steps into the run file, before it is followed: a resumed run repeats
+        it."""
         settings = replace(self.trainer.settings, revisions=tuple(revisions))
         file = begun(self.job.folder, type(self.data.file))
         replace(file, training=settings).write(self.job.folder / "run.yaml")

@@ -48,7 +48,8 @@ FEATURE_RECIPE = Recipe(learning_rate=1e-3, weight_decay=0.0, clip=5.0)
 
 
 class SupervisedData:
-    """What one task and a mixture have in common: the memory that they take, and that the best model is kept."""
+    """What one task and a mixture have in common: the memory that they take, and that the best model is
+    kept."""
 
     file: TaskFile
     model_plan: ModelPlan
@@ -85,7 +86,8 @@ class SupervisedData:
 
 
 class TableData(SupervisedData):
-    """The tables of one task; `train` and `validation` are rows of the calling program, where it gave such."""
+    """The tables of one task; `train` and `validation` are rows of the calling program, where it gave
+    such."""
 
     def __init__(self, job: Job, train: Any = None, validation: Any = None) -> None:
         file: TaskFile = job.file
@@ -109,7 +111,7 @@ class TableData(SupervisedData):
         plan.heads = self.task.fit(plan.family).heads
         if file.separate and not hasattr(plan.shape, "source_vocabulary"):
             raise EtymonError(f"{plan.family.title} has one vocabulary: leave those of the source out")
-        check_job(job, plan.recipe)
+        check_job(job, plan.recipe)  # before the table is read, which may take its time
         self.task.check_metrics(file.metrics)
         if train is None and not file.train:
             raise EtymonError(
@@ -147,6 +149,7 @@ class TableData(SupervisedData):
         self.source_tokenizer = self._tokenizer(
             job, job.folder / "source", source_file, sides["source"], size or plan.vocabulary, given
         )
+        # Only now is it known how many words the source has.
         plan.fields = {"source_vocabulary": self.source_tokenizer.size}
         return self._tokenizer(job, job.folder, file, sides["target"], plan.vocabulary, given)
 
@@ -181,8 +184,8 @@ class TableData(SupervisedData):
         if file.lora is not None and model.lora is None:
             if start.grown:
                 raise EtymonError(
-                    f"{file.start} needs more words than it has, and adapters a base that has them: fine-tune it "
-                    "without --lora first"
+                    f"{file.start} needs more words than it has, and adapters a base that has them: "
+                    "fine-tune it without --lora first"
                 )
             adapt(model, file.lora, file.seed, base=str(file.start))
         task.bind_for_training(model, file.length, frozen=self.is_frozen)
@@ -201,6 +204,8 @@ class TableData(SupervisedData):
         )
         examples: Any = train
         feed = Feed(task, examples, file.seed, slices=file.slices, rows=1)
+        # A sample of the feed is a whole slice of rows of similar length, which the task bundles itself: so
+        # rows=1.
         unit = TrainingUnit(model, task).to(job.world.device)
         return unit, self.build_phase(job, unit, feed, task.limits["length"])
 
@@ -292,8 +297,8 @@ def require_same_rows(job: Job, fingerprint: str) -> None:
     """Refuses to resume a run with other rows than it began with."""
     if job.resuming and job.file.rows not in (None, fingerprint):
         raise EtymonError(
-            f"the rows to train on or to judge by are not those that the run in {job.folder} began with: bring them "
-            "back, or give another --out for a new run"
+            f"the rows to train on or to judge by are not those that the run in {job.folder} began with: "
+            "bring them back, or give another --out for a new run"
         )
 
 
@@ -302,7 +307,8 @@ def hold_out_rows(
 ) -> tuple[Table, Table | None]:
     """Returns the rows to train on and those for validation: the given ones, or a share of the others.
 
-    The share is the same whatever the seed, so that runs can be compared. Rows that the task cannot use are refused.
+    The share is the same whatever the seed, so that runs can be compared. Rows that the task cannot use are
+    refused.
     """
     for each in (table, held_out):
         if each is not None:

@@ -43,7 +43,8 @@ def validation_curve(records: Records, name: str, y_label: str, title: str) -> l
 
 
 def describe_rows(name: str, train: Table, held_out: Table | None) -> str:
-    """Returns a line with the task's name, its table, and how many rows are for training and for validation."""
+    """Returns a line with the task's name, its table, and how many rows are for training and for
+    validation."""
     count, place = (0, train.description) if held_out is None else (len(held_out), held_out.description)
     other = "" if place == train.description else f" of {place}"
     return f"{name} on {train.description}: {len(train):,} rows to train on, {count:,}{other} to judge by"
@@ -59,7 +60,8 @@ def compare_with_baselines(
     beams: int,
     note: Callable[[str], None],
 ) -> dict[str, dict[str, MetricScore]]:
-    """Returns scores of baselines that learn from the same rows, and of the model on texts with typos, by name.
+    """Returns scores of baselines that learn from the same rows, and of the model on texts with typos, by
+    name.
 
     Only tasks that classify or regress have them.
     """
@@ -81,6 +83,7 @@ def compare_with_baselines(
             else [LabelPrediction(guess if isinstance(guess, str) else tuple(guess), {}) for guess in guesses]
         )
         beside[name] = inner.score(answers, held_out, metrics, resamples)
+    # Only the texts are changed: the labels of the same rows are what the answers are scored by.
     changed = {column: with_typos(held_out.texts(column)) for column in inner.input_columns}
     rows: list[Any] = [
         {**row, **{column: column_texts[number] for column, column_texts in changed.items()}}
@@ -98,7 +101,8 @@ def error_sections(
     beside: Mapping[str, dict[str, MetricScore]],
     held_out: Table,
 ) -> list[Section]:
-    """Returns scores beside those of baselines, and, of labels and values, the confusion matrix and the worst errors."""
+    """Returns scores beside those of baselines, and, of labels and values, the confusion matrix and the
+    worst errors."""
     inner: Any = getattr(task, "task", task)
     if not scores:
         return []

@@ -45,7 +45,8 @@ from etymon.training.unit import TrainingUnit
 NOTE_SECONDS = 30
 """Seconds after which it is said how much of a text is encoded."""
 WHOLE_BYTES, BEGINNING_BYTES = 16 << 20, 2 << 20
-"""Of a dry run: bytes of files up to which all of a text is read, so that its tokens are those of the run; of larger
+"""Of a dry run: bytes of files up to which all of a text is read, so that its tokens are those of the run;
+of larger
 ones, the bytes of text that are read."""
 
 
@@ -82,6 +83,7 @@ def _text_phase(phase: PhaseFile, file: RunFile, plan: ModelPlan) -> TextPhase:
     batch = phase.batch or file.batch
     if batch is None:
         batch = max(1, TOKENS_A_STEP // length)
+        # Each slice has as many rows.
         batch = max(file.slices, batch - batch % file.slices)
     return TextPhase(objective, options, length, batch // file.slices, phase.share, phase.data)
 
@@ -108,14 +110,17 @@ class TextData:
             check_options(phase.objective, phase.options)
             if positions is not None and phase.length > positions and not job.resuming:
                 raise EtymonError(
-                    f"samples of {phase.length} tokens do not fit {plan.title}, which has {positions} positions"
+                    f"samples of {phase.length} tokens do not fit {plan.title}, "
+                    f"which has {positions} positions"
                 )
         batches = (phase.rows * self.file.slices for phase in self.phases)
+        # Streams go on from phase to phase, so all phases need as many of them.
         check_streams(list(zip(objectives, batches, strict=True)))
         check_job(job, plan.recipe, plan.folder)
 
     def memory_plan(self, shape: Any = None) -> Plan:
-        """Returns the run as far as its memory depends on it; `shape` is that of the model, once it is built."""
+        """Returns the run as far as its memory depends on it; `shape` is that of the model, once it is
+        built."""
         file, plan = self.file, self.model_plan
         teacher = None if file.teacher is None else read_shape(file.teacher)
         if shape is None:
@@ -155,6 +160,7 @@ class TextData:
                 for number, phase in enumerate(self.phases)
             ]
 
+        # The text is encoded before the model is built: its memory is then free for that.
         tokenizer, self.stores = build_once(job.world, build)
         if job.resuming:
             verify_stores(self.stores, job.folder, job.world)
@@ -172,6 +178,7 @@ class TextData:
     ) -> TokenStore:
         if is_kept:
             store = TokenStore.open(folder, tokenizer)
+            # A resumed run may be given its text again, but no other.
             if source is not None and job.world.first and source.fingerprint() != store.description["source"]:
                 raise EtymonError(
                     f"the text is not the one that the run in {folder.parent} began with: leave it out"
@@ -181,6 +188,7 @@ class TextData:
         return encode_text(folder, source, tokenizer, self.file.validation, self.file.seed, job.note)
 
     def _shorten(self, source: TextSource) -> TextSource:
+        # A prepared text is encoded already: a dry run takes it whole, as the run will.
         is_long = self.beginning_only and not isinstance(source, PreparedText)
         return TextBeginning(source) if is_long else source
 
@@ -264,7 +272,8 @@ class TextData:
         if share < 1:  # of the beginning, too little may be held out to tell
             tokens = (train + held_out) / share
             held_out = round(self.file.validation * tokens)
-            counts = f"about {format_count(tokens - held_out)} tokens to train on, {format_count(held_out)} to judge by"
+            train_tokens, held_tokens = format_count(tokens - held_out), format_count(held_out)
+            counts = f"about {train_tokens} tokens to train on, {held_tokens} to judge by"
         description = (self.file.text or "") if self.source is None else self.source.description
         lines = {"text": f"{description}: {counts}"}
         for number, (phase, plan) in enumerate(zip(self.phases, phases, strict=True), 1):
@@ -288,7 +297,8 @@ def encode_text(
     seed: int,
     note: Callable[[str], None],
 ) -> TokenStore:
-    """Returns the store of a text in `folder`, encoded there if need be, or linked to where it was prepared."""
+    """Returns the store of a text in `folder`, encoded there if need be, or linked to where it was
+    prepared."""
     if isinstance(source, PreparedText):
         link_store(folder, source.folder)
         summary = TokenStore.open(folder, tokenizer).summary
@@ -315,14 +325,15 @@ def encode_text(
         splits = (store.train, store.validation)
         if unknown := sum(int(split.token_counts[unknown_id : unknown_id + 1].sum()) for split in splits):
             note(
-                f"{unknown:,} {tokenizer.kind}s of the text are not among the tokenizer's {tokenizer.size:,} tokens: "
-                f"they are read as {tokenizer.roles['unknown']}"
+                f"{unknown:,} {tokenizer.kind}s of the text are not among the tokenizer's "
+                f"{tokenizer.size:,} tokens: they are read as {tokenizer.roles['unknown']}"
             )
     return store
 
 
 def verify_stores(stores: Iterable[TokenStore], folder: Path, world: World) -> None:
-    """Refuses to resume the run in `folder` if its encoded text was changed; the first process reads it for all."""
+    """Refuses to resume the run in `folder` if its encoded text was changed; the first process reads it for
+    all."""
     with world.first_alone() as is_first:
         for store in {store.folder: store for store in stores}.values() if is_first else ():
             try:
@@ -330,8 +341,8 @@ def verify_stores(stores: Iterable[TokenStore], folder: Path, world: World) -> N
             except EtymonError as error:
                 fault = str(error).partition(";")[0]
                 raise EtymonError(
-                    f"the run in {folder} cannot go on: {fault}; bring it back from a copy, or begin anew with "
-                    "another --out"
+                    f"the run in {folder} cannot go on: {fault}; bring it back from a copy, or begin anew "
+                    "with another --out"
                 ) from error
 
 
@@ -343,7 +354,8 @@ class TextBeginning:
     bytes_given: int = 0
     is_whole: bool = False
     block: tuple[int, int] = (0, 0)
-    """Bytes of the files when all text in them had been given, and bytes of that text: files are read in blocks, ahead
+    """Bytes of the files when all text in them had been given, and bytes of that text: files are read in
+    blocks, ahead
     of it."""
 
     @property

@@ -85,8 +85,10 @@ def build_tokenizer(
 ) -> Tokenizer:
     """Returns the run's tokenizer, which `folder/tokenizer` keeps for resumed runs and for other processes.
 
-    If it `is_kept` there, it is read, and no `text` is needed. Otherwise it is the `given` one (of the model to go on
-    from, or of a teacher), that of the run file or of a prepared text, or one of `vocabulary` tokens that is trained
+    If it `is_kept` there, it is read, and no `text` is needed. Otherwise it is the `given` one (of the
+    model to go on
+    from, or of a teacher), that of the run file or of a prepared text, or one of `vocabulary` tokens that
+    is trained
     on the text, or grown from the given one.
     """
     place = folder / "tokenizer"
@@ -133,7 +135,8 @@ def _train_on_text(
     old: Tokenizer | None,
     note: Callable[[str], None],
 ) -> Tokenizer:
-    """Trains a tokenizer on the text, or grows `old` by it; one that an earlier attempt trained alike is used again."""
+    """Trains a tokenizer on the text, or grows `old` by it; one that an earlier attempt trained alike is
+    used again."""
     # There are 256 bytes, and all characters are taken: the room that the shape has does not matter.
     size = file.vocabulary if file.kind in ("byte", "character") else vocabulary
     choice = training_choice(file.kind, family.name, size)

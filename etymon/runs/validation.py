@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,8 @@ VALIDATION_SAMPLES = 512
 MIXTURE_SAMPLES = 128
 """The same of each text of a mixture."""
 FEW_ROWS, MANY_ROWS, FEW_TOKENS = 200, 1000, 32_768
-"""Rows that the validations of a task answer during a run: a few, or, where a head answers, up to many with not too
+"""Rows that the validations of a task answer during a run: a few, or, where a head answers, up to many with
+not too
 many tokens. When the run is over, all are answered."""
 RESAMPLES = 1000
 SHOWN_ANSWERS = 3
@@ -56,7 +57,8 @@ class PhasePlan:
 
 @dataclass
 class Evaluation:
-    """How good the trained model is: figures and, of a task, the answers to all validation rows and their scores."""
+    """How good the trained model is: figures and, of a task, the answers to all validation rows and their
+    scores."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
     answers: list[Any] = field(default_factory=list)
@@ -65,26 +67,10 @@ class Evaluation:
     """The same scores of the baselines, and of the model on texts with typos."""
 
 
-class Validator(Protocol):
-    def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
-        """Returns figures of held-out data after `step` steps, the last of them of phase number `phase`."""
-
-    def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
-        """Returns the evaluation of the trained model, whose last validation gave `metrics`.
-
-        `is_restored`: it is not the model that was validated last, but an earlier and better one.
-        """
-
-    def try_few(self) -> None:
-        """Validates a few samples, to see that it works."""
-
-    def extra_cost(self) -> float:
-        """Returns how much more the last validation reads than the others, in multiples of one of those."""
-
-
 @dataclass
 class TextValidator:
-    """Validation on text: a sample of what is held out, all of it after the last step, and a text by the model."""
+    """Validation on text: a sample of what is held out, all of it after the last step, and a text by the
+    model."""
 
     job: Job
     unit: TrainingUnit
@@ -92,13 +78,16 @@ class TextValidator:
     log: Log
     _slices: dict[int, Sequence[MicroBatch]] = field(default_factory=dict)
     _first: tuple[int, dict[str, Any]] | None = None
-    """The phase and the figures before the first step, which measuring a time budget asks for, and the run again."""
+    """The phase and the figures before the first step, which measuring a time budget asks for, and the run
+    again."""
 
     def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
+        """Returns figures of held-out data after `step` steps, the last of them of phase number `phase`."""
         if not is_last and phase not in self._slices:
             self._slices = {phase: self._read(phase, VALIDATION_SAMPLES)}  # earlier phases do not come back
         slices = self._read(phase, None) if is_last else self._slices[phase]
         if not slices:
+            # Not an error: a small text may be wanted whole for training.
             if step == 0:
                 self.job.note("no text is held out: only the training loss will tell how good the model is")
             return {}
@@ -115,17 +104,24 @@ class TextValidator:
         return figures
 
     def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
+        """Returns the evaluation of the trained model, whose last validation gave `metrics`.
+
+        `is_restored`: it is not the model that was validated last, but an earlier and better one.
+        """
+        # The last validation read everything already, unless another model has taken its place since.
         if is_restored:
             slices = self._read(phase, None)
             metrics = self._figures(phase, slices) if slices else {}
         return Evaluation(metrics)
 
     def try_few(self) -> None:
+        """Validates a few samples, to see that it works."""
         number = len(self.phases) - 1
         if slices := self._read(number, self.phases[number].feed.rows):
             self._figures(number, slices)
 
     def extra_cost(self) -> float:
+        """Returns how much more the last validation reads than the others, in multiples of one of those."""
         phase = self.phases[-1]
         samples = len(phase.objective.plan(phase.store.validation, self.job.file.seed, 0, shuffle=False))
         return max(0.0, samples / VALIDATION_SAMPLES - 1)
@@ -143,7 +139,8 @@ class TextValidator:
 
 
 def sample_text(model: Model, seed: int) -> str | None:
-    """Returns a short text that the model writes out of nothing, the same for a seed; None if it cannot write."""
+    """Returns a short text that the model writes out of nothing, the same for a seed; None if it cannot
+    write."""
     if "causal" not in model.capabilities or model.tokenizer is None or "vocabulary" not in model.heads:
         return None
     from etymon.generation import DecodingSettings, generate_texts  # which few objectives need
@@ -163,7 +160,8 @@ class TaskRows:
     """The validation rows themselves; None if there are none."""
 
     def count_during_run(self, writes: bool) -> int:
-        """Returns how many validation rows are answered before the run's end, by a head or, if it `writes`, as text."""
+        """Returns how many validation rows are answered before the run's end, by a head or, if it `writes`,
+        as text."""
         if self.table is None or self.validation is None:
             return 0
         count = FEW_ROWS
@@ -218,6 +216,7 @@ class TaskValidator:
         return figures | scores
 
     def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
+        # One process answers all rows: decoding does not share out as slices of a loss do.
         with self.job.world.first_alone() as is_first:
             return self.evaluate_alone() if is_first else Evaluation()
 
@@ -252,13 +251,15 @@ class TaskValidator:
             self.task.score(self.task.predict(model, few), few, self.scored)
 
     def extra_cost(self) -> float:
+        # Each beam is decoded like a row of its own.
         rows = 0 if self.rows.table is None else len(self.rows.table)
         return self.job.file.beams * rows / max(self.rows.count_during_run(self.task.writes_text), 1)
 
     def _answer(
         self, examples: Any, table: Table, world: World, decoding: DecodingSettings | None = None
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Returns the loss of rows and, where there are scores, the answers to them (of the first process only)."""
+        """Returns the loss of rows and, where there are scores, the answers to them (of the first process
+        only)."""
         model: Model = self.unit.model  # type: ignore[assignment]
         self.unit.objective = self.task
         if (
@@ -329,5 +330,10 @@ class MixtureValidator:
             merged |= {f"{name}/{key}": value for key, value in figures.items()}
             if bits is not None:
                 merged[f"{name}/bits"] = bits
+        # Parts of any size count the same, or the largest would decide which model is best.
         losses = [value for key, value in merged.items() if key.endswith("/bits")]
         return merged | ({"bits_per_target": sum(losses) / len(losses)} if losses else {})
+
+
+Validator = TextValidator | TaskValidator | MixtureValidator
+"""What a run validates by; all three have the methods of `TextValidator`."""
