@@ -106,7 +106,8 @@ def ensure_replaceable(folder: str | os.PathLike[str]) -> None:
     foreign = sorted(set(_files(folder)) - set(read_json(folder / MANIFEST).get("files", ())))
     if foreign:
         raise EtymonError(
-            f"{folder} also holds files that etymon did not write ({some(foreign, 5)}); move them or give another folder"
+            f"{folder} also holds files that etymon did not write ({some(foreign, 5)}); move them or "
+            "give another folder"
         )
 
 
@@ -173,6 +174,7 @@ def verified(folder: Path) -> Iterator[None]:
     whatever else the body may have met; a folder of somebody else has no digests, and nothing is compared.
     """
     digests = {name: digest for name, digest in saved_digests(folder).items() if (folder / name).is_file()}
+    # Hashing leaves Python's lock alone, so threads run beside the reading of weights.
     with ThreadPoolExecutor(max(1, min(4, len(digests)))) as pool:
         actual = {name: pool.submit(sha256, folder / name) for name in digests}
         try:
@@ -196,7 +198,8 @@ def _compare(
             raise EtymonError(f"cannot read {folder / name}: {error.strerror or error}") from error
         if changed:
             raise EtymonError(
-                f"{folder / name} is not what was saved (its checksum differs from {MANIFEST}): copy the folder again; if it "
+                f"{folder / name} is not what was saved (its checksum differs from {MANIFEST}): copy the "
+                "folder again; if it "
                 f"was changed on purpose, say --no-verify (verify=False), or remove {MANIFEST}"
             ) from cause
 

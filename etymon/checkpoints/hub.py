@@ -65,6 +65,7 @@ def resolve(name_or_folder: str | os.PathLike[str], *, revision: str | None = No
     return _download(name, revision, _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE"))
 
 
+# A hub id has at most one slash: whatever else looks like a path is one, and no request is sent for it.
 def _looks_like_path(name: str) -> bool:
     separators = {os.sep, os.altsep or os.sep}
     if name in (".", "..") or name.startswith("~") or Path(name).is_absolute():
@@ -128,11 +129,13 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
             raise _refused(name, error.__cause__.response.status_code) from error
         if offline:
             raise EtymonError(
-                f"{name} is no folder here{_similar(name)} and not complete in the local cache, and offline mode is on; "
+                f"{name} is no folder here{_similar(name)} and not complete in the local cache, and "
+                "offline mode is on; "
                 "go online once (HF_HUB_OFFLINE=0) or give a local folder"
             ) from error
         raise EtymonError(
-            f"{name} is no folder here{_similar(name)} and not complete in the local cache, and {endpoint or 'the hub'} "
+            f"{name} is no folder here{_similar(name)} and not complete in the local cache, and "
+            f"{endpoint or 'the hub'} "
             "cannot be reached; check the name or the connection"
         ) from error
     except GatedRepoError as error:
@@ -141,7 +144,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         raise EtymonError(
-            f"there is no model {name}: no such folder here{_similar(name)} and no such repository on the hub; check the "
+            f"there is no model {name}: no such folder here{_similar(name)} and no such repository on "
+            "the hub; check the "
             "spelling, or log in with `hf auth login` if it is private"
         ) from error
     except RevisionNotFoundError as error:
@@ -164,6 +168,7 @@ def _similar(name: str) -> str:
 def _refused(name: str, status: int) -> EtymonError:
     if status in (401, 403):
         return EtymonError(
-            f"the hub refused access to {name}; check the spelling, or log in with `hf auth login` if it is private"
+            f"the hub refused access to {name}; check the spelling, or log in with `hf auth login` if it "
+            "is private"
         )
     return EtymonError(f"the hub answered {status} when asked for {name}; try again later")

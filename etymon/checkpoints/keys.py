@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from etymon.config import check_keys
 
+# More labels than this are a damaged file, and would be allocated before anything is compared.
 Count = Annotated[int, Field(ge=0, le=10**7)]
 
 
@@ -25,6 +26,7 @@ def _label_number(key: str) -> str:
 
 
 LabelNumber = Annotated[str, AfterValidator(_label_number)]
+# Transformers writes one id, several (ends of a text), or null.
 TokenIds = int | list[int] | None
 
 

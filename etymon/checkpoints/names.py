@@ -207,6 +207,7 @@ class NameMap:
         return prefix + name.removeprefix(self.prefix)
 
 
+# Patterns are few and short; Python caches compiled expressions by itself.
 def _matcher(pattern: str) -> re.Pattern[str]:
     escaped = re.escape(pattern).replace(r"\{\}", r"(\d+)")
     if escaped.endswith(r"\*"):

@@ -31,15 +31,19 @@ from etymon.files import read_json
 ROOT = "base_model.model."
 PART = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")
 READ = {
-    "peft_type", "task_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "lora_dropout", "alpha_pattern",
-    "use_rslora", "init_lora_weights", "bias",
-}  # fmt: skip
+    *"""
+        peft_type task_type base_model_name_or_path revision r lora_alpha lora_dropout alpha_pattern use_rslora
+        init_lora_weights bias
+    """.split()
+}
 # These say where adapters are, which the names of the tensors say as well, or how they were begun and stored.
 WITHOUT_EFFECT = {
-    "target_modules", "exclude_modules", "modules_to_save", "rank_pattern", "fan_in_fan_out", "layers_to_transform",
-    "layers_pattern", "inference_mode", "auto_mapping", "peft_version", "megatron_core", "loftq_config", "eva_config",
-    "qalora_group_size", "runtime_config", "ensure_weight_tying",
-}  # fmt: skip
+    *"""
+        target_modules exclude_modules modules_to_save rank_pattern fan_in_fan_out layers_to_transform
+        layers_pattern inference_mode auto_mapping peft_version megatron_core loftq_config eva_config
+        qalora_group_size runtime_config ensure_weight_tying
+    """.split()
+}
 # First values of adapters that leave the base's matrices as they are.
 HARMLESS = (True, False, None, "gaussian", "eva", "orthogonal")
 MERGE_THERE = "merge it with PEFT (merge_and_unload) and load the whole model"
@@ -187,7 +191,8 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
         raise EtymonError(f"{path} has bias = {config['bias']!r}, and only adapters are read: {MERGE_THERE}")
     if config.get("init_lora_weights", True) not in HARMLESS:
         raise EtymonError(
-            f"{path} has init_lora_weights = {config['init_lora_weights']!r}, which changed the base: {MERGE_THERE}"
+            f"{path} has init_lora_weights = {config['init_lora_weights']!r}, which changed the base: "
+            f"{MERGE_THERE}"
         )
     unknown = sorted(key for key, value in config.items() if value and key not in READ | WITHOUT_EFFECT)
     if unknown:

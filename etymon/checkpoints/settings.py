@@ -85,50 +85,58 @@ class Constant:
     write: bool = False
 
 
-RESIDUAL_SCALE = Field("residual_scale", "etymon_residual_scale", unless=1.0)
 # Fields that only etymon has: rows of every family whose shape has the field and that publishes no such.
 OWN = (
-    RESIDUAL_SCALE,
+    Field("residual_scale", "etymon_residual_scale", unless=1.0),
     Field("pointer", "etymon_pointer", unless=0),
     Field("cutoffs", "etymon_cutoffs", unless=()),
     Field("divisor", "etymon_divisor", unless=1),
 )
 # Of Transformers' `GenerationConfig`, old and new: where a folder has no `generation_config.json`, its
 # `config.json` says them.
-GENERATION_KEYS = (
-    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
-    "forced_eos_token_id", "force_bos_token_to_be_generated", "forced_decoder_ids", "suppress_tokens",
-    "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "constraints", "force_words_ids", "max_length",
-    "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings", "early_stopping", "do_sample",
-    "num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "penalty_alpha", "dola_layers", "low_memory",
-    "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
-    "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-    "renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty", "token_healing",
-    "guidance_scale", "watermarking_config", "num_return_sequences", "output_attentions", "output_hidden_states",
-    "output_scores", "output_logits", "return_dict_in_generate", "generation_kwargs", "use_cache", "use_mtp",
-    "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile",
-    "continuous_batching_config", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "assistant_ensemble_weight",
-    "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type",
-)  # fmt: skip
+GENERATION_KEYS = """
+    bos_token_id eos_token_id pad_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
+    force_bos_token_to_be_generated forced_decoder_ids suppress_tokens begin_suppress_tokens bad_words_ids
+    sequence_bias constraints force_words_ids max_length max_new_tokens min_length min_new_tokens max_time
+    stop_strings early_stopping do_sample num_beams num_beam_groups diversity_penalty length_penalty
+    penalty_alpha dola_layers low_memory temperature top_k top_p top_h min_p typical_p epsilon_cutoff
+    eta_cutoff repetition_penalty encoder_repetition_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size renormalize_logits remove_invalid_values exponential_decay_length_penalty
+    token_healing guidance_scale watermarking_config num_return_sequences output_attentions
+    output_hidden_states output_scores output_logits return_dict_in_generate generation_kwargs use_cache
+    use_mtp cache_implementation cache_config max_cache_len prefill_chunk_size compile_config
+    disable_compile continuous_batching_config is_assistant num_assistant_tokens
+    num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit assistant_lookbehind
+    assistant_ensemble_weight target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size
+    speculation_type
+""".split()
 CARRIED = (
-    *GENERATION_KEYS, "sep_token_id", "cls_token_id", "mask_token_id", "id2label", "label2id", "problem_type",
-    "task_specific_params", "etymon", "etymon_prefix", "etymon_weights", "etymon_features",
-)  # fmt: skip
+    *GENERATION_KEYS,
+    *"""
+        sep_token_id cls_token_id mask_token_id id2label label2id problem_type task_specific_params etymon
+        etymon_prefix etymon_weights etymon_features
+    """.split(),
+)
 # Keys that Transformers reads and that change nothing about what a model with its weights computes.
 IGNORED = (
     # Names, versions, and where weights lie.
-    "architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "finetuning_task",
-    "num_labels", "transformers_weights", "tie_encoder_decoder", "pruned_heads",
+    *"""
+        architectures model_type transformers_version _name_or_path name_or_path _commit_hash finetuning_task
+        num_labels transformers_weights tie_encoder_decoder pruned_heads
+    """.split(),
     # What is given back, how it is computed, and in which precision.
-    "return_dict", "torchscript", "trainer_compatible", "gradient_checkpointing", "chunk_size_feed_forward",
-    "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation",
-    "_experts_implementation", "distributed_config", "fusion_config", "torch_dtype", "dtype", "_is_quantized",
-    "_pre_quantization_dtype",
+    *"""
+        return_dict torchscript trainer_compatible gradient_checkpointing chunk_size_feed_forward
+        attn_implementation _attn_implementation _attn_implementation_internal experts_implementation
+        _experts_implementation distributed_config fusion_config torch_dtype dtype _is_quantized
+        _pre_quantization_dtype
+    """.split(),
     # First values, and chance in training.
-    "initializer_range", "initializer_factor", "init_std", "attention_dropout", "summary_first_dropout",
-    "summary_last_dropout",
-)  # fmt: skip
+    *"""
+        initializer_range initializer_factor init_std attention_dropout summary_first_dropout
+        summary_last_dropout
+    """.split(),
+)
 # Names the classes of a folder that brings code of its own.
 OWN_CODE = "auto_map"
 

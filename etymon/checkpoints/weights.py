@@ -42,6 +42,7 @@ class Weights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._readers[name](name)
 
+    # Names are looked for far more often than tensors are read.
     def __contains__(self, name: object) -> bool:
         return name in self._readers  # the inherited one would read the tensor to find out
 
@@ -71,6 +72,8 @@ def open_weights(folder: str | os.PathLike[str], files: Sequence[str] = MODEL_FI
     )
 
 
+# Not `huggingface_hub.save_torch_state_dict`: it writes an index without the number of parameters, leaves
+# files that only their owner may read, and turns a full disk into a traceback.
 def write_weights(
     folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], shard_size: int | None = SHARD_SIZE
 ) -> None:

@@ -87,7 +87,8 @@ def _check_base(model: Model) -> None:
             shape = model.family.settled(read_shape(model.lora_base)[1])
     if shape != model.shape:
         raise EtymonError(
-            f"the model has another shape than its base {model.lora_base}: save it without adapters, and adapt that"
+            f"the model has another shape than its base {model.lora_base}: save it without adapters, and "
+            "adapt that"
         )
 
 
@@ -115,7 +116,8 @@ def load_adapted(
         family, shape = read_shape(base, revision=revision)
     except EtymonError as error:
         raise EtymonError(
-            f"{folder} holds adapters of {base}, which cannot be opened ({error}): bring it back, or write where it is "
+            f"{folder} holds adapters of {base}, which cannot be opened ({error}): bring it back, or "
+            "write where it is "
             "into adapter_config.json; a merged model (etymon convert) needs no base"
         ) from error
     stored_heads = _stored_heads(family, family.names(shape), stored, note)
@@ -226,7 +228,8 @@ def _fill_heads(
                 strangers.append(name)
     if strangers:
         raise EtymonError(
-            f"{folder} holds more than adapters and heads of {model.family.title} ({strangers[0]}): {MERGE_THERE}"
+            f"{folder} holds more than adapters and heads of {model.family.title} ({strangers[0]}): "
+            f"{MERGE_THERE}"
         )
     if result.misshapen:
         raise EtymonError(f"the heads in {folder} are of another size: {result.problems()}")
@@ -248,6 +251,7 @@ def _check_sizes(model: Model, matrices: Mapping[str, Adapter], folder: Path) ->
         sizes = (adapter.b_Fr.shape[0], adapter.a_rD.shape[1])
         if sizes != part.weight.shape or adapter.b_Fr.shape[1] != adapter.rank:
             raise EtymonError(
-                f"the adapter of {name} in {folder} is for a matrix of {sizes}, not of {tuple(part.weight.shape)}: "
+                f"the adapter of {name} in {folder} is for a matrix of {sizes}, not of "
+                f"{tuple(part.weight.shape)}: "
                 "it belongs to another base"
             )

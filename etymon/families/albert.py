@@ -66,6 +66,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     )
 
 
+# Behind the dropout of task heads, unlike BERT's.
 PAIRS = Head(lambda s, body, labels: encoders.dropped(s, 2), after="pooler")
 HEADS = {**encoders.POOLED_HEADS, "next_sentence": PAIRS, "sentence_order": PAIRS}
 
@@ -128,6 +129,7 @@ FAMILY = Family(
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
     layers=lambda shape: (shape.layers * shape.inner_groups + 1, shape.dim),
     objective="masked-sentence-order",
+    # LAMB with batches of 4,096 and 3,125 of 125,000 steps of warm-up (section 4.1); masks cover n-grams.
     recipe=Recipe(
         learning_rate=0.00176,
         optimiser="lamb",

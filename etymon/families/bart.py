@@ -72,6 +72,7 @@ SIZES: Sizes = {
     "base": {"dim": 768, "layers": 6, "heads": 12, "inner_dim": 3072},
     "large": {},
 }  # fmt: skip
+# fairseq kept the first two rows of the table of positions for its padding; nobody uses them.
 OFFSET, EPSILON = 2, 1e-5
 
 

@@ -23,6 +23,7 @@ def ladder(layers: int, dim: int) -> dict[str, Any]:
     return {"layers": layers, "dim": dim, "heads": dim // 64, "inner_dim": 4 * dim}
 
 
+# The small ones are the ladder of Turc et al. 2019 (arXiv 1908.08962), of which four have names.
 SIZES: Sizes = {
     "pocket": encoders.POCKET,
     "base": {},
@@ -72,6 +73,7 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=encoders.POOLED_HEADS,
+    # The first class is what `etymon.build` takes: both heads of the paper's pretraining (section 3.1).
     architectures=[
         Architecture("BertForPreTraining", frozenset({"vocabulary", "next_sentence"})),
         *classes("Bert", "ForMaskedLM", "ForNextSentencePrediction", *encoders.TASK_CLASSES, pooled=True),
@@ -81,6 +83,7 @@ FAMILY = Family(
     initial=truncated_weights,
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
     objective="masked-next-sentence",
+    # 10,000 of 1,000,000 steps of warm-up (appendix A.2), and Adam without bias correction, as in Google's code.
     recipe=Recipe(
         learning_rate=1e-4,
         optimiser="adam-bert",

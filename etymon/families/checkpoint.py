@@ -72,7 +72,8 @@ def recognise_family(
         else f"may be those of {' or '.join(best)}"
     )
     raise EtymonError(
-        f"{where} has no model_type, and its weights {reason}: say what it is with etymon convert SOURCE TARGET "
+        f"{where} has no model_type, and its weights {reason}: say what it is with etymon convert SOURCE "
+        "TARGET "
         "--family NAME"
     )
 
@@ -227,7 +228,8 @@ def fill_int8(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None
                 parameter.copy_(weights[name])
     except KeyError as error:
         raise EtymonError(
-            f"the eight-bit weights in {folder} have no {error.args[0]}: ask for the heads that it was stored with"
+            f"the eight-bit weights in {folder} have no {error.args[0]}: ask for the heads that it was "
+            "stored with"
         ) from error
 
 
@@ -245,7 +247,8 @@ def require_finite(model: Model, folder: Path) -> None:
         name, count = next(iter(faults.items()))
         more = f" (and {sum(faults.values()) - count:,} in {len(faults) - 1:,} other tensors)"
         raise EtymonError(
-            f"the weights in {folder} are NaN or infinite: {count:,} values of {name}{more if len(faults) > 1 else ''}; "
+            f"the weights in {folder} are NaN or infinite: {count:,} values of "
+            f"{name}{more if len(faults) > 1 else ''}; "
             "take an older checkpoint, or open it all the same with --no-verify (verify=False)"
         )
 

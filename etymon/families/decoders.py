@@ -137,6 +137,8 @@ def decoder(
     return Body(embeddings, Stack(layers, rules, norm=layer_norm(shape) if norm else None))
 
 
+# Section 2.3 of the GPT-2 paper: weights of residual layers are scaled by 1 / sqrt(N), N being their
+# number.
 def residual_initial(shape: Any) -> list[tuple[str, Filler]]:
     """GPT-2's first values: what is added to the residual path starts small, the smaller the more layers add
     to it."""

@@ -64,6 +64,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
     return encoders.encoder(shape, segments=0, output_dropout=0.0)  # what attention adds is left whole
 
 
+# There is no pooler: a head has a dense map of its own, with ReLU where BERT's pooler has tanh.
 def first_token(shape: Shape, outputs: int) -> nn.Module:
     return DeepProjection(
         shape.dim, outputs, dropout=shape.head_dropout, activation=torch.relu, input_dropout=0.0
@@ -140,6 +141,8 @@ FAMILY = Family(
     initial=initial,
     capabilities=frozenset({"bidirectional"}),
     objective="masked",
+    # Of the authors' training script; the paper (section 3) only gives the losses and batches of up to
+    # 4,000.
     recipe=Recipe(
         learning_rate=5e-4,
         betas=(0.9, 0.98),

@@ -31,6 +31,7 @@ class Shape(summary.ChoiceShape):
 SIZES: Sizes = {"pocket": decoders.SMALL_POCKET, "base": {}}
 
 
+# No last norm: the norm after the last sum is it.
 def body(shape: Shape, heads: frozenset[str]) -> Body:
     return decoders.decoder(shape, lambda number: decoders.block(shape, norm_first=False), norm=False)
 

@@ -34,6 +34,7 @@ SIZES: Sizes = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
+    # Mistral of CRFM also divides by the layer's number, which keeps half precision from overflowing.
     def layer(number: int) -> Block:
         scale = (shape.dim // shape.heads) ** -0.5 if shape.scaled else 1.0
         if shape.scaled_by_layer:

@@ -136,7 +136,8 @@ def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str,
         ) from error
     if len(layers) != ours.get("layers", Shape.layers) or layers != keys.get("attention_layers", layers):
         raise ValueError(
-            f"tells the kinds of {len(layers)} layers in attention_types, but num_layers or attention_layers say "
+            f"tells the kinds of {len(layers)} layers in attention_types, but num_layers or "
+            "attention_layers say "
             "otherwise"
         )
 

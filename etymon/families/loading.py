@@ -179,7 +179,8 @@ def _read(
     model.source_tokenizer = load_tokenizer(family, folder / SOURCE, model.source_vocabulary)
     if getattr(shape, "source_vocabulary", None) and model.tokenizer and not model.source_tokenizer:
         raise EtymonError(
-            f"{folder} has no {SOURCE}/tokenizer.json, and the model reads sources with a tokenizer of its own: put it "
+            f"{folder} has no {SOURCE}/tokenizer.json, and the model reads sources with a tokenizer of "
+            "its own: put it "
             "there"
         )
     return model
@@ -201,7 +202,8 @@ def load_tokenizer(
     tokenizer = Tokenizer.load(folder)
     if tokenizer.size > words:
         raise EtymonError(
-            f"the tokenizer in {folder} has {tokenizer.size} ids, but the model has only {words} word vectors: "
+            f"the tokenizer in {folder} has {tokenizer.size} ids, but the model has only {words} word "
+            "vectors: "
             "they do not belong together"
         )
     if set(family.framing.roles) <= set(tokenizer.roles):

@@ -93,7 +93,8 @@ def outline(
         return by_depth(shape, measure)
     except (RuntimeError, OverflowError, TypeError) as error:  # PyTorch counts bytes in 63 bits
         raise EtymonError(
-            f"{family.title} of this shape has tensors of more than 9 EB: make its dim, positions or vocabulary smaller"
+            f"{family.title} of this shape has tensors of more than 9 EB: make its dim, positions or "
+            "vocabulary smaller"
         ) from error
 
 
@@ -143,7 +144,8 @@ def require_stored(family: Family, shape: Any, weights: Any, where: str) -> None
         sizes = {name: getattr(shape, name, None) for name in ("layers", "dim", "vocabulary", "positions")}
         listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
         raise EtymonError(
-            f"{where} describes a model of {needed:,.0f} numbers ({listed}), and its weights have {stored:,}: they do not "
+            f"{where} describes a model of {needed:,.0f} numbers ({listed}), and its weights have "
+            f"{stored:,}: they do not "
             "belong together; copy config.json again"
         )
 

@@ -45,6 +45,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
 
 HEADS = {
     **encoders.POOLED_HEADS,
+    # Transformers has gelu here, whatever the layers' activation is.
     "vocabulary": encoders.vocabulary_head(ACTIVATIONS["gelu"]),
     "classification": Head(
         lambda s, body, labels: DeepProjection(s.dim, labels, dropout=encoders.head_dropout(s)), at="first"
@@ -102,6 +103,7 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     return [*COMMON, *tables, ("*.weight", plain)]
 
 
+# Narrower embeddings would need a map, which this family has not: so it is as wide, and less deep.
 def generator(shape: Shape) -> tuple[str, dict[str, Any]]:
     """As wide, since its positions are of the same kind, with a quarter of the layers."""
     return "roberta", {**asdict(shape), "layers": max(1, shape.layers // 4), "tied": True}

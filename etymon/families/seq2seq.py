@@ -49,6 +49,8 @@ def stack(
     def attention() -> Attention:
         return Attention(shape.dim, number("heads"), bias=attention_bias, dropout=shape.attention_dropout)
 
+    # Three norms in a decoder's layer: of its own attention, of the one over the encoder, of the feed-
+    # forward part.
     blocks = [
         Block(
             attention(),

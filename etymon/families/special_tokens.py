@@ -56,8 +56,8 @@ def start_id(model: Model, *, generating: bool = False) -> int:
         return number
     role = model.family.framing.start
     raise EtymonError(
-        f"nothing says what the decoder of this {model.family.title} starts with: set {START_KEY} in config.json"
-        + (f", or give its tokenizer a {role!r} token" if role else "")
+        f"nothing says what the decoder of this {model.family.title} starts with: set {START_KEY} in "
+        "config.json" + (f", or give its tokenizer a {role!r} token" if role else "")
     )
 
 
@@ -98,7 +98,8 @@ def leave_out_unusable_ids(model: Model, folder: str | Path) -> None:
         problems += [f"generation_config.json: {', '.join(wrong)}"] if wrong else []
     if problems:
         logger.warning(
-            "%s names special tokens outside its vocabulary of %s tokens (%s): they are left out here, and where it is "
+            "%s names special tokens outside its vocabulary of %s tokens (%s): they are left out here, "
+            "and where it is "
             "saved",
             folder,
             f"{model.shape.vocabulary:,}",

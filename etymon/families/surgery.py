@@ -147,7 +147,8 @@ def copy_layers(student: Model, teacher: Model, layers: Sequence[int]) -> list[s
     depth = len(source_schedule)
     if len(layers) != len(schedule) or not all(0 <= layer < depth for layer in layers):
         raise EtymonError(
-            f"the student has {len(schedule)} layers and begins with {len(layers)} of its teacher's, numbered "
+            f"the student has {len(schedule)} layers and begins with {len(layers)} of its teacher's, "
+            "numbered "
             f"{', '.join(map(str, layers))}: name one for each, from 0 to {depth - 1}"
         )
     sources = dict(teacher.named_parameters())
@@ -162,7 +163,8 @@ def copy_layers(student: Model, teacher: Model, layers: Sequence[int]) -> list[s
             absent.append(name)
         elif source.shape != parameter.shape:
             raise EtymonError(
-                f"the student cannot begin as a part of its teacher: {name} is of shape {tuple(parameter.shape)} here "
+                f"the student cannot begin as a part of its teacher: {name} is of shape "
+                f"{tuple(parameter.shape)} here "
                 f"and {tuple(source.shape)} there; teacher_layers: [] lets it begin anew"
             )
         else:

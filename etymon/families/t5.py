@@ -87,6 +87,8 @@ SIZES: Sizes = {
 }
 
 
+# Scores are not divided by the square root of a head's width: the first values of the queries are smaller
+# instead, see `initial`. One table of distances serves all layers of a side.
 def stack(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
     def norm() -> RootMeanSquareNorm:
         return RootMeanSquareNorm(shape.dim, shape.norm_epsilon)

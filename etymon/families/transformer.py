@@ -62,6 +62,7 @@ SIZES: Sizes = {
 }
 
 
+# Word vectors are multiplied by sqrt(dim), so that sinusoids of size 1 do not drown them (section 3.4).
 def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
     embeddings = Embeddings(
         words,
@@ -107,6 +108,7 @@ def names(shape: Shape) -> NameMap:
 SETTINGS = SettingsMap(names={name: name for name in Shape.__dataclass_fields__ if name != "residual_scale"})
 
 
+# The paper says nothing of first values; these are fairseq's and tensor2tensor's.
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
     """Word vectors of length 1 before their scale; the matrices as is usual where the paper says nothing."""
     words = normal(shape.dim**-0.5)

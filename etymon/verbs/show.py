@@ -49,12 +49,12 @@ def show(options: ShowOptions) -> Shown:
     model = load(place)
     tokenizer = model.tokenizer
     adapted = model.lora is not None
-    architecture = (class_names(read_config(place)) or ["?"])[0]
+    architecture = f"LoRA on {model.lora_base}" if adapted else (class_names(read_config(place)) or ["?"])[0]
     files = open_weights(place, ADAPTER_FILES if adapted else MODEL_FILES).files
     return Shown(
         folder=place,
         family=model.family.title,
-        architecture=f"LoRA on {model.lora_base}" if adapted else architecture,
+        architecture=architecture,
         parameters=model.parameter_count(),
         heads=tuple(sorted(model.head_names)),
         shape=asdict(model.shape),

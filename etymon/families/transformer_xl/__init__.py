@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Constant, Field, SettingsMap
+from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families.decoders import BYTE_BPE, HEADS, layer_norm, pocket_recipe
 from etymon.families.family import Family, Head, Recipe, classes
 from etymon.families.shape import check_cutoffs
@@ -233,7 +233,6 @@ SETTINGS = SettingsMap(
         Field("norm_epsilon", "layer_norm_epsilon"),
         Field("deviation", "init_std"),
         Field("map_deviation", "proj_init_std"),
-        RESIDUAL_SCALE,
     ],
     constants=[
         Constant(

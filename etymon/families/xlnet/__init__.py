@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
-from etymon.checkpoints.settings import RESIDUAL_SCALE, Field, SettingsMap
+from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import summary
 from etymon.families.decoders import vocabulary_head
 from etymon.families.encoders import LAYER, POCKET_RECIPE
@@ -233,7 +233,6 @@ SETTINGS = XlnetSettings(
         Field("tied", "tie_word_embeddings"),
         Field("span_starts", "start_n_top"),
         Field("span_ends", "end_n_top"),
-        RESIDUAL_SCALE,
     ],
     constants=[summary.TO_WIDTH],
     ignored=["use_mems_eval", "use_mems_train", "is_decoder"],
