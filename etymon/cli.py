@@ -143,9 +143,10 @@ def _print_version(context: click.Context, parameter: click.Parameter, is_given:
 
 
 def spread(arguments: Sequence[str], verbs: Mapping[str, str] = etymon.VERBS) -> list[str]:
-    """The command line with `--train a b` as `--train a --train b`: once a verb has the arguments that it needs, words
-    behind an option that may be repeated are its values. `--` ends that. A verb that takes any number of texts keeps them,
-    unless they come from `--data`. A flag that may have a value gets one where it has none: `--resume` is `--resume=yes`."""
+    """The command line with `--train a b` as `--train a --train b`: once a verb has the arguments that it
+    needs, words behind an option that may be repeated are its values. `--` ends that. A verb that takes any
+    number of texts keeps them, unless they come from `--data`. A flag that may have a value gets one where
+    it has none: `--resume` is `--resume=yes`."""
     verb = arguments[0].replace("-", "_")
     if verb not in verbs:
         return list(arguments)

@@ -23,8 +23,8 @@ from etymon.training.loop import TrainingSettings
 
 @settings
 class CommonFile(RunSettings):
-    """What any training run was asked for. `training` is what it came to, fixed before the first step so that a resumed run is
-    exact."""
+    """What any training run was asked for. `training` is what it came to, fixed before the first step so
+    that a resumed run is exact."""
 
     training: TrainingSettings | None = None
     settled: str | None = None
@@ -37,7 +37,8 @@ class CommonFile(RunSettings):
         return named if named in KINDS else None
 
     def grows(self, usual: float) -> bool:
-        """Whether the batch grows in the course of the run; `usual` is the recipe's share of samples for that."""
+        """Whether the batch grows in the course of the run; `usual` is the recipe's share of samples for
+        that."""
         return False
 
     def check(self) -> Self:
@@ -94,7 +95,8 @@ def assemble(
     config: str | Path | None = None,
     overrides: Sequence[str] = (),
 ) -> File:
-    """A run file from YAML, then options that were given (not None), then dotted overrides; each beats the one before."""
+    """A run file from YAML, then options that were given (not None), then dotted overrides; each beats the
+    one before."""
     tree: dict[str, Any] = {} if config is None else read_yaml(config)
     options = {name: value for name, value in given.items() if value is not None}
     for name, key in SHORT_FORMS.items():
@@ -145,7 +147,8 @@ def begun(folder: Path, kind: type[File]) -> File:
 
 
 def differing(asked: CommonFile, begun: CommonFile) -> tuple[str, Any, Any] | None:
-    """The first setting that a resumed run was asked to have otherwise than it began; defaults ask for nothing."""
+    """The first setting that a resumed run was asked to have otherwise than it began; defaults ask for
+    nothing."""
     usual = type(begun)(family=begun.family)
     for name in (part.name for part in fields(usual) if part.name not in ("family", "phases")):
         now, then = getattr(asked, name), getattr(begun, name)

@@ -77,8 +77,9 @@ def option(
 ) -> Any:
     """A setting that may be left out. `limits` are pydantic's: ge, gt, le, lt, min_length.
 
-    `name` is what verbs call it, where that is not the name of the field. Not everybody sees every setting: there are keys
-    of run files that no verb takes ("file"), what only programs can hand over, and what only changes what is printed.
+    `name` is what verbs call it, where that is not the name of the field. Not everybody sees every setting:
+    there are keys of run files that no verb takes ("file"), what only programs can hand over, and what only
+    changes what is printed.
     """
     extra: Any = {"name": name, "seen_by": seen_by}
     if callable(default):
@@ -87,13 +88,15 @@ def option(
 
 
 def argument(help: str, default: Any = ..., **limits: Any) -> Any:
-    """An option that is given by its place: `etymon generate MODEL PROMPTS`, `etymon.generate(model, prompts)`."""
+    """An option that is given by its place: `etymon generate MODEL PROMPTS`, `etymon.generate(model,
+    prompts)`."""
     return Field(default, description=help, json_schema_extra={"argument": True}, **limits)
 
 
 def group(cls: type, only: str = "", *, without: str = "", **defaults: Any) -> Any:
-    """A field that takes the settings of another class as options of their own: a dict of those that were given, by the names
-    of their fields. All that verbs see, `without` some, or `only` some; `defaults` are for what is usual here and not there."""
+    """A field that takes the settings of another class as options of their own: a dict of those that were
+    given, by the names of their fields. All that verbs see, `without` some, or `only` some; `defaults` are
+    for what is usual here and not there."""
     extra: Any = {"group": cls, "only": only.split(), "without": without.split(), "defaults": defaults}
     return Field({}, json_schema_extra=extra)
 
@@ -107,7 +110,8 @@ class Option:
     default: Any
     """`...`: it has to be given."""
     kind: Any
-    """What the command line makes of its words: int, list[str], Literal["a", "b"], bool; None if it cannot be expressed."""
+    """What the command line makes of its words: int, list[str], Literal["a", "b"], bool; None if it cannot
+    be expressed."""
     python: str
     """The type, as Python spells it."""
     field: str
@@ -124,7 +128,8 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """`--max-new-tokens`. A name that is a word of Python's ends in an underscore there: `from_` is --from."""
+        """`--max-new-tokens`. A name that is a word of Python's ends in an underscore there: `from_` is
+        --from."""
         return f"--{self.name.removesuffix('_').replace('_', '-')}"
 
     @property
@@ -135,8 +140,8 @@ class Option:
 
 
 def options_of(cls: type) -> list[Option]:
-    """The settings of a class, those of its groups in their place: arguments first, then what the class itself declares, then
-    what it inherits."""
+    """The settings of a class, those of its groups in their place: arguments first, then what the class
+    itself declares, then what it inherits."""
     fields = cls.__pydantic_fields__  # type: ignore[attr-defined]
     names = dict.fromkeys(name for base in cls.__mro__ for name in vars(base).get("__annotations__", ()))
     options: list[Option] = []

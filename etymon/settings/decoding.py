@@ -20,11 +20,13 @@ MOST_DRAFTED = 16
 
 @settings
 class DecodingSettings:
-    """Greedy unless told: `sample` draws, `beams` above 1 searches, `penalty_alpha` searches contrastively, `choices` picks.
+    """Greedy unless told: `sample` draws, `beams` above 1 searches, `penalty_alpha` searches contrastively,
+    `choices` picks.
 
-    Their meaning and order are those of Transformers: repetition penalty, repeated n-grams, minimum length, then
-    (when sampling) temperature, top-k, top-p, min-p, typical-p. Left at None, `max_new_tokens` is 64 or whatever room the
-    model's positions leave; a number is taken at its word and refused if there is no room for it and no `window`.
+    Their meaning and order are those of Transformers: repetition penalty, repeated n-grams, minimum length,
+    then (when sampling) temperature, top-k, top-p, min-p, typical-p. Left at None, `max_new_tokens` is 64
+    or whatever room the model's positions leave; a number is taken at its word and refused if there is no
+    room for it and no `window`.
     """
 
     max_new_tokens: int | None = option(

@@ -129,7 +129,8 @@ class AdversarialSettings:
 
     @property
     def shares(self) -> list[float]:
-        """What every pass counts in the parameters' gradient; of a pass that counts nothing, only noise has one."""
+        """What every pass counts in the parameters' gradient; of a pass that counts nothing, only noise has
+        one."""
         if self.name == "freelb":
             return [1 / self.steps] * self.steps
         return [0.5, *[0.0] * (self.steps - 1), 0.5]

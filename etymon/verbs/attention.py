@@ -49,8 +49,9 @@ class AttentionOptions(DeviceOptions, JsonOptions):
 
 @verb(AttentionOptions)
 def attention(options: AttentionOptions) -> AttentionMaps:
-    """Cross-attention of an encoder-decoder (the alignment of a translation) and self-attention of everybody, tokens
-    labelled, layers and heads to choose from in the page; `--out map.png --layer 3 --head 1` draws one map.
+    """Cross-attention of an encoder-decoder (the alignment of a translation) and self-attention of
+    everybody, tokens labelled, layers and heads to choose from in the page; `--out map.png --layer 3 --head
+    1` draws one map.
     """
     from etymon.files import atomic_write
     from etymon.lab.attention_map import attention_maps

@@ -46,9 +46,9 @@ class ContextOptions(DeviceOptions, JsonOptions):
 
 @verb(ContextOptions)
 def context(options: ContextOptions) -> Contexts:
-    """The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte, which compare
-    across tokenizers. The relative effective context length (RECL) of Transformer-XL's authors is given for the group of
-    models.
+    """The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte,
+    which compare across tokenizers. The relative effective context length (RECL) of Transformer-XL's
+    authors is given for the group of models.
     """
     from etymon.lab.context import context_lengths, measure, write_results
     from etymon.settings.reading import FileOptions

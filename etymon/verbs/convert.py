@@ -56,10 +56,10 @@ class ConvertOptions(OpeningOptions):
 
 @verb(ConvertOptions)
 def convert(options: ConvertOptions) -> Converted:
-    """Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's layout.
-    `--average 5` writes the mean of a run's last five checkpoints.
-    `--quantize int8` writes weights of eight bits, which etymon alone can read, and says what that changed.
-    Adapters are merged into their base.
+    """Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's
+    layout. `--average 5` writes the mean of a run's last five checkpoints. `--quantize int8` writes weights
+    of eight bits, which etymon alone can read, and says what that changed. Adapters are merged into their
+    base.
     """
     import torch
 
@@ -131,7 +131,8 @@ def _average(run: Path, count: int) -> tuple[tuple[int, ...], Model]:
 
 
 def _figures(model: Model, text: str | None) -> dict[str, float]:
-    """What rounding may change: the speed of generation where a model generates, and bits per byte of a text."""
+    """What rounding may change: the speed of generation where a model generates, and bits per byte of a
+    text."""
     import time
 
     from etymon.generation import DecodingSettings, generate_texts

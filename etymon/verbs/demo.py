@@ -24,7 +24,8 @@ class DemoOptions(ProgressOptions):
 
 @verb(DemoOptions)
 def demo(options: DemoOptions) -> Pretrained:
-    """Nothing is downloaded. Tokenizer and prepared text are kept in OUT, so that a second run starts at once."""
+    """Nothing is downloaded. Tokenizer and prepared text are kept in OUT, so that a second run starts at
+    once."""
     import shutil
 
     from etymon.config import load_yaml

@@ -36,10 +36,10 @@ class DistillOptions(TrainOptions):
 
 @verb(DistillOptions)
 def distill(options: DistillOptions) -> Pretrained:
-    """The student learns the teacher's distributions and hidden states beside the ordinary objective, with DistilBERT's
-    weights, and begins with evenly spread layers of the teacher. It reads with the teacher's tokenizer. Where the widths
-    differ, hidden states are compared through a projection that is trained along. Everything else is as in
-    `etymon pretrain`, whose settings --config and --set take.
+    """The student learns the teacher's distributions and hidden states beside the ordinary objective, with
+    DistilBERT's weights, and begins with evenly spread layers of the teacher. It reads with the teacher's
+    tokenizer. Where the widths differ, hidden states are compared through a projection that is trained
+    along. Everything else is as in `etymon pretrain`, whose settings --config and --set take.
     """
     from etymon.config import read_yaml, strict
     from etymon.families import get_family

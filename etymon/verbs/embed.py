@@ -62,10 +62,11 @@ class EmbedOptions(WeightOptions):
 
 @verb(EmbedOptions)
 def embed(options: EmbedOptions) -> np.ndarray | Written:
-    """The hidden states of an encoder or a decoder (of T5, its encoder's), special tokens included, pooled to one vector a
-    text: float32 `[texts, width]`. A folder of sentence-transformers says itself how its vectors are made. A text beyond the
-    model's positions is cut there, and a note says so. With `out`, vectors are written as they come, in the memory of
-    10,000, and what comes back says how many; .parquet and .jsonl hold the text too.
+    """The hidden states of an encoder or a decoder (of T5, its encoder's), special tokens included, pooled
+    to one vector a text: float32 `[texts, width]`. A folder of sentence-transformers says itself how its
+    vectors are made. A text beyond the model's positions is cut there, and a note says so. With `out`,
+    vectors are written as they come, in the memory of 10,000, and what comes back says how many; .parquet
+    and .jsonl hold the text too.
     """
     import numpy as np
     import torch

@@ -50,8 +50,8 @@ class EvaluateOptions(TableOptions, DeviceOptions, JsonOptions):
 
 @verb(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> Evaluated:
-    """It answers every row. The task, its columns and its prefix are those that it was fine-tuned with, unless you say
-    otherwise.
+    """It answers every row. The task, its columns and its prefix are those that it was fine-tuned with,
+    unless you say otherwise.
     """
     from etymon.files import atomic_write
     from etymon.tables.table import read_table, rows_or_paths

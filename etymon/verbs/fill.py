@@ -24,8 +24,9 @@ class FillOptions(WeightOptions, JsonOptions):
 
 @verb(FillOptions)
 def fill(options: FillOptions) -> list[Filling]:
-    """An encoder (BERT and its relatives) gives every blank its likeliest tokens; T5 writes a span into each by beam search,
-    and BART the whole text. Of several blanks, the last line is the text with all of them filled.
+    """An encoder (BERT and its relatives) gives every blank its likeliest tokens; T5 writes a span into
+    each by beam search, and BART the whole text. Of several blanks, the last line is the text with all of
+    them filled.
     """
     from etymon.generation.fill import fill_texts
     from etymon.verbs.load_inputs import load_model, read_texts

@@ -46,9 +46,9 @@ class FinetuneOptions(TrainOptions):
 
 @verb(FinetuneOptions)
 def finetune(options: FinetuneOptions) -> Finetuned:
-    """Validations really answer some of the held-out rows; the best model by the first metric is kept, scored on all of them
-    and written as a Hugging Face folder OUT/model, with OUT/report.html beside. Ctrl-C finishes the step and saves;
-    `--resume` goes on as if nothing had happened.
+    """Validations really answer some of the held-out rows; the best model by the first metric is kept,
+    scored on all of them and written as a Hugging Face folder OUT/model, with OUT/report.html beside.
+    Ctrl-C finishes the step and saves; `--resume` goes on as if nothing had happened.
     """
     from etymon.config import read_yaml
     from etymon.families import REGISTRY, get_family

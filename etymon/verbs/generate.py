@@ -53,9 +53,10 @@ class GenerateOptions(WeightOptions, JsonOptions):
 
 @verb(GenerateOptions)
 def generate(options: GenerateOptions) -> list[Generation]:
-    """Greedy unless told otherwise; `--temperature 0.8 --top-k 40` samples, `--beams 4` searches, `--penalty-alpha 0.6
-    --top-k 4` searches contrastively, `--choice " yes" --choice " no"` picks one. Several prompts are one batch, and a text
-    does not depend on the others. Only new text is printed, as it comes when there is one prompt.
+    """Greedy unless told otherwise; `--temperature 0.8 --top-k 40` samples, `--beams 4` searches,
+    `--penalty-alpha 0.6 --top-k 4` searches contrastively, `--choice " yes" --choice " no"` picks one.
+    Several prompts are one batch, and a text does not depend on the others. Only new text is printed, as it
+    comes when there is one prompt.
     """
     from etymon.generation import generate_texts
     from etymon.verbs.load_inputs import load_model, read_texts, require_writable

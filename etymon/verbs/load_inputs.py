@@ -25,8 +25,9 @@ NO_TEXT = "there is no text: give some, or - to read lines from standard input"
 
 
 def load_model(model: str | Path | Model, options: DeviceOptions, head: str | None = None) -> Model:
-    """A model with its tokenizer, on the device and with the weights that the options say: loaded from a folder or hub id, or
-    the one that was given. Of the models in a run's folder it is the one with the `head`, if that is needed."""
+    """A model with its tokenizer, on the device and with the weights that the options say: loaded from a
+    folder or hub id, or the one that was given. Of the models in a run's folder it is the one with the
+    `head`, if that is needed."""
     import torch
 
     from etymon.families.loading import load, model_folder
@@ -56,8 +57,8 @@ def read_texts(
     blank: bool = False,
     on_note: OnNote | None = None,
 ) -> list[str]:
-    """Texts as given; "-" alone stands for the lines of standard input. `file` adds its lines, or itself as one. Blank lines are
-    left out with a note, or with `blank` stay in their places."""
+    """Texts as given; "-" alone stands for the lines of standard input. `file` adds its lines, or itself as
+    one. Blank lines are left out with a note, or with `blank` stay in their places."""
     all_texts = list(iterate_texts(texts, file, lines=lines, blank=blank, on_note=on_note))
     if not all_texts:
         raise EtymonError(NO_TEXT)
@@ -90,7 +91,8 @@ def iterate_texts(
 
 
 def _lines(file: Path | None, blank: bool, on_note: OnNote | None) -> Iterator[str]:
-    """Lines end with \\n or \\r\\n and with nothing else, whatever the verb, so that other programs count them alike."""
+    """Lines end with \\n or \\r\\n and with nothing else, whatever the verb, so that other programs count
+    them alike."""
     name, left_out = file or "standard input", 0
     try:
         with nullcontext(sys.stdin.buffer) if file is None else open(file, "rb") as source:
@@ -118,8 +120,8 @@ def _whole(file: Path) -> str:
 
 
 def require_writable(out: str | Path | None, *endings: str, read: Iterable[Any] = ()) -> None:
-    """Refuses a file that cannot be written, by its name or its place, or that is one of those that are read, before there is
-    anything to lose."""
+    """Refuses a file that cannot be written, by its name or its place, or that is one of those that are
+    read, before there is anything to lose."""
     if out is None:
         return
     path = Path(out)

@@ -53,8 +53,9 @@ class PredictOptions(TableOptions, DeviceOptions, JsonOptions):
 
 @verb(PredictOptions)
 def predict(options: PredictOptions) -> list[Predicted]:
-    """The task and its columns are those that the model was fine-tuned with, unless you say otherwise; a published model
-    answers as its class does. What is right need not be known. Rows of similar length are read together; their order stays.
+    """The task and its columns are those that the model was fine-tuned with, unless you say otherwise; a
+    published model answers as its class does. What is right need not be known. Rows of similar length are
+    read together; their order stays.
     """
     from etymon.tables.table import read_table, rows_or_paths
     from etymon.tables.writing import WRITTEN, write_table

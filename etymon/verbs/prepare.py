@@ -35,8 +35,8 @@ class PrepareOptions(FileOptions):
 
 @verb(PrepareOptions)
 def prepare(options: PrepareOptions) -> Prepared:
-    """Reads any amount of text in constant memory and encodes it on all cores. A store whose text and tokenizer have
-    not changed is left as it is.
+    """Reads any amount of text in constant memory and encodes it on all cores. A store whose text and
+    tokenizer have not changed is left as it is.
     """
     from etymon.text.store import is_store
     from etymon.text.store_building import ensure_store

@@ -56,9 +56,9 @@ class ProbeOptions(DeviceOptions, JsonOptions):
 
 @verb(ProbeOptions)
 def probe(options: ProbeOptions) -> Probes:
-    """A linear classifier a layer and task, beside a control task with random labels and an untrained twin; selectivity is
-    accuracy minus control accuracy. Tasks are SentEval files, tables with a text and a label, token and tag tables, CoNLL-U,
-    or raw text, of which pseudo-words are made.
+    """A linear classifier a layer and task, beside a control task with random labels and an untrained twin;
+    selectivity is accuracy minus control accuracy. Tasks are SentEval files, tables with a text and a
+    label, token and tag tables, CoNLL-U, or raw text, of which pseudo-words are made.
     """
     from etymon.lab.probe import probe_model, write_results
     from etymon.lab.probe_files import ProbeColumns, read_tasks

@@ -72,8 +72,9 @@ class PromptOptions(WeightOptions, JsonOptions):
 
 @verb(PromptOptions)
 def prompt(options: PromptOptions) -> Prompted:
-    """Nothing is trained. Choices are scored, or answers are written, behind an instruction and as many examples as
-    `--shots` says; examples that queries share are read once. With labels, accuracy and its 95% interval are given.
+    """Nothing is trained. Choices are scored, or answers are written, behind an instruction and as many
+    examples as `--shots` says; examples that queries share are read once. With labels, accuracy and its 95%
+    interval are given.
     """
     from etymon.generation.prompting import Prompter
     from etymon.lab.prompt import PromptRun

@@ -39,8 +39,8 @@ class ReplacedOptions(DeviceOptions, JsonOptions):
 
 @verb(ReplacedOptions)
 def replaced(options: ReplacedOptions) -> list[Inspection]:
-    """A discriminator (ELECTRA, or any encoder trained with the objective `replaced`) gives every token the probability that
-    it is not the one that stood there.
+    """A discriminator (ELECTRA, or any encoder trained with the objective `replaced`) gives every token the
+    probability that it is not the one that stood there.
     """
     import torch
 

@@ -48,9 +48,10 @@ class ScoreOptions(WeightOptions, JsonOptions):
 
 @verb(ScoreOptions)
 def score(options: ScoreOptions) -> list[Score]:
-    """A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping windows. An
-    encoder (BERT) gives the pseudo-log-likelihood, each token predicted from all others. T5 scores a target given a text.
-    Transformer-XL reads a text of any length once, in segments; with --memory a file is never held as a whole.
+    """A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping
+    windows. An encoder (BERT) gives the pseudo-log-likelihood, each token predicted from all others. T5
+    scores a target given a text. Transformer-XL reads a text of any length once, in segments; with --memory
+    a file is never held as a whole.
     """
     from etymon.generation.likelihood import check_memory, score_texts
     from etymon.verbs.load_inputs import load_model, read_texts

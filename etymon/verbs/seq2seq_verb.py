@@ -1,4 +1,5 @@
-"""What `etymon translate` and `etymon summarize` share: texts in, texts out, with a model that writes from a source."""
+"""What `etymon translate` and `etymon summarize` share: texts in, texts out, with a model that writes from
+a source."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ class Seq2SeqOptions(DeviceOptions, JsonOptions):
 
 
 def rewrite(options: Seq2SeqOptions, *, published_task: str, lines: bool) -> list[Rewritten]:
-    """The texts rewritten, in their order; blank ones stay blank. The prefix of the published task is taken if none is
-    known; `lines` says whether a line of the file is a text."""
+    """The texts rewritten, in their order; blank ones stay blank. The prefix of the published task is taken
+    if none is known; `lines` says whether a line of the file is a text."""
     from etymon.verbs.load_inputs import load_model, read_texts, require_writable
 
     out = None if options.out is None else Path(options.out)
@@ -113,7 +114,8 @@ def _task(model: Model, prefix: str | None, published_task: str) -> Text2Text:
 
 
 def _parts(task: Text2Text, text: str, place: str, options: Seq2SeqOptions) -> list[str]:
-    """The text, or its sentences in as few parts as the model can read; of a sentence that is too long, its words."""
+    """The text, or its sentences in as few parts as the model can read; of a sentence that is too long, its
+    words."""
     from etymon.text.sentences import sentence_starts
 
     room, prefix = task.room_for_sources, task.options.prefix

@@ -24,7 +24,8 @@ class Shown:
     weights: dict[str, Any]
     history: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
-    """Bytes: what opening it takes (`opening`), and a run of `etymon pretrain` with usual settings (`training`), part by part."""
+    """Bytes: what opening it takes (`opening`), and a run of `etymon pretrain` with usual settings
+    (`training`), part by part."""
 
 
 @settings

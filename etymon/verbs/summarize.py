@@ -17,7 +17,7 @@ class SummarizeOptions(Seq2SeqOptions):
 
 @verb(SummarizeOptions)
 def summarize(options: SummarizeOptions) -> list[Rewritten]:
-    """A text that is longer than the model reads is refused with the numbers, or with --chunk read in parts whose summaries
-    follow one another.
+    """A text that is longer than the model reads is refused with the numbers, or with --chunk read in parts
+    whose summaries follow one another.
     """
     return rewrite(options, published_task="summarization", lines=False)

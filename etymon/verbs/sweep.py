@@ -111,9 +111,10 @@ class SweepOptions(StartOptions):
 
 @verb(SweepOptions)
 def sweep(options: SweepOptions) -> Swept:
-    """The budget is that of one run: all have the same, and the whole takes cells x seeds times as long, which is said
-    before it starts. Text and tokenizer are prepared once. Every run is an ordinary one in a folder of OUT; a table,
-    OUT/sweep.json and OUT/report.html compare them. Ctrl-C saves the run at hand, and `--resume` goes on from there.
+    """The budget is that of one run: all have the same, and the whole takes cells x seeds times as long,
+    which is said before it starts. Text and tokenizer are prepared once. Every run is an ordinary one in a
+    folder of OUT; a table, OUT/sweep.json and OUT/report.html compare them. Ctrl-C saves the run at hand,
+    and `--resume` goes on from there.
     """
     from etymon.lab.sweep import NOTE, Sweep, read_grid
     from etymon.runs.run_file import RunFile, assemble

@@ -36,7 +36,8 @@ class SafeStream:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """For the time of a command: what is printed to a terminal cannot steer it; what goes into a file or a pipe stays as it is."""
+    """For the time of a command: what is printed to a terminal cannot steer it; what goes into a file or a
+    pipe stays as it is."""
     out, err = sys.stdout, sys.stderr
     if hasattr(out, "reconfigure"):
         out.reconfigure(errors="backslashreplace")  # names of files may be no text at all
@@ -84,7 +85,8 @@ NOTES = NoteHandler(logging.WARNING)
 
 
 def print_json(*records: Any, indent: int | None = None, ascii: bool = False) -> None:
-    """What `--json` asks for, a line a record; dataclasses as they are, at any depth, and null for NaN and infinity."""
+    """What `--json` asks for, a line a record; dataclasses as they are, at any depth, and null for NaN and
+    infinity."""
     for record in records:
         print(json_text(record, indent=indent, ascii=ascii))
 
@@ -97,8 +99,8 @@ def byte_progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
-    """A function to call with the bytes done so far, which draws a bar; where there is no terminal, prints a line every ten
-    seconds and one at the end; or is silent."""
+    """A function to call with the bytes done so far, which draws a bar; where there is no terminal, prints
+    a line every ten seconds and one at the end; or is silent."""
     from etymon.training.progress import _can_draw, _in_notebook, format_bytes, format_seconds
 
     if kind == "auto":

@@ -65,8 +65,9 @@ class TokenizerOptions(FileOptions, JsonOptions):
 
 @verb(TokenizerOptions)
 def tokenizer(options: TokenizerOptions) -> Tokenized:
-    """The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's published
-    recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and no id changes.
+    """The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's
+    published recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and
+    no id changes.
     """
     from etymon.runs.tokenizer import training_choice
     from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer, require_room

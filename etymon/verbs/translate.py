@@ -17,7 +17,7 @@ class TranslateOptions(Seq2SeqOptions):
 
 @verb(TranslateOptions)
 def translate(options: TranslateOptions) -> list[Rewritten]:
-    """The columns, the prefix and the longest target are those that the model was fine-tuned with. Texts of similar length
-    are translated together; the order stays, and a blank line stays a blank line.
+    """The columns, the prefix and the longest target are those that the model was fine-tuned with. Texts of
+    similar length are translated together; the order stays, and a blank line stays a blank line.
     """
     return rewrite(options, published_task="translation_en_to_de", lines=True)

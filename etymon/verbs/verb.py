@@ -20,8 +20,9 @@ Result = TypeVar("Result")
 def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
     """Decorates a function of one argument, its options, which are declared by `cls`.
 
-    What comes out takes each option as an argument. The command line uses its attributes: `options` is the list of them,
-    `read` makes a `cls` of values by name, and `run` is the function within what the options say of opening models.
+    What comes out takes each option as an argument. The command line uses its attributes: `options` is the
+    list of them, `read` makes a `cls` of values by name, and `run` is the function within what the options
+    say of opening models.
     """
 
     def decorate(function: Callable[[Options], Result]) -> Callable[..., Result]:
@@ -65,7 +66,8 @@ def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable
 
 
 def _read(cls: type[Options], name: str, options: list[Option], values: dict[str, Any]) -> Options:
-    """The options of a verb from values by name; None is as good as left out, unless it says something of its own."""
+    """The options of a verb from values by name; None is as good as left out, unless it says something of
+    its own."""
     fields: dict[str, Any] = {option.section: {} for option in options if option.section}
     for option in options:
         value = values.get(option.name)
@@ -110,7 +112,8 @@ def _spelled(option: Option) -> str:
 
 
 def resumes(resume: bool | str, folder: Path, note: str = "run.yaml") -> bool:
-    """Whether a run goes on; `auto` does so where its folder holds a run, which begins with the file `note`."""
+    """Whether a run goes on; `auto` does so where its folder holds a run, which begins with the file
+    `note`."""
     if resume not in (True, False, "auto"):
         raise EtymonError(f"resume is true, false or 'auto', not {resume!r}")
     return (folder / note).is_file() if resume == "auto" else bool(resume)
