@@ -52,7 +52,8 @@ def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
 
 
 def _last_tasks(model: Model) -> dict[str, Any]:
-    """What the model was last fine-tuned for, by name: the tasks of a mixture, or one without a name. None if it was not."""
+    """What the model was last fine-tuned for, by name: the tasks of a mixture, or one without a name. None
+    if it was not."""
     for entry in reversed(model.history):
         if tasks := {"": entry["task"]} if entry.get("task") else entry.get("tasks", {}):
             return tasks
@@ -60,7 +61,8 @@ def _last_tasks(model: Model) -> dict[str, Any]:
 
 
 def task_of(model: Model, changes: Mapping[str, Any] | None = None, name: str | None = None) -> Task | None:
-    """The task that a model was last fine-tuned for, ready for it; None if there was none. Of a mixture's it is the one of that
+    """The task that a model was last fine-tuned for, ready for it; None if there was none. Of a mixture's it
+    is the one of that
     `name`, its own or that of the kind, or the only one. `changes` are options."""
     chosen = [entry for member, entry in _last_tasks(model).items() if name in (None, member, entry["name"])]
     if len(chosen) != 1:
@@ -76,7 +78,8 @@ def task_of(model: Model, changes: Mapping[str, Any] | None = None, name: str | 
 
 
 def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task:
-    """The task that a model is to do: the named one, the one that it was fine-tuned for, or what its heads are for."""
+    """The task that a model is to do: the named one, the one that it was fine-tuned for, or what its heads
+    are for."""
     if (task := task_of(model, options, name)) is not None:
         return task
     title = model.family.title

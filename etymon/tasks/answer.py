@@ -46,7 +46,8 @@ SPAN, CONDITIONAL = "span", "conditional_span"
 HIDDEN = -1e30
 """The score of tokens that cannot be answers, in XLNet's training."""
 UNANSWERABLE = "unanswerable"
-"""What is written where there is no answer, and the key of `limits` that counts such questions of the training table."""
+"""What is written where there is no answer, and the key of `limits` that counts such questions of the
+training table."""
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -104,7 +105,8 @@ WindowAnswer = tuple[list[ScoredSpan], float]
 
 
 class AnswerQuestion(HeadTask):
-    """A window is an example: steps hold so many of them, however long the contexts are. Predictions are of all windows."""
+    """A window is an example: steps hold so many of them, however long the contexts are. Predictions are of
+    all windows."""
 
     name = "answer"
     head = SPAN
@@ -221,7 +223,8 @@ class AnswerQuestion(HeadTask):
     # --- loss
 
     def no_answer_at(self, layout: Layout) -> Tensor:
-        """Where every row says that it has no answer: the flat place of its class token, or of its first token."""
+        """Where every row says that it has no answer: the flat place of its class token, or of its first
+        token."""
         return layout.last if self.class_last else layout.first
 
     def in_context(self, prepared: HeadBatch) -> Tensor:
@@ -232,7 +235,8 @@ class AnswerQuestion(HeadTask):
         return nowhere_N.index_fill(0, prepared.at, True)
 
     def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
-        """Of every token as a beginning and as an end; of XLNet, as the end of the right beginning, and in a third column
+        """Of every token as a beginning and as an end; of XLNet, as the end of the right beginning, and in a
+        third column
         whether its row has no answer."""
         batch, layout = prepared.batch, prepared.batch.layout
         if self.head == SPAN:  # which reads every place
@@ -311,7 +315,8 @@ class AnswerQuestion(HeadTask):
         tokens: Sequence[ContextTokens],
         answers: Sequence[WindowAnswer],
     ) -> list[AnswerPrediction]:
-        """The predictions of questions by the answers of their windows. No answer scores as in its worst window."""
+        """The predictions of questions by the answers of their windows. No answer scores as in its worst
+        window."""
         spans: list[list[ScoredSpan]] = [[] for _ in tokens]
         none = [float("inf")] * len(tokens)
         for window, (window_spans, window_none) in zip(windows, answers, strict=True):

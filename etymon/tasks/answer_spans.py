@@ -1,6 +1,8 @@
-"""Answers as spans: of characters, as a table gives them; of tokens, in windows of long contexts; and the best by their scores.
+"""Answers as spans: of characters, as a table gives them; of tokens, in windows of long contexts; and the
+best by their scores.
 
-Legend: N tokens, R rows, T tokens of a row, C columns, L tokens of a span at most, S beginnings and E ends of a beam search.
+Legend: N tokens, R rows, T tokens of a row, C columns, L tokens of a span at most, S beginnings and E ends
+of a beam search.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def places_with_ids(table: Table, column: str) -> list[str]:
 
 
 def read_answers(value: Any, context: str, place: str, column: str) -> list[tuple[str, int]]:
-    """The answers that a cell holds, without white space around them, and where each begins. None for an empty list, an
+    """The answers that a cell holds, without white space around them, and where each begins. None for an
+    empty list, an
     empty text or nothing at all."""
     # What stands in the context is a text, however it looks; other cells may be JSON.
     literal = isinstance(value, str) and value != "[]" and value in context
@@ -142,7 +145,8 @@ class ContextWindow:
     """White-space words of what is read."""
 
     def target(self, answer: tuple[int, int] | None, nothing: int) -> tuple[int, int]:
-        """Where an answer, its first and its last token, stands in the window; `nothing` unless all of it does."""
+        """Where an answer, its first and its last token, stands in the window; `nothing` unless all of it
+        does."""
         if answer is None or answer[0] < self.first or answer[1] >= self.first + self.count:
             return nothing, nothing
         return answer[0] - self.first + self.at, answer[1] - self.first + self.at
@@ -156,8 +160,10 @@ def context_windows(
     question_length: int,
     notify: Notify = ignore_note,
 ) -> tuple[list[ContextWindow], list[ContextTokens]]:
-    """All windows, question by question, and the tokens of every question's context. Windows begin `stride` tokens apart, and
-    together hold every token of a context. Of a question at most `question_length` tokens are read, and half the room."""
+    """All windows, question by question, and the tokens of every question's context. Windows begin `stride`
+    tokens apart, and
+    together hold every token of a context. Of a question at most `question_length` tokens are read, and half
+    the room."""
     room, pair = reader.room(pair=True), reader.framing.pair
     if room < 2:
         raise EtymonError(f"{reader.length} tokens have no room for a question and a context: raise --length")
@@ -214,7 +220,8 @@ def row_log_softmax(scores_NC: Tensor, layout: Layout) -> Tensor:
 def best_spans(
     scores_N2: Tensor, inside_N: Tensor, layout: Layout, longest: int, best: int
 ) -> list[list[ScoredSpan]]:
-    """The `best` spans `inside` every row, of up to `longest` tokens, by the sum of both scores, out of all pairs."""
+    """The `best` spans `inside` every row, of up to `longest` tokens, by the sum of both scores, out of all
+    pairs."""
     start_N, stop_N = scores_N2.masked_fill(~inside_N[:, None], -torch.inf).unbind(-1)
     ends_NL = F.pad(stop_N, (0, longest - 1), value=-torch.inf).unfold(0, longest, 1)
     end_NL = layout.index[:, None] + torch.arange(longest, device=layout.device)

@@ -104,7 +104,8 @@ class Choose(HeadTask):
     # --- targets
 
     def right_choices(self, table: Table) -> list[int]:
-        """The number of the right choice of every row, from 0 on. Refuses what is no choice, or could be two."""
+        """The number of the right choice of every row, from 0 on. Refuses what is no choice, or could be
+        two."""
         rows = zip(table.values(self.options.label), self.choices(table), table.places, strict=True)
         return [self._right_choice(*row) for row in rows]
 
@@ -143,7 +144,8 @@ class Choose(HeadTask):
     # --- loss
 
     def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
-        """A row for every example, as wide as the most choices; choices that an example does not have are -inf."""
+        """A row for every example, as wide as the most choices; choices that an example does not have are
+        -inf."""
         parts = super().head_logits(model, prepared, states_ND)[:, 0].split(prepared.rows)
         return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=-torch.inf)
 

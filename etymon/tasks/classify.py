@@ -58,14 +58,16 @@ class ClassifyOptions(TextOptions):
 
 @dataclass(frozen=True)
 class LabelPrediction:
-    """The likeliest label, or of several all above one half. What was written and is no label is None, among several what was
+    """The likeliest label, or of several all above one half. What was written and is no label is None, among
+    several what was
     written."""
 
     label: str | tuple[str, ...] | None
     probabilities: dict[str, float]
 
     def worst_error(self, actual: Sequence[str]) -> float | None:
-        """How sure it was of its gravest mistake, a label that is wrong or one that is missing; None where there is none, or
+        """How sure it was of its gravest mistake, a label that is wrong or one that is missing; None where
+        there is none, or
         where there are no probabilities."""
         if not isinstance(self.label, tuple):
             return None if self.label is None or self.label in actual else self.probabilities.get(self.label)
@@ -126,7 +128,8 @@ class Classify(TextTask):
     metrics = tuple(dict.fromkeys([*LABEL_METRICS, *MULTI_LABEL_METRICS]))
     options: ClassifyOptions
     weights: Sequence[float] | None = None
-    """Of the labels: of one a row, as multiples of the commonest one's; of several, with a mean of 1 over the training rows."""
+    """Of the labels: of one a row, as multiples of the commonest one's; of several, with a mean of 1 over
+    the training rows."""
 
     def __init__(self, options: ClassifyOptions) -> None:
         super().__init__(options)
@@ -180,7 +183,8 @@ class Classify(TextTask):
         return (self._label(value),)
 
     def _label(self, value: Any) -> str:
-        """A label as it is called, in every kind of file alike: 1.0, which is what tables of numbers make of 1, is `1`."""
+        """A label as it is called, in every kind of file alike: 1.0, which is what tables of numbers make of
+        1, is `1`."""
         text = str(value).strip()
         whole = WHOLE.fullmatch(text) and text not in self.label_names
         return text.partition(".")[0] if whole else text
@@ -270,7 +274,8 @@ class Classify(TextTask):
         return [f" {MARK} ".join(names) or MARK for names in self.row_labels(table)]
 
     def parse_texts(self, texts: Sequence[str]) -> list[LabelPrediction]:
-        """Labels, where what was written is one; anything else is wrong. Where none were learnt, any text may be one."""
+        """Labels, where what was written is one; anything else is wrong. Where none were learnt, any text
+        may be one."""
         if self.options.multi_label:
             rows = ([part.strip() for part in text.split(MARK)] for text in texts)
             # What is no label stays: without it, the rest could be right.
@@ -315,7 +320,8 @@ def _missing(value: Any) -> bool:
 
 
 def _require_one_kind(table: Table, column: str) -> None:
-    """Refuses a column of which some labels are numbers, some texts, some true or false: `1` and `"1"` would become one."""
+    """Refuses a column of which some labels are numbers, some texts, some true or false: `1` and `"1"` would
+    become one."""
     kinds: dict[str, str] = {}  # and where each is first
     for value, place in zip(table.values(column), table.places, strict=True):
         for part in value if isinstance(value, list | tuple) else [value]:

@@ -51,7 +51,8 @@ def unspaced(character: str) -> bool:
 
 
 def words_of(text: str) -> list[Span]:
-    """The words of a text: runs of letters and digits; of writing without spaces every character; and every other mark."""
+    """The words of a text: runs of letters and digits; of writing without spaces every character; and every
+    other mark."""
     words: list[Span] = []
     for place, character in enumerate(text):
         start, stop = words[-1] if words else (0, 0)
@@ -77,8 +78,10 @@ def _mark(character: str) -> bool:
 
 
 def read_entities(value: Any, text: str, place: str, column: str, *, longest: bool = False) -> list[Entity]:
-    """The entities of a text, in order: a list of {start, end, label} or [start, end, label], the same as JSON, or CLUENER's
-    {label: {entity: [[start, last], ...]}}. Of entities that overlap, only the `longest` is kept; or they are refused."""
+    """The entities of a text, in order: a list of {start, end, label} or [start, end, label], the same as
+    JSON, or CLUENER's
+    {label: {entity: [[start, last], ...]}}. Of entities that overlap, only the `longest` is kept; or they
+    are refused."""
     where = f"{place}: column {column!r}"
     if isinstance(value, str):
         value = parse_json(value or "[]", where, "give a list of start, end and label")
@@ -143,9 +146,11 @@ def says_spans(tags: Sequence[str]) -> bool:
 
 
 def tag_scheme(labels: Sequence[str], sentences: Sequence[Sequence[str]]) -> str | None:
-    """How tags write spans, in seqeval's names; None if the sentences keep to no scheme, or to one that it cannot read strictly.
+    """How tags write spans, in seqeval's names; None if the sentences keep to no scheme, or to one that it
+    cannot read strictly.
 
-    Some schemes have the same tags: in IOB2 every span begins with B, in IOB1 only one right behind another of its type.
+    Some schemes have the same tags: in IOB2 every span begins with B, in IOB1 only one right behind another
+    of its type.
     """
     prefixes = {label[0] for label in labels} - {OUTSIDE}
     if prefixes & {"L", "U"}:
@@ -168,7 +173,8 @@ def _same_type(before: str, after: str) -> bool:
 
 
 def tags_of(entities: Sequence[Entity], words: Sequence[Span], scheme: Scheme) -> tuple[list[str], int]:
-    """A tag for every word, and how many entities begin or end inside one: they are taken to have all of it."""
+    """A tag for every word, and how many entities begin or end inside one: they are taken to have all of
+    it."""
     tags, widened, word = [OUTSIDE] * len(words), 0, 0
     for entity in entities:
         while word < len(words) and words[word][1] <= entity.start:
@@ -191,7 +197,8 @@ def tags_of(entities: Sequence[Entity], words: Sequence[Span], scheme: Scheme) -
 def entities_of(
     tags: Sequence[str], words: Sequence[Span], text: str, confidences: Sequence[float]
 ) -> list[Entity]:
-    """The entities that tags of any scheme say, each as sure as its words are on average. One that goes on without having
+    """The entities that tags of any scheme say, each as sure as its words are on average. One that goes on
+    without having
     begun begins there."""
     runs: list[tuple[str, list[int]]] = []
     inside: str | None = None  # the label of an entity that may go on

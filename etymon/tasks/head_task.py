@@ -1,6 +1,7 @@
 """Tasks that a head of the model answers. In the order of a run: rows, targets, loss, answers.
 
-An example is one row of tokens or several (choices, both orders of a pair). A head gives logits of every row, or of chosen
+An example is one row of tokens or several (choices, both orders of a pair). A head gives logits of every
+row, or of chosen
 places; a task turns them into its loss and its answers.
 
 Legend: N tokens, E examples, L labels, D width.
@@ -61,7 +62,8 @@ class HeadOptions:
 
 
 class HeadTask(Task):
-    """A task says what the texts of an example are (`pairs`), its targets, the loss (`criterion`) and the answers."""
+    """A task says what the texts of an example are (`pairs`), its targets, the loss (`criterion`) and the
+    answers."""
 
     head: str
     writes_text = False
@@ -76,7 +78,8 @@ class HeadTask(Task):
     """That the head gives for an example; losses are means over them."""
     options: HeadOptions
     outputs: tuple[int, int] | None = None
-    """Where several tasks share a head: the outputs that are this one's, from the first to behind the last."""
+    """Where several tasks share a head: the outputs that are this one's, from the first to behind the
+    last."""
     label_names: tuple[str, ...] = ()
     """In the order of the head's outputs."""
     problem_type: str | None = None
@@ -238,7 +241,8 @@ class HeadTask(Task):
 
     @abstractmethod
     def targets(self, table: Table) -> np.ndarray:
-        """The targets of all examples, or of all their places, in the order of the table. Refuses values that cannot be."""
+        """The targets of all examples, or of all their places, in the order of the table. Refuses values
+        that cannot be."""
 
     def model_label(self, label: str) -> str:
         """A label of a table as the model calls it: many published ones have numbers, and no names."""
@@ -264,7 +268,8 @@ class HeadTask(Task):
     # --- loss
 
     def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
-        """The head's logits of every example, or of every place. `states_ND` are the last states, if they are known."""
+        """The head's logits of every example, or of every place. `states_ND` are the last states, if they
+        are known."""
         batch = prepared.batch
         if states_ND is not None:
             return model.read(self.head, states_ND, batch, prepared.at)
@@ -326,7 +331,8 @@ class HeadTask(Task):
         return {"loss": Term(loss, share), **terms}
 
     def divergence(self, logits: Tensor, other: Tensor, prepared: HeadBatch) -> Tensor:
-        """The mean of both Kullback-Leibler divergences between two passes, summed over the batch (R-Drop)."""
+        """The mean of both Kullback-Leibler divergences between two passes, summed over the batch
+        (R-Drop)."""
         first, second = (self.log_probabilities(each, prepared) for each in (logits, other))
         return ((first.exp() - second.exp()) * (first - second)).sum() / (2 * self.distributions)
 
@@ -382,7 +388,8 @@ class HeadTask(Task):
 
 
 def _by_example(values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:
-    """Values in the order of the table as a column, with an array for every example: of one value, or of one a place."""
+    """Values in the order of the table as a column, with an array for every example: of one value, or of one
+    a place."""
     places: Any = examples.columns.get("places")
     if places is None:
         return values[:, None]

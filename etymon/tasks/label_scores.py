@@ -1,7 +1,9 @@
 """Scores of labels, numbers and tagged words.
 
-All are functions of counts, so that one function gives the score and its thousand resamples (`scores.bootstrap`): that is why
-F1 and correlations are computed here and not by scikit-learn, to which the tests compare them. Spans are seqeval's.
+All are functions of counts, so that one function gives the score and its thousand resamples
+(`scores.bootstrap`): that is why
+F1 and correlations are computed here and not by scikit-learn, to which the tests compare them. Spans are
+seqeval's.
 
 Legend: N rows, K labels and in the last place whatever is no label, C kinds of rows, R resamples, F figures.
 """
@@ -42,9 +44,11 @@ def label_scores(
     metrics: Sequence[str],
     resamples: int = 0,
 ) -> dict[str, MetricScore]:
-    """Scores by name, of `LABEL_METRICS`, one label a row. A prediction that is none of the labels is always wrong.
+    """Scores by name, of `LABEL_METRICS`, one label a row. A prediction that is none of the labels is always
+    wrong.
 
-    `f1` is that of the second label if there are two (as GLUE has it), and `macro_f1` otherwise. `macro_f1` is the mean over
+    `f1` is that of the second label if there are two (as GLUE has it), and `macro_f1` otherwise. `macro_f1`
+    is the mean over
     the labels that occur, in the table or among the predictions.
     """
     rows = [(label,) for label in predicted]
@@ -58,7 +62,8 @@ def multi_label_scores(
     metrics: Sequence[str],
     resamples: int = 0,
 ) -> dict[str, MetricScore]:
-    """Scores by name, of `MULTI_LABEL_METRICS`, any number of labels a row. `accuracy` counts rows with exactly the right ones."""
+    """Scores by name, of `MULTI_LABEL_METRICS`, any number of labels a row. `accuracy` counts rows with
+    exactly the right ones."""
     actual_NK, predicted_NK = _label_table(actual, labels), _label_table(predicted, labels)
     if actual_NK[:, -1].any():
         foreign = next(label for row in actual for label in row if label not in labels)
@@ -95,7 +100,8 @@ def label_figures(
 
 @dataclass(frozen=True)
 class _Tally:
-    """What a score of labels depends on: rows, rows that are right, and of each label right, actual and predicted ones."""
+    """What a score of labels depends on: rows, rows that are right, and of each label right, actual and
+    predicted ones."""
 
     rows_R: np.ndarray
     right_R: np.ndarray
@@ -161,7 +167,8 @@ _LABEL_STATISTICS: dict[str, Callable[[_Tally], np.ndarray]] = {
 def value_scores(
     predicted: Sequence[float], actual: Sequence[float], metrics: Sequence[str], resamples: int = 0
 ) -> dict[str, MetricScore]:
-    """Scores by name, of `VALUE_METRICS`. Correlations are of 100; that with a constant is 0. `mse` is in the square of the
+    """Scores by name, of `VALUE_METRICS`. Correlations are of 100; that with a constant is 0. `mse` is in
+    the square of the
     values' unit, and `falls`."""
     pairs, counts_C = np.unique(np.stack([actual, predicted], 1).astype(float), axis=0, return_counts=True)
     x_C, y_C = pairs.T
@@ -211,7 +218,8 @@ _VALUE_STATISTICS: dict[str, Callable[[np.ndarray, Any, Any], np.ndarray]] = {
 
 
 def tag_metrics(labels: Sequence[str]) -> tuple[str, ...]:
-    """The scores that labels can have, the default first: spans need labels such as B-PER; parts of speech have accuracy."""
+    """The scores that labels can have, the default first: spans need labels such as B-PER; parts of speech
+    have accuracy."""
     return TAG_METRICS if says_spans(labels) else ("accuracy",)
 
 
@@ -230,9 +238,11 @@ def tag_scores(
     metrics: Sequence[str],
     resamples: int = 0,
 ) -> dict[str, MetricScore]:
-    """Scores by name, of `TAG_METRICS`, one tag a word. A tag that is none of the labels is wrong, and in no span.
+    """Scores by name, of `TAG_METRICS`, one tag a word. A tag that is none of the labels is wrong, and in no
+    span.
 
-    `f1`, `precision` and `recall` count whole spans of the right type, all types together; `accuracy` counts words.
+    `f1`, `precision` and `recall` count whole spans of the right type, all types together; `accuracy` counts
+    words.
     Resamples are of sentences.
     """
     require_spans(labels, metrics)

@@ -1,6 +1,8 @@
-"""Language modelling on the rows of a table: a model goes on learning as it was pretrained, on short texts of a field of its own.
+"""Language modelling on the rows of a table: a model goes on learning as it was pretrained, on short texts
+of a field of its own.
 
-Texts follow one another as the documents of a corpus do. Adapts a model before a task, or instead of one (ULMFiT; Gururangan
+Texts follow one another as the documents of a corpus do. Adapts a model before a task, or instead of one
+(ULMFiT; Gururangan
 et al. 2020).
 """
 

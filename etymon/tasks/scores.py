@@ -36,7 +36,8 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class MetricScore:
-    """Of 100, the more the better, unless it `falls`. `low` and `high` are the ends of the 95% interval, if it was computed."""
+    """Of 100, the more the better, unless it `falls`. `low` and `high` are the ends of the 95% interval, if
+    it was computed."""
 
     value: float
     low: float | None = None
@@ -64,11 +65,15 @@ def bootstrap(
     value: float | None = None,
     **about: Any,
 ) -> MetricScore:
-    """A statistic of rows and the ends of its 95% interval by bootstrap; no ends without resamples, or of too few rows.
+    """A statistic of rows and the ends of its 95% interval by bootstrap; no ends without resamples, or of
+    too few rows.
 
-    A score depends on the rows only by how many there are of each kind, a label and its prediction, say: these are the
-    `counts`. Rows that are drawn again with replacement are then one draw from a multinomial distribution, and
-    `statistic` gets many of them at once: `[resamples, kinds]` counts, of which it gives `[resamples]` values.
+    A score depends on the rows only by how many there are of each kind, a label and its prediction, say:
+    these are the
+    `counts`. Rows that are drawn again with replacement are then one draw from a multinomial distribution,
+    and
+    `statistic` gets many of them at once: `[resamples, kinds]` counts, of which it gives `[resamples]`
+    values.
     `value` is that of the rows themselves, if it is known; `about` are other fields of the score.
     """
     rows = int(counts.sum())
@@ -176,7 +181,8 @@ def answer_scores(
 ) -> dict[str, MetricScore]:
     """Scores by name, of `ANSWER_METRICS`: of each question's right answers the one that fits best counts.
 
-    A question without an answer has none (or an empty one), and the right prediction is empty, as in SQuAD 2.0.
+    A question without an answer has none (or an empty one), and the right prediction is empty, as in SQuAD
+    2.0.
     """
     predicted = [normalise(answer) for answer in predicted]
     # An answer that is nothing but an article is left out, unless it is the only one.
@@ -197,7 +203,8 @@ def normalise(answer: str) -> str:
 
 
 def _f1(predicted: str, actual: str) -> float:
-    """Of the words that both have, and of the characters in writing without spaces; where one is empty, both must be."""
+    """Of the words that both have, and of the characters in writing without spaces; where one is empty, both
+    must be."""
     words, right = (
         "".join(f" {sign} " if unspaced(sign) else sign for sign in text).split()
         for text in (predicted, actual)

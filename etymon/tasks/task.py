@@ -1,7 +1,9 @@
 """What a task is: an objective over the rows of a table, that can also answer and be scored.
 
-A task is made from its options alone, so that a misfit of task, family and table is refused before any work. `bind` ties
-it to a model; then it encodes tables, and trains as any objective does. Its samples are whole batches: `batch_rows` rows
+A task is made from its options alone, so that a misfit of task, family and table is refused before any work.
+`bind` ties
+it to a model; then it encodes tables, and trains as any objective does. Its samples are whole batches:
+`batch_rows` rows
 that are drawn at random, or rows of similar length with about `batch_tokens` tokens.
 """
 
@@ -46,7 +48,8 @@ class Task(Objective, ABC):
     """The term of its loss is called `loss`. What `describe` returns is kept in the history of a model."""
 
     Options: ClassVar[type]
-    """A frozen dataclass: the columns, and how they are read. A family's recipe may set what it has of them."""
+    """A frozen dataclass: the columns, and how they are read. A family's recipe may set what it has of
+    them."""
     metrics: ClassVar[tuple[str, ...]]
     """The scores it has beside `loss`; the first is the default."""
     libraries: ClassVar[Mapping[str, str]] = {}
@@ -90,7 +93,8 @@ class Task(Objective, ABC):
 
     @abstractmethod
     def texts(self, table: Table) -> dict[str, list[str]]:
-        """The table's texts by side, `source` and `target` or `text` alone, to train a tokenizer on. Refuses rows that
+        """The table's texts by side, `source` and `target` or `text` alone, to train a tokenizer on. Refuses
+        rows that
         cannot be used."""
 
     def labels(self, table: Table) -> tuple[str, ...]:
@@ -109,7 +113,8 @@ class Task(Objective, ABC):
 
     @abstractmethod
     def bind(self, model: Model, length: int | None = None) -> None:
-        """Takes tokenizers and framing from the model. It reads `length` tokens, if it can; None for the default."""
+        """Takes tokenizers and framing from the model. It reads `length` tokens, if it can; None for the
+        default."""
 
     def bind_for_training(self, model: Model, length: int | None, *, frozen: bool) -> None:
         """`bind`, and sets up the model for training; `frozen` if its body only gives features."""
@@ -130,7 +135,8 @@ class Task(Objective, ABC):
         """The model's answer to every row, in their order."""
 
     def evaluate(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
-        """Predictions for a table and their mean loss in one pass, `examples` being its encoding; None if it takes two."""
+        """Predictions for a table and their mean loss in one pass, `examples` being its encoding; None if it
+        takes two."""
         return None
 
     @abstractmethod
@@ -181,7 +187,8 @@ def default_batch_tokens(examples: Examples) -> int:
 
 
 def value_to_minimise(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
-    """A function from the figures of a validation to a number that is smaller the better the model is by this metric; None
+    """A function from the figures of a validation to a number that is smaller the better the model is by
+    this metric; None
     if the metric is not among them."""
     if metric.endswith("/loss"):  # of a member of a mixture
         return lambda figures: figures.get(f"{metric.removesuffix('loss')}bits")

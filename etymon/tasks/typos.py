@@ -14,7 +14,8 @@ from etymon.errors import EtymonError
 def with_typos(texts: Sequence[str], share: float = 0.1, seed: int = 0) -> list[str]:
     """The texts with typos in about this share of their letters; the same for the same seed and text.
 
-    A letter changes places with the next one, is lost, is followed by another one, or is another one, as often each (letters of
+    A letter changes places with the next one, is lost, is followed by another one, or is another one, as
+    often each (letters of
     ASCII, or else those of the text).
     Anything but letters stays as it is, and no text becomes empty.
     """
