@@ -31,11 +31,11 @@ from etymon.generation.decoding import eval_mode
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.objective import Term, Unit
-from etymon.sampling.examples import NONE, Examples, Ragged, bundles
+from etymon.sampling.examples import NONE, Examples, bundles
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.feature_cache import FeatureCache
-from etymon.tasks.reading import HeadBatch, Pair, TextReader, split_flat
+from etymon.tasks.reading import HeadBatch, Pair, TextReader, column_by_example, split_flat
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
 
 PREDICTED_TOKENS = 4096
@@ -187,10 +187,10 @@ class HeadTask(Task):
 
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
         examples = self.encode_texts(table, notify)
-        columns = {**examples.columns, "target": _by_example(self.targets(table), examples)}
+        columns = {**examples.columns, "target": column_by_example(self.targets(table), examples)}
         if learn and self.teacher is not None:
             notify(f"the teacher reads {len(table):,} rows")
-            columns[TEACHER] = _by_example(self.teacher(table), examples)
+            columns[TEACHER] = column_by_example(self.teacher(table), examples)
         return Examples(columns, examples.sizes, examples.words)
 
     def prepare(self, split: Any, row: np.ndarray, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
@@ -385,15 +385,6 @@ class HeadTask(Task):
 
         answers = self.merge_row_answers(table, self.run_batches(model, examples, answer))
         return answers, float(totals[0] / max(totals[1], 1.0))
-
-
-def _by_example(values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:
-    """Values in the order of the table as a column, with an array for every example: of one value, or of one
-    a place."""
-    places: Any = examples.columns.get("places")
-    if places is None:
-        return values[:, None]
-    return Ragged(np.split(values, places.stops[:-1]), values.dtype.type)
 
 
 def number_or_name(label: str) -> tuple[int, float, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,3 +153,12 @@ class HeadBatch(MicroBatch):
 def split_flat(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     """Rows of these lengths, which stand end to end."""
     return [flat[start:stop] for start, stop in pairwise([0, *np.cumsum(lengths).tolist()])]
+
+
+def column_by_example(values: np.ndarray, examples: Examples) -> Ragged | np.ndarray:
+    """Values in the order of the table as a column, with an array for every example: of one value, or of one
+    a place."""
+    places: Any = examples.columns.get("places")
+    if places is None:
+        return values[:, None]
+    return Ragged(np.split(values, places.stops[:-1]), values.dtype.type)
