@@ -46,7 +46,7 @@ Grid = dict[str, list[Any]]
 
 def read_grid(grid: Sequence[str] | Mapping[str, Sequence[Any]]) -> Grid:
     """Values by dotted key, from `key=value,value` as YAML has values, or from a mapping."""
-    found: Grid = {}
+    values_by_key: Grid = {}
     for each in [grid] if isinstance(grid, str) else grid:
         if isinstance(grid, Mapping):
             key, values = each, list(grid[each])
@@ -56,14 +56,14 @@ def read_grid(grid: Sequence[str] | Mapping[str, Sequence[Any]]) -> Grid:
                 raise EtymonError(f"cannot read the grid {each!r}: write it as key=value,value")
             values = _parse_yaml(f"[{text}]", f"the grid {each!r}")
         key = key.strip()
-        if key in found:
+        if key in values_by_key:
             raise EtymonError(f"the grid names {key} twice: put all its values behind one")
         if key.partition(".")[0] in FIXED:
             raise EtymonError(f"{key} cannot be swept: it is the same for all cells")
         if not values or len({json.dumps(value) for value in values}) < len(values):
             raise EtymonError(f"the grid needs different values for {key}, and it has {_shown(values)}")
-        found[key] = values
-    return found
+        values_by_key[key] = values
+    return values_by_key
 
 
 @dataclass
@@ -155,17 +155,22 @@ class Sweep:
 
     @staticmethod
     def resumed(
-        folder: Path, asked: RunFile, grid: Grid, seeds: int | None, source: TextSource | None, **options: Any
+        folder: Path,
+        settings: RunFile,
+        grid: Grid,
+        seeds: int | None,
+        source: TextSource | None,
+        **options: Any,
     ) -> Sweep:
         """The sweep in a folder; what is asked may say again what it began with, but nothing else."""
         if not (folder / NOTE).is_file():
             raise EtymonError(f"there is no sweep in {folder} to resume: it has no {NOTE}")
         note = read_json(folder / NOTE)
         begun, swept = strict(RunFile, note["settings"], str(folder / NOTE)), dict(note["grid"])
-        other = differing(asked, begun)
+        other = differing(settings, begun)
         if (
             other
-            or asked.family != begun.family
+            or settings.family != begun.family
             or grid not in ({}, swept)
             or seeds not in (None, note["seeds"])
         ):
@@ -174,9 +179,11 @@ class Sweep:
                 f"the sweep in {folder} began with another {name}: leave that out, or give another --out"
             )
         sweep = Sweep(folder, begun, swept, note["seeds"], source, resuming=True, **options)
-        known = {each["folder"]: each for cell in note["cells"] for each in cell["runs"] if each["diverged"]}
+        diverged = {
+            each["folder"]: each for cell in note["cells"] for each in cell["runs"] if each["diverged"]
+        }
         for member in sweep.members:
-            saved = known.get(member.folder.name)
+            saved = diverged.get(member.folder.name)
             if saved is not None:  # it would diverge again
                 member.outcome.reason, member.outcome.diverged = saved["reason"], True
         return sweep
@@ -265,8 +272,8 @@ class Sweep:
     def _trained(self, member: Member) -> Pretrained:
         file = member.data.file
         if (member.folder / "run.yaml").is_file():
-            asked = RunFile(family=file.family)  # as it began
-            job = resume_job(Job(member.folder, asked, make_progress(self.kind), **self.options))
+            settings = RunFile(family=file.family)  # as it began
+            job = resume_job(Job(member.folder, settings, make_progress(self.kind), **self.options))
             return run(job, TextData(job, None))
         source: TextSource | None = self.source
         if source is None and file.data:
@@ -341,12 +348,12 @@ class Sweep:
 
     def _report(self, rankings: list[Ranking]) -> Path:
         """One page with all curves and the table."""
-        told: dict[str, str | float | None] = {
+        figures: dict[str, str | float | None] = {
             "cells": len(self.cells),
             "seeds": self.seeds,
             "budget of a run": self.file.budget or USUAL_BUDGET,
         }
-        sections: list[Section] = [Figures(told)]
+        sections: list[Section] = [Figures(figures)]
         for ranking in rankings:
             curves = {cell.name: _mean_curve(self._curves(cell)) for cell in ranking.cells}
             title = ranking.shared or "Validation"

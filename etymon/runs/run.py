@@ -27,9 +27,9 @@ from etymon.runs.run_file import begun, plain
 from etymon.runs.task_file import TaskFile
 from etymon.runs.training_settings import VALIDATIONS, steps_within, training_settings
 from etymon.runs.validation import Evaluation, PhasePlan, Validator
-from etymon.training.budgets import Pace, Revision, TimeBudget, mean_pace, parse_budget
+from etymon.training.budgets import Milestone, Pace, Revision, TimeBudget, mean_pace, parse_budget
 from etymon.training.feeding import Phase, StepStream
-from etymon.training.loop import Milestone, Trainer, TrainingSettings
+from etymon.training.loop import Trainer, TrainingSettings
 from etymon.training.state import RunFolder, TrainingState, read_state
 from etymon.training.unit import TrainingUnit
 

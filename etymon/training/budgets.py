@@ -44,6 +44,14 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Milestone:
+    """Something to do when a run has used up an amount (of anything but time) for the first time."""
+
+    amount: Budget
+    act: Callable[[], None]
+
+
+@dataclass(frozen=True)
 class Pace:
     """What one step of a run uses up, on average over its phases."""
 

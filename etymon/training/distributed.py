@@ -6,6 +6,7 @@ Under `torchrun` the same command simply runs on all of them; alone, a process d
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import signal
 import threading
@@ -162,3 +163,9 @@ def stop_on_signal() -> Iterator[StopRequest]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
+
+
+def seed_device(seed: int, step: int, number: int) -> None:
+    """Sets the device's generator from (seed, step, number of the slice)."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{number}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)

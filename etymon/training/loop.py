@@ -3,7 +3,6 @@ in the batch."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import sys
@@ -23,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from etymon.errors import EtymonError
 from etymon.objectives.objective import MicroBatch, Term, weighted_loss
 from etymon.training.adversarial import AdversarialSettings, Backward, run_passes
-from etymon.training.budgets import Budget, Revision, StepPlan, TimeBudget
-from etymon.training.distributed import StopRequest, World, stop_on_signal
+from etymon.training.budgets import Milestone, Revision, StepPlan, TimeBudget
+from etymon.training.distributed import StopRequest, World, seed_device, stop_on_signal
 from etymon.training.feeding import Step, StepStream
 from etymon.training.optimisers import (
     OptimiserChoice,
@@ -38,8 +37,16 @@ from etymon.training.optimisers import (
 from etymon.training.progress import Progress
 from etymon.training.schedules import ScheduleChoice
 from etymon.training.speed import flops_per_token, matmul_peak, memory_in_use
-from etymon.training.state import VALIDATION_PREFIX, RunFolder, TrainingState
-from etymon.training.unit import TOKENS, StreamMemories, TrainingUnit, add_counts, add_terms, averages
+from etymon.training.state import VALIDATION_PREFIX, RunFolder, TrainingState, take_prefixed
+from etymon.training.unit import (
+    TOKENS,
+    StreamMemories,
+    TrainingUnit,
+    add_counts,
+    add_terms,
+    averages,
+    bits_per_byte_or_target,
+)
 
 
 @strict_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -58,12 +65,10 @@ class TrainingSettings:
     log_layers_every: int = 50
     keep: int = 2
     paced: Literal["steps", "samples"] = "steps"
-    """What the schedule goes by: samples where the batch grows, so that warm-up and decay are counted in
-    text."""
+    """What the schedule goes by: samples where the batch grows, so that warm-up is counted in text."""
     adversarial: AdversarialSettings | None = None
     unfreeze: float | None = None
-    """Share of the steps after which everything trains: at first only the top, then layer by layer from
-    above."""
+    """Share of the steps after which everything trains: at first the top, then layer by layer."""
     time: TimeBudget | None = None
     """What the steps were measured for; they are revised as the run goes. None: they are fixed."""
     revisions: tuple[Revision, ...] = ()
@@ -96,19 +101,9 @@ class TrainingResult:
 
 
 Validate = Callable[[int, int, bool], dict[str, Any]]
-"""Figures of a validation after so many steps, the last of a phase (by number), and whether it is the
-run's last one."""
+"""Metrics after so many steps, by the number of the phase, and whether it is the run's last validation."""
 Criterion = Callable[[Mapping[str, Any]], float | None]
-"""The metric of a validation that is to fall. With one, there is a checkpoint of every model that is the
-best yet."""
-
-
-@dataclass(frozen=True)
-class Milestone:
-    """Something to do when a run has used up an amount (of anything but time) for the first time."""
-
-    amount: Budget
-    act: Callable[[], None]
+"""The metric of a validation that is to fall. With one, every model that is the best yet is saved."""
 
 
 class Trainer:
@@ -142,8 +137,8 @@ class Trainer:
         self.state = state or TrainingState()
         self.optimiser = build_optimiser(unit, settings.optimiser)
         if optimiser_state is not None:
-            unit.bridges.load_state_dict(_take(optimiser_state, BRIDGE))
-            unit.memories = StreamMemories(_take(optimiser_state, MEMORY))
+            unit.bridges.load_state_dict(take_prefixed(optimiser_state, BRIDGE))
+            unit.memories = StreamMemories(take_prefixed(optimiser_state, MEMORY))
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
         self.plan = StepPlan(
@@ -400,20 +395,3 @@ class Trainer:
             f"{what} is not finite: lower the learning rate (it is "
             f"{self.settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
         )
-
-
-def bits_per_byte_or_target(metrics: Mapping[str, Any]) -> float | None:
-    """The criterion of pretraining: bits per byte where text has a likelihood, else bits per target."""
-    return metrics.get("bits_per_byte", metrics.get("bits_per_target"))
-
-
-def seed_device(seed: int, step: int, number: int) -> None:
-    """Sets the device's generator from (seed, step, number of the slice)."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{number}".encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-def _take(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """Takes the tensors out whose names begin so, under the rest of their names."""
-    names = [name for name in tensors if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensors.pop(name) for name in names}

@@ -225,9 +225,9 @@ class _Run:
         return parts
 
     def values(self) -> list[str]:
-        known = [name for name in _VALUES if name in self.latest]
+        first = [name for name in _VALUES if name in self.latest]
         others = [name for name in self.latest if name not in _VALUES]
-        return [format_value(name, self.latest[name]) for name in known + others]
+        return [format_value(name, self.latest[name]) for name in first + others]
 
 
 class _Panel:

@@ -190,3 +190,9 @@ def read_state(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
     fields = read_json(folder / "state.json")
     state = TrainingState(**{**fields, "position": Position(**fields["position"])})
     return state, load_file(folder / "optimiser.safetensors")
+
+
+def take_prefixed(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Takes the tensors out whose names begin so, under the rest of their names."""
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensors.pop(name) for name in names}

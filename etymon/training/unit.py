@@ -183,6 +183,11 @@ def averages(totals: dict[str, float], counts: dict[str, float], likelihood: str
     return {**means, "bits_per_target": next(iter(means.values())) / math.log(2)}
 
 
+def bits_per_byte_or_target(metrics: Mapping[str, Any]) -> float | None:
+    """The criterion of pretraining: bits per byte where text has a likelihood, else bits per target."""
+    return metrics.get("bits_per_byte", metrics.get("bits_per_target"))
+
+
 @torch.no_grad()
 def evaluate(
     unit: TrainingUnit, slices: Sequence[MicroBatch], world: World | None = None

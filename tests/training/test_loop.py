@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from etymon.errors import EtymonError
-from etymon.training.distributed import stop_on_signal
+from etymon.training.distributed import seed_device, stop_on_signal
 from etymon.training.feeding import Feed, Phase, Position, Step, StepStream, validation_slices
-from etymon.training.loop import Trainer, TrainingSettings, seed_device
+from etymon.training.loop import Trainer, TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.progress import make_progress
 from etymon.training.schedules import ScheduleChoice
