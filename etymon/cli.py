@@ -8,10 +8,10 @@ A verb is a function in the module `etymon.verbs.<verb>`, made by `verbs.verb.ve
   `on_text(piece)` prints what `generate(..., on_text=None)` streams.
 - A result may have an `exit_code`, for a run that was stopped before its end.
 
-Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1). So are
-files that cannot be used (`OSError`), and numbers that are infinite or beyond 64 bits, whatever the option. What the
-library warns of through its loggers is shown as a note.
-What a terminal shows has its control characters made visible; pipes and files get texts as they are (`terminal.safe_streams`).
+Mistakes of the user are `EtymonError`: one line on stderr, exit code 2 (a traceback only if ETYMON_DEBUG=1).
+So are files that cannot be used (`OSError`), and numbers that are infinite or beyond 64 bits, whatever the
+option. What the library warns of through its loggers is shown as a note. What a terminal shows has its
+control characters made visible; pipes and files get texts as they are (`terminal.safe_streams`).
 """
 
 from __future__ import annotations

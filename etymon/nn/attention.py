@@ -198,8 +198,8 @@ class RelativeKeys(nn.Module):
 
 
 def skew(met_RHAL: Tensor, count: int) -> Tensor:
-    """`[..., A, count]` out of `[..., A, A + count - 1]`: of every row so many entries,
-    each row beginning one further left."""
+    """`[..., A, count]` out of `[..., A, A + count - 1]`: of every row so many entries, each row beginning
+    one further left."""
     places, width = met_RHAL.shape[-2:]
     assert width == places + count - 1
     if places == 1:

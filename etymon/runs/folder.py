@@ -131,9 +131,8 @@ def lock_folder(folder: Path, world: World) -> Iterator[None]:
     """Locks the folder, made if need be, for the processes of one run: a second run would overwrite its
     files.
 
-    A new folder is removed again if it is empty in the end, or if the run was refused before it began,
-    unless it holds
-    a text that was encoded.
+    A new folder is removed again if it is empty in the end, or if the run was refused before it began, unless
+    it holds a text that was encoded.
     """
     # The operating system's lock, not a mark in a file: it is freed however the process ends.
     lock = FileLock(folder / LOCK)

@@ -44,9 +44,8 @@ SAFE = 0.25
 """The share of what is free that a generous bound may take, so that no closer look is needed."""
 PROGRAM = 1e8
 FRAGMENTS = 1.3
-"""Of a run on a processor, measured (docs/lab-notes.md): bytes beside the model's tensors, and how much
-more memory than they need tensors
-occupy that come and go, which leave gaps between them."""
+"""Of a run on a processor, measured (docs/lab-notes.md): bytes beside the model's tensors, and how much more
+memory than they need tensors occupy that come and go, which leave gaps between them."""
 SEGMENTS = 3
 """Of a stream, after which it remembers as much as it ever will, or nearly."""
 LOOKS = 32
@@ -274,8 +273,7 @@ def stand_in_tokenizer(family: Family, vocabulary: int) -> Tokenizer:
 
 def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, rows: int) -> list[MicroBatch]:
     """A slice of a made-up text; of streams, with those before it. Documents are long, so that most samples
-    are full, and frequent
-    words come more often."""
+    are full, and frequent words come more often."""
     size = 8 * max(length, 32)
     count = size * max(rows, 8)
     special = [number for role in tokenizer.roles if (number := tokenizer.id(role)) is not None]

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
     # Made from the settings before any work: it checks them, reads tables, and knows which model is to be
     # trained. The run then asks it for the tokenizer, the objectives with their samples, a validator, and
-    # what
-    # to write of it all. It never calls back, and pretraining does not import what tasks need.
+    # what to write of it all. It never calls back, and pretraining does not import what tasks need.
     TrainingData: TypeAlias = TextData | TableData | MixtureData
 
 USUAL_BUDGET = "10m"
@@ -78,8 +77,8 @@ def run(job: Job, data: TrainingData) -> Any:
         if file.training and not job.resuming:
             settings = replace(settings, time=None)
 
-        # The trainer, which may refuse its settings: so nothing is written before it.
-        # Weights, optimiser, position in the data and best validation all come from the checkpoint.
+        # The trainer, which may refuse its settings: so nothing is written before it. Weights, optimiser,
+        # position in the data and best validation all come from the checkpoint.
         state, optimiser_state = (TrainingState(), None) if checkpoint is None else read_state(checkpoint)
         stream = build_stream(job, data, phases, settings.steps)
         writer = ModelWriter(job, data, unit, start)

@@ -45,9 +45,8 @@ from etymon.training.unit import TrainingUnit
 NOTE_SECONDS = 30
 """Seconds after which it is said how much of a text is encoded."""
 WHOLE_BYTES, BEGINNING_BYTES = 16 << 20, 2 << 20
-"""Of a dry run: bytes of files up to which all of a text is read, so that its tokens are those of the run;
-of larger
-ones, the bytes of text that are read."""
+"""Of a dry run: bytes of files up to which all of a text is read, so that its tokens are those of the run; of
+larger ones, the bytes of text that are read."""
 
 
 @dataclass(frozen=True)
@@ -355,8 +354,7 @@ class TextBeginning:
     is_whole: bool = False
     block: tuple[int, int] = (0, 0)
     """Bytes of the files when all text in them had been given, and bytes of that text: files are read in
-    blocks, ahead
-    of it."""
+    blocks, ahead of it."""
 
     @property
     def description(self) -> str:

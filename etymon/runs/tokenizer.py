@@ -85,11 +85,9 @@ def build_tokenizer(
 ) -> Tokenizer:
     """Returns the run's tokenizer, which `folder/tokenizer` keeps for resumed runs and for other processes.
 
-    If it `is_kept` there, it is read, and no `text` is needed. Otherwise it is the `given` one (of the
-    model to go on
-    from, or of a teacher), that of the run file or of a prepared text, or one of `vocabulary` tokens that
-    is trained
-    on the text, or grown from the given one.
+    If it `is_kept` there, it is read, and no `text` is needed. Otherwise it is the `given` one (of the model
+    to go on from, or of a teacher), that of the run file or of a prepared text, or one of `vocabulary` tokens
+    that is trained on the text, or grown from the given one.
     """
     place = folder / "tokenizer"
     ready = None if is_kept else _ready_tokenizer(file, text, given)

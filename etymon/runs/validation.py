@@ -28,8 +28,7 @@ MIXTURE_SAMPLES = 128
 """The same of each text of a mixture."""
 FEW_ROWS, MANY_ROWS, FEW_TOKENS = 200, 1000, 32_768
 """Rows that the validations of a task answer during a run: a few, or, where a head answers, up to many with
-not too
-many tokens. When the run is over, all are answered."""
+not too many tokens. When the run is over, all are answered."""
 RESAMPLES = 1000
 SHOWN_ANSWERS = 3
 SAMPLE_TOKENS = 60

@@ -75,10 +75,10 @@ def sentence_pairs(
     """BERT's next-sentence samples: rows (a_start, a_stop, b_start, b_stop, is_random), spans of `tokens`.
 
     As in BERT's released pipeline: sentences of a document are gathered up to `max_length` - `overhead`
-    tokens (a random smaller target for a share `SHORT` of the documents) and divided at random
-    into A and B; half the time, and always for a single sentence, B comes from another document and the
-    unused sentences go back; then the longer of the two loses tokens from front or back. Unlike there, a
-    random B never comes from the same document.
+    tokens (a random smaller target for a share `SHORT` of the documents) and divided at random into A and B;
+    half the time, and always for a single sentence, B comes from another document and the unused sentences go
+    back; then the longer of the two loses tokens from front or back. Unlike there, a random B never comes
+    from the same document.
 
     With a single document there is no other: then every pair is a true continuation (and the log says so).
     """

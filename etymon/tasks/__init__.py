@@ -62,8 +62,7 @@ def _last_tasks(model: Model) -> dict[str, Any]:
 
 def task_of(model: Model, changes: Mapping[str, Any] | None = None, name: str | None = None) -> Task | None:
     """The task that a model was last fine-tuned for, ready for it; None if there was none. Of a mixture's it
-    is the one of that
-    `name`, its own or that of the kind, or the only one. `changes` are options."""
+    is the one of that `name`, its own or that of the kind, or the only one. `changes` are options."""
     chosen = [entry for member, entry in _last_tasks(model).items() if name in (None, member, entry["name"])]
     if len(chosen) != 1:
         return None

@@ -236,8 +236,7 @@ class AnswerQuestion(HeadTask):
 
     def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
         """Of every token as a beginning and as an end; of XLNet, as the end of the right beginning, and in a
-        third column
-        whether its row has no answer."""
+        third column whether its row has no answer."""
         batch, layout = prepared.batch, prepared.batch.layout
         if self.head == SPAN:  # which reads every place
             return super().head_logits(model, replace(prepared, at=None), states_ND)

@@ -49,8 +49,7 @@ def places_with_ids(table: Table, column: str) -> list[str]:
 
 def read_answers(value: Any, context: str, place: str, column: str) -> list[tuple[str, int]]:
     """The answers that a cell holds, without white space around them, and where each begins. None for an
-    empty list, an
-    empty text or nothing at all."""
+    empty list, an empty text or nothing at all."""
     # What stands in the context is a text, however it looks; other cells may be JSON.
     literal = isinstance(value, str) and value != "[]" and value in context
     try:
@@ -161,9 +160,8 @@ def context_windows(
     notify: Notify = ignore_note,
 ) -> tuple[list[ContextWindow], list[ContextTokens]]:
     """All windows, question by question, and the tokens of every question's context. Windows begin `stride`
-    tokens apart, and
-    together hold every token of a context. Of a question at most `question_length` tokens are read, and half
-    the room."""
+    tokens apart, and together hold every token of a context. Of a question at most `question_length` tokens
+    are read, and half the room."""
     room, pair = reader.room(pair=True), reader.framing.pair
     if room < 2:
         raise EtymonError(f"{reader.length} tokens have no room for a question and a context: raise --length")

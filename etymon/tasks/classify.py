@@ -59,16 +59,14 @@ class ClassifyOptions(TextOptions):
 @dataclass(frozen=True)
 class LabelPrediction:
     """The likeliest label, or of several all above one half. What was written and is no label is None, among
-    several what was
-    written."""
+    several what was written."""
 
     label: str | tuple[str, ...] | None
     probabilities: dict[str, float]
 
     def worst_error(self, actual: Sequence[str]) -> float | None:
         """How sure it was of its gravest mistake, a label that is wrong or one that is missing; None where
-        there is none, or
-        where there are no probabilities."""
+        there is none, or where there are no probabilities."""
         if not isinstance(self.label, tuple):
             return None if self.label is None or self.label in actual else self.probabilities.get(self.label)
         wrong = (set(self.label) ^ set(actual)) & self.probabilities.keys()

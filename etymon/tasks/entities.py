@@ -79,9 +79,8 @@ def _mark(character: str) -> bool:
 
 def read_entities(value: Any, text: str, place: str, column: str, *, longest: bool = False) -> list[Entity]:
     """The entities of a text, in order: a list of {start, end, label} or [start, end, label], the same as
-    JSON, or CLUENER's
-    {label: {entity: [[start, last], ...]}}. Of entities that overlap, only the `longest` is kept; or they
-    are refused."""
+    JSON, or CLUENER's {label: {entity: [[start, last], ...]}}. Of entities that overlap, only the `longest`
+    is kept; or they are refused."""
     where = f"{place}: column {column!r}"
     if isinstance(value, str):
         value = parse_json(value or "[]", where, "give a list of start, end and label")
@@ -198,8 +197,7 @@ def entities_of(
     tags: Sequence[str], words: Sequence[Span], text: str, confidences: Sequence[float]
 ) -> list[Entity]:
     """The entities that tags of any scheme say, each as sure as its words are on average. One that goes on
-    without having
-    begun begins there."""
+    without having begun begins there."""
     runs: list[tuple[str, list[int]]] = []
     inside: str | None = None  # the label of an entity that may go on
     for word, tag in enumerate(tags):

@@ -20,8 +20,7 @@ MOST_BYTES = 2 << 30
 
 class FeatureCache:
     """What `Model.layers` says of the rows of batches, by keys: the number of an example, or, if it has
-    several rows, with that of
-    the row. What does not fit into `MOST_BYTES` is computed every time."""
+    several rows, with that of the row. What does not fit into `MOST_BYTES` is computed every time."""
 
     def __init__(self, model: Model) -> None:
         assert model.frozen_body, "a body that learns says something else every time: set model.frozen_body"

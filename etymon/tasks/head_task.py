@@ -1,8 +1,7 @@
 """Tasks that a head of the model answers. In the order of a run: rows, targets, loss, answers.
 
-An example is one row of tokens or several (choices, both orders of a pair). A head gives logits of every
-row, or of chosen
-places; a task turns them into its loss and its answers.
+An example is one row of tokens or several (choices, both orders of a pair). A head gives logits of every row,
+or of chosen places; a task turns them into its loss and its answers.
 
 Legend: N tokens, E examples, L labels, D width.
 """

@@ -1,9 +1,8 @@
 """Scores of labels, numbers and tagged words.
 
 All are functions of counts, so that one function gives the score and its thousand resamples
-(`scores.bootstrap`): that is why
-F1 and correlations are computed here and not by scikit-learn, to which the tests compare them. Spans are
-seqeval's.
+(`scores.bootstrap`): that is why F1 and correlations are computed here and not by scikit-learn, to which the
+tests compare them. Spans are seqeval's.
 
 Legend: N rows, K labels and in the last place whatever is no label, C kinds of rows, R resamples, F figures.
 """
@@ -48,8 +47,7 @@ def label_scores(
     wrong.
 
     `f1` is that of the second label if there are two (as GLUE has it), and `macro_f1` otherwise. `macro_f1`
-    is the mean over
-    the labels that occur, in the table or among the predictions.
+    is the mean over the labels that occur, in the table or among the predictions.
     """
     rows = [(label,) for label in predicted]
     return multi_label_scores(rows, [(label,) for label in actual], labels, metrics, resamples)
@@ -167,9 +165,8 @@ _LABEL_STATISTICS: dict[str, Callable[[_Tally], np.ndarray]] = {
 def value_scores(
     predicted: Sequence[float], actual: Sequence[float], metrics: Sequence[str], resamples: int = 0
 ) -> dict[str, MetricScore]:
-    """Scores by name, of `VALUE_METRICS`. Correlations are of 100; that with a constant is 0. `mse` is in
-    the square of the
-    values' unit, and `falls`."""
+    """Scores by name, of `VALUE_METRICS`. Correlations are of 100; that with a constant is 0. `mse` is in the
+    square of the values' unit, and `falls`."""
     pairs, counts_C = np.unique(np.stack([actual, predicted], 1).astype(float), axis=0, return_counts=True)
     x_C, y_C = pairs.T
 
@@ -242,8 +239,7 @@ def tag_scores(
     span.
 
     `f1`, `precision` and `recall` count whole spans of the right type, all types together; `accuracy` counts
-    words.
-    Resamples are of sentences.
+    words. Resamples are of sentences.
     """
     require_spans(labels, metrics)
     words = [

@@ -2,8 +2,7 @@
 of a field of its own.
 
 Texts follow one another as the documents of a corpus do. Adapts a model before a task, or instead of one
-(ULMFiT; Gururangan
-et al. 2020).
+(ULMFiT; Gururangan et al. 2020).
 """
 
 from __future__ import annotations

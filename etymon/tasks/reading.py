@@ -62,9 +62,8 @@ class TextReader:
         self, first: np.ndarray, second: np.ndarray | None = None, *, keeps_end: bool = False
     ) -> Framed:
         """The row of one text or of two; of two that are too long, the longer loses its end first, and if
-        both do, it keeps
-        the odd token (as Transformers' `longest_first`). With `keeps_end`, the first text loses its
-        beginning instead."""
+        both do, it keeps the odd token (as Transformers' `longest_first`). With `keeps_end`, the first text
+        loses its beginning instead."""
         room = self.room(second is not None)
         lengths = [len(first), 0 if second is None else len(second)]
         if sum(lengths) > room:
@@ -118,8 +117,7 @@ def framed_examples(
 @dataclass
 class HeadBatch(MicroBatch):
     """Rows of tokens. `at` are the places that the head reads, None for those of the family; `rows` how many
-    rows each
-    example has."""
+    rows each example has."""
 
     batch: Batch
     targets: Tensor

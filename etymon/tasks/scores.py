@@ -69,12 +69,10 @@ def bootstrap(
     too few rows.
 
     A score depends on the rows only by how many there are of each kind, a label and its prediction, say:
-    these are the
-    `counts`. Rows that are drawn again with replacement are then one draw from a multinomial distribution,
-    and
-    `statistic` gets many of them at once: `[resamples, kinds]` counts, of which it gives `[resamples]`
-    values.
-    `value` is that of the rows themselves, if it is known; `about` are other fields of the score.
+    these are the `counts`. Rows that are drawn again with replacement are then one draw from a multinomial
+    distribution, and `statistic` gets many of them at once: `[resamples, kinds]` counts, of which it gives
+    `[resamples]` values. `value` is that of the rows themselves, if it is known; `about` are other fields of
+    the score.
     """
     rows = int(counts.sum())
     if value is None:

@@ -1,10 +1,9 @@
 """What a task is: an objective over the rows of a table, that can also answer and be scored.
 
 A task is made from its options alone, so that a misfit of task, family and table is refused before any work.
-`bind` ties
-it to a model; then it encodes tables, and trains as any objective does. Its samples are whole batches:
-`batch_rows` rows
-that are drawn at random, or rows of similar length with about `batch_tokens` tokens.
+`bind` ties it to a model; then it encodes tables, and trains as any objective does. Its samples are whole
+batches: `batch_rows` rows that are drawn at random, or rows of similar length with about `batch_tokens`
+tokens.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ class Task(Objective, ABC):
     @abstractmethod
     def texts(self, table: Table) -> dict[str, list[str]]:
         """The table's texts by side, `source` and `target` or `text` alone, to train a tokenizer on. Refuses
-        rows that
-        cannot be used."""
+        rows that cannot be used."""
 
     def labels(self, table: Table) -> tuple[str, ...]:
         """The labels of a table, in the order of the head's outputs; none if the task has no labels."""
@@ -187,9 +185,8 @@ def default_batch_tokens(examples: Examples) -> int:
 
 
 def value_to_minimise(metric: str) -> Callable[[Mapping[str, Any]], float | None]:
-    """A function from the figures of a validation to a number that is smaller the better the model is by
-    this metric; None
-    if the metric is not among them."""
+    """A function from the figures of a validation to a number that is smaller the better the model is by this
+    metric; None if the metric is not among them."""
     if metric.endswith("/loss"):  # of a member of a mixture
         return lambda figures: figures.get(f"{metric.removesuffix('loss')}bits")
     if metric == "loss":

@@ -1,10 +1,9 @@
 """Text to text: a source is read, and its target written. Translation, summaries, and any task that a text
 can ask for.
 
-Encoder-decoders read the source and write the target. Decoders read both in one row, with a separator
-between them. Either
-way only the target's tokens, and its end, are targets. `WrittenTask` does any other task in this way: so T5
-does all of them.
+Encoder-decoders read the source and write the target. Decoders read both in one row, with a separator between
+them. Either way only the target's tokens, and its end, are targets. `WrittenTask` does any other task in this
+way: so T5 does all of them.
 """
 
 from __future__ import annotations
@@ -204,9 +203,8 @@ class Text2Text(Task):
         self, model: Model, prompts: Sequence[np.ndarray], decoding: DecodingSettings | None = None
     ) -> list[str]:
         """What follows every prompt (see `sources`), in their order. Prompts of similar length are decoded
-        together, which
-        changes nothing but the time, the longest first: a number of new tokens that there is no room for is
-        refused at once."""
+        together, which changes nothing but the time, the longest first: a number of new tokens that there is
+        no room for is refused at once."""
         settings = decoding or DecodingSettings()
         if settings.max_new_tokens is None:
             settings = replace(settings, max_new_tokens=self.new_tokens)
@@ -245,10 +243,9 @@ def _cut(rows: Sequence[np.ndarray], rooms: Sequence[int], tail: int = 1) -> tup
 class WrittenTask(Task):
     """A task by way of text2text. Its options, columns, labels and scores are the task's own.
 
-    The task gives what the model reads of every row (`source_parts`: a mark and a text, in turns), what it
-    is to write
-    (`target_texts`), and predictions for what it wrote (`parse_texts`), where what makes no sense is a wrong
-    one.
+    The task gives what the model reads of every row (`source_parts`: a mark and a text, in turns), what it is
+    to write (`target_texts`), and predictions for what it wrote (`parse_texts`), where what makes no sense is
+    a wrong one.
     """
 
     heads = frozenset({"vocabulary"})
@@ -297,8 +294,7 @@ class WrittenTask(Task):
 
     def source_texts(self, table: Table, room: int, notify: Notify = ignore_note) -> list[str]:
         """What the model reads of every row, within so many tokens. Of rows that are longer, the longest
-        texts lose their ends,
-        and the marks before them stay."""
+        texts lose their ends, and the marks before them stay."""
         rows = self.task.source_parts(table)
         texts = ["".join(parts) for parts in rows]
         long = [number for number, ids in enumerate(self.writing.sources(texts)) if len(ids) > room]

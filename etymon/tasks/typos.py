@@ -15,9 +15,8 @@ def with_typos(texts: Sequence[str], share: float = 0.1, seed: int = 0) -> list[
     """The texts with typos in about this share of their letters; the same for the same seed and text.
 
     A letter changes places with the next one, is lost, is followed by another one, or is another one, as
-    often each (letters of
-    ASCII, or else those of the text).
-    Anything but letters stays as it is, and no text becomes empty.
+    often each (letters of ASCII, or else those of the text). Anything but letters stays as it is, and no text
+    becomes empty.
     """
     if not 0 <= share <= 1:
         raise EtymonError(f"a share of letters is between 0 and 1, not {share}")

@@ -195,10 +195,10 @@ def build_store(
     """Encode documents into a store folder, replacing an old one only when complete.
 
     About `validation` of the documents are held out, chosen by a hash of the seed and the text; if that
-    cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are.
-    `source` is where the documents come from: it is asked for its fingerprint after they were read.
-    `workers` processes encode (None: one a core, if there is much text); the result does not
-    depend on it. `progress` gets the bytes of text done so far.
+    cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are. `source` is
+    where the documents come from: it is asked for its fingerprint after they were read. `workers` processes
+    encode (None: one a core, if there is much text); the result does not depend on it. `progress` gets the
+    bytes of text done so far.
     """
     if not 0 <= validation < 1:
         raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")

@@ -1,10 +1,8 @@
 """Progress of a long run: a live bar on a terminal or in a notebook, plain lines elsewhere, or silence.
 
-    display = make_progress()
-    display.start(total_steps=1000, title="pretrain bert")
-    display.update(10, {"loss": 5.1, "bits_per_byte": 2.3, "tokens_per_second": 12_000, "mfu": 0.31})
-    display.note("saved runs/bert at step 10")
-    display.close()
+    display = make_progress() display.start(total_steps=1000, title="pretrain bert") display.update(10,
+    {"loss": 5.1, "bits_per_byte": 2.3, "tokens_per_second": 12_000, "mfu": 0.31}) display.note("saved
+    runs/bert at step 10") display.close()
 
 Known names get units (`_VALUES` below); any other value is shown as it is. Displays write to stderr, so that
 stdout stays free for results.

@@ -102,7 +102,6 @@ def main() -> None:
             old = place / "before" if options.keep is None else options.keep.resolve()
             if (old / "results.json").exists():
                 before = json.loads((old / "results.json").read_text(encoding="utf-8"))
-                before = {case: told for case, told in before.items() if fnmatch(case, options.only)}
             else:
                 before = record(tree, old, "--only", options.only)
             after = record(TREE, place / "after", "--only", options.only, "--before", str(old))
@@ -112,7 +111,9 @@ def main() -> None:
             found += [
                 f"{case}: failed in both\n{now['failed']}" for case, now in after.items() if "failed" in now
             ]
-            found += [f"{case}: is gone" for case in before if case not in after]
+            found += [
+                f"{case}: is gone" for case in before if case not in after and fnmatch(case, options.only)
+            ]
             refused = sum("refused" in now for now in after.values())
             print(f"{len(after)} cases, {refused} of them refused by both; {len(found)} differences")
             if found:

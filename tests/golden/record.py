@@ -122,11 +122,22 @@ class Recorder:
     def __init__(self, work: Path, before: Path | None, only: str) -> None:
         self.work, self.before, self.only = work, before, only
         self.data = work / "data"
+        self.cases: dict[str, tuple[Callable[[], Any], str]] = {}
         self.results: dict[str, Any] = {}
 
-    def case(self, name: str, run: Callable[[], Any]) -> None:
-        if not fnmatch(name, self.only):
-            return
+    def case(self, name: str, run: Callable[[], Any], needs: str = "") -> None:
+        """Adds a case, which may need what another one leaves."""
+        self.cases[name] = run, needs
+
+    def run_cases(self) -> None:
+        """Runs the cases that `only` names, and those that they need."""
+        chosen = {name for name in self.cases if fnmatch(name, self.only)}
+        chosen |= {self.cases[name][1] for name in chosen}
+        for name, (run, _) in self.cases.items():
+            if name in chosen:
+                self.run_case(name, run)
+
+    def run_case(self, name: str, run: Callable[[], Any]) -> None:
         begin = time.perf_counter()
         try:
             self.results[name] = run()
@@ -325,7 +336,9 @@ def main() -> None:
         names = list(TASKS)
         for task in (names[number % 5], names[(number + 2) % 5], names[5 + number % 2]):
             recorder.case(
-                f"finetune/{family}/{task}", lambda f=family, t=task, n=number: recorder.finetune(f, t, n)
+                f"finetune/{family}/{task}",
+                lambda f=family, t=task, n=number: recorder.finetune(f, t, n),
+                f"pretrain/{family}/own",
             )
     for family in ("t5", "bart"):
         recorder.case(f"mixture/{family}", lambda f=family: recorder.mix(f))
@@ -336,8 +349,13 @@ def main() -> None:
         ("gpt2", None),
         ("gptj", None),
     ):
-        recorder.case(f"distil/{teacher}-{student}", lambda t=teacher, s=student: recorder.distil(t, s))
+        recorder.case(
+            f"distil/{teacher}-{student}",
+            lambda t=teacher, s=student: recorder.distil(t, s),
+            f"pretrain/{teacher}/own",
+        )
     recorder.case("sweep", recorder.sweep)
+    recorder.run_cases()
     recorder.write()
 
 
