@@ -17,6 +17,7 @@ from etymon.generation.text import Generation
 from etymon.lab.context import Contexts
 from etymon.lab.probe import Probes
 from etymon.lab.probe_tasks import ProbeTask
+from etymon.lab.sweep import Swept
 from etymon.nn.trace import trace as trace
 from etymon.runs.result import Finetuned, Pretrained
 from etymon.settings.tasks import Rows
@@ -31,7 +32,6 @@ from etymon.verbs.prompt import Prompted
 from etymon.verbs.replaced import Inspection
 from etymon.verbs.seq2seq_verb import Rewritten
 from etymon.verbs.show import Shown
-from etymon.verbs.sweep import Swept
 from etymon.verbs.tasks import TaskCell
 from etymon.verbs.tokenizer import Tokenized
 

@@ -1,4 +1,4 @@
-"""The work behind `etymon sweep`: a grid as cells, cells as runs, runs as a ranking."""
+"""The engine of `etymon sweep`: every cell of a grid becomes ordinary runs, and their results a ranking."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import etymon
@@ -19,8 +18,8 @@ from etymon.config import _parse_yaml, load_yaml, strict
 from etymon.errors import EtymonError
 from etymon.families.loading import model_folder, read_history
 from etymon.files import finite, read_json, write_json
+from etymon.lab.sweep_report import Cell, Ranking, RunOutcome, Swept, write_sweep_report
 from etymon.objectives import objective_class
-from etymon.report.page import Code, Curve, Figures, ReportTable, Section, write_report
 from etymon.runs.folder import Job, lock_folder, require_free, resume_job
 from etymon.runs.result import Pretrained
 from etymon.runs.run import USUAL_BUDGET, run
@@ -31,48 +30,44 @@ from etymon.text.store import TokenStore
 from etymon.training.budgets import parse_budget
 from etymon.training.distributed import World, open_world
 from etymon.training.loop import Diverged
-from etymon.training.progress import ProgressKind, format_seconds, make_progress
-from etymon.training.state import VALIDATION_PREFIX, RunFolder
-from etymon.verbs.sweep import Cell, Outcome, Ranking, Swept
+from etymon.training.progress import format_seconds, make_progress
 
-NOTE = "sweep.json"
-FIXED = ("family", "budget", "text", "training")
-"""Keys of a run file that no grid may have: cells would be of different kinds, or of different cost."""
-FREE = ("learning_rate", "weight_decay", "layer_decay", "schedule", "warmup", "clip")
-"""Settings that cost no time, as the seed does: runs that differ in nothing else take the same number of
-steps."""
+SWEEP_FILE = "sweep.json"
+# Cells that differed in these would be of different kinds, or of different cost.
+FIXED_KEYS = ("family", "budget", "text", "training")
+# Like the seed, these cost no time: runs that differ in nothing else take the same number of steps.
+COSTLESS_KEYS = ("learning_rate", "weight_decay", "layer_decay", "schedule", "warmup", "clip")
 Grid = dict[str, list[Any]]
 
 
 def read_grid(grid: Sequence[str] | Mapping[str, Sequence[Any]]) -> Grid:
     """Values by dotted key, from `key=value,value` as YAML has values, or from a mapping."""
     values_by_key: Grid = {}
-    for each in [grid] if isinstance(grid, str) else grid:
+    for entry in [grid] if isinstance(grid, str) else grid:
         if isinstance(grid, Mapping):
-            key, values = each, list(grid[each])
+            key, values = entry, list(grid[entry])
         else:
-            key, equals, text = each.partition("=")
+            key, equals, text = entry.partition("=")
             if not equals:
-                raise EtymonError(f"cannot read the grid {each!r}: write it as key=value,value")
-            values = _parse_yaml(f"[{text}]", f"the grid {each!r}")
+                raise EtymonError(f"cannot read the grid {entry!r}: write it as key=value,value")
+            values = _parse_yaml(f"[{text}]", f"the grid {entry!r}")
         key = key.strip()
         if key in values_by_key:
             raise EtymonError(f"the grid names {key} twice: put all its values behind one")
-        if key.partition(".")[0] in FIXED:
+        if key.partition(".")[0] in FIXED_KEYS:
             raise EtymonError(f"{key} cannot be swept: it is the same for all cells")
         if not values or len({json.dumps(value) for value in values}) < len(values):
-            raise EtymonError(f"the grid needs different values for {key}, and it has {_shown(values)}")
+            raise EtymonError(f"the grid needs different values for {key}, and it has {_value_text(values)}")
         values_by_key[key] = values
     return values_by_key
 
 
 @dataclass
-class Member:
-    """A run of the sweep: whose it is, what came of it, and how it will be run, which is checked before
-    anything begins."""
+class SweepRun:
+    """A run of the sweep. Its settings are checked when it is made, before any run starts."""
 
     cell: Cell
-    outcome: Outcome
+    outcome: RunOutcome
     job: Job
     data: TextData
 
@@ -80,58 +75,68 @@ class Member:
     def folder(self) -> Path:
         return self.job.folder
 
-    def finished(self) -> bool:
-        """Whether the run came to its end: what its folder says is taken over."""
-        if self.outcome.figures is None and (self.folder / "run.yaml").is_file():
-            past = read_history(model_folder(self.folder))
-            if past and past[-1]["seen"].get("ended"):
-                self.outcome.figures, self.outcome.steps = past[-1]["metrics"], past[-1]["seen"]["steps"]
+    @property
+    def has_begun(self) -> bool:
+        return (self.folder / "run.yaml").is_file()
+
+    def read_outcome(self) -> bool:
+        """Takes the outcome from the run's folder if it is there; returns whether the run is over."""
+        if self.outcome.figures is None and self.has_begun:
+            history = read_history(model_folder(self.folder))
+            if history and history[-1]["seen"].get("ended"):
+                self.outcome.figures = history[-1]["metrics"]
+                self.outcome.steps = history[-1]["seen"]["steps"]
         return self.outcome.figures is not None or self.outcome.diverged
 
     @property
-    def text(self) -> tuple[Any, ...]:
-        """What decides about tokenizer and store: members that agree in it share them."""
+    def text_key(self) -> tuple[Any, ...]:
+        """What tokenizer and token store depend on: runs that agree in it share them."""
         file = self.data.file
-        return (
-            file.vocabulary if file.start else self.data.model_plan.vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.documents,
-            file.column, file.errors, file.validation,
-        )  # fmt: skip
+        vocabulary = file.vocabulary if file.start else self.data.model_plan.vocabulary
+        text = (file.data, file.documents, file.column, file.errors, file.validation)
+        return (vocabulary, file.tokenizer, file.start, file.teacher, *text)
 
     @property
-    def cost(self) -> RunFile:
+    def cost_key(self) -> RunFile:
         """What the time of a step depends on."""
-        free: dict[str, Any] = dict.fromkeys(FREE)
-        return replace(self.data.file, **free, seed=0)
+        costless: dict[str, Any] = dict.fromkeys(COSTLESS_KEYS)
+        return replace(self.data.file, **costless, seed=0)
 
     @property
-    def question(self) -> tuple[Any, ...]:
-        """Figures of members that agree in it can be compared.
-
-        Bits per byte of the same text can, whatever the tokens, but not with those of what follows a prefix;
-        bits per target only if the targets are the same.
-        """
+    def metric_key(self) -> tuple[Any, ...]:
+        """Figures of runs that agree in it can be compared."""
         number, phase = len(self.data.phases) - 1, self.data.phases[-1]
         store = TokenStore.open(self.folder / (f"store-{number}" if phase.data else "store")).description
         text = (self.cell.unit, store["source"], store["validation"])
+        # Bits per byte of the same text compare whatever the tokens are, but a prefix is not predicted:
+        # where there is one, only the bytes after it are counted.
         if self.cell.unit == "bits_per_byte":
             return (*text, "prefix" in objective_class(phase.objective).requires)
-        options = json.dumps(phase.options, sort_keys=True)
-        return (*text, store["tokenizer"], phase.objective, options)
-
-    def curve(self) -> list[tuple[float, float]]:
-        """Validation by tokens."""
-        records, name = RunFolder(self.folder).metrics(), VALIDATION_PREFIX + self.cell.unit
-        tokens = {0: 0, **{record["step"]: record["tokens"] for record in records if "tokens" in record}}
-        return [(tokens[record["step"]], record[name]) for record in records if name in record]
+        # Bits per target compare only if the targets are the same ones.
+        return (*text, store["tokenizer"], phase.objective, json.dumps(phase.options, sort_keys=True))
 
 
 class Sweep:
-    """One sweep, in its folder. What is finished there is not done again."""
+    """One sweep in its folder. Runs that are finished there are not run again."""
 
     def __init__(
-        self, folder: Path, file: RunFile, grid: Grid, seeds: int, source: TextSource | None,
-        progress: ProgressKind = "auto", *, resuming: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        file: RunFile,
+        grid: Grid,
+        seeds: int | None,
+        source: TextSource | None,
+        *,
+        resume: bool,
+        progress: Any = "auto",
+        **options: Any,
+    ) -> None:
+        """Checks all settings before any work; `options` are those of `Job` (device, workers)."""
+        saved: dict[str, Any] = {"cells": []}
+        if resume:
+            saved, file = _read_saved(folder, file, grid, seeds)
+            grid, seeds = dict(saved["grid"]), saved["seeds"]
+        seeds = seeds or 1
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise EtymonError("a sweep runs in one process: start it without torchrun")
         if seeds < 1 or (seeds > 1 and "seed" in grid):
@@ -140,65 +145,36 @@ class Sweep:
             raise EtymonError("there is nothing to compare: give --grid key=value,value, or --seeds 3")
         if not file.validation:
             raise EtymonError("without held-out text nothing can be ranked: leave validation above 0")
-        if not resuming:
-            if (folder / NOTE).exists():
+        if not resume:
+            if (folder / SWEEP_FILE).exists():
                 raise EtymonError(
                     f"{folder} holds a sweep already: go on with --resume, or give another --out"
                 )
             require_free(folder)
-        if source is None and not file.data and not resuming and "data" not in grid:
-            raise EtymonError("there is no text to train on: give --data with files, folders or globs")
+            if source is None and not file.data and "data" not in grid:
+                raise EtymonError("there is no text to train on: give --data with files, folders or globs")
         self.folder, self.file, self.grid, self.seeds, self.source = folder, file, grid, seeds, source
-        self.progress, self.kind, self.options = make_progress(progress), progress, options
-        self.members = self._members()
-        self.cells = list({id(member.cell): member.cell for member in self.members}.values())
+        self.progress, self.progress_kind, self.options = make_progress(progress), progress, options
+        self.cells, self.runs = self._plan_runs()
+        # A run that diverged would diverge again: it keeps its outcome.
+        diverged = {entry["folder"]: entry for cell in saved["cells"] for entry in cell["runs"]}
+        for planned in self.runs:
+            entry = diverged.get(planned.outcome.folder)
+            if entry is not None and entry["diverged"]:
+                planned.outcome.reason, planned.outcome.diverged = entry["reason"], True
 
-    @staticmethod
-    def resumed(
-        folder: Path,
-        settings: RunFile,
-        grid: Grid,
-        seeds: int | None,
-        source: TextSource | None,
-        **options: Any,
-    ) -> Sweep:
-        """The sweep in a folder; what is asked may say again what it began with, but nothing else."""
-        if not (folder / NOTE).is_file():
-            raise EtymonError(f"there is no sweep in {folder} to resume: it has no {NOTE}")
-        note = read_json(folder / NOTE)
-        begun, swept = strict(RunFile, note["settings"], str(folder / NOTE)), dict(note["grid"])
-        other = differing(settings, begun)
-        if (
-            other
-            or settings.family != begun.family
-            or grid not in ({}, swept)
-            or seeds not in (None, note["seeds"])
-        ):
-            name = other[0] if other else "grid, seeds or family"
-            raise EtymonError(
-                f"the sweep in {folder} began with another {name}: leave that out, or give another --out"
-            )
-        sweep = Sweep(folder, begun, swept, note["seeds"], source, resuming=True, **options)
-        diverged = {
-            each["folder"]: each for cell in note["cells"] for each in cell["runs"] if each["diverged"]
-        }
-        for member in sweep.members:
-            saved = diverged.get(member.folder.name)
-            if saved is not None:  # it would diverge again
-                member.outcome.reason, member.outcome.diverged = saved["reason"], True
-        return sweep
-
-    def _members(self) -> list[Member]:
-        """Every seed of every cell, checked as far as that can be done before any work; the first seed of
-        all comes first."""
-        short = [key.rpartition(".")[2] for key in self.grid]
-        names = short if len({*short}) == len(short) else list(self.grid)
+    def _plan_runs(self) -> tuple[list[Cell], list[SweepRun]]:
+        """All cells, and a run for every seed of each; the first seed of all cells comes first."""
+        last_words = [key.rpartition(".")[2] for key in self.grid]
+        keys = last_words if len({*last_words}) == len(last_words) else list(self.grid)
         cells: list[Cell] = []
         for values in product(*self.grid.values()):
-            name = ",".join(f"{key}={_shown(value)}" for key, value in zip(names, values, strict=True))
+            name = ",".join(f"{key}={_value_text(value)}" for key, value in zip(keys, values, strict=True))
             cells.append(Cell(name, dict(zip(self.grid, values, strict=True))))
-        folders = _distinct([re.sub(r"[^\w.+=,-]+", "-", cell.name)[:120] for cell in cells])
-        members = []
+        names = [re.sub(r"[^\w.+=,-]+", "-", cell.name)[:120] for cell in cells]
+        # Names that became the same get a number.
+        folders = [name if name not in names[:i] else f"{name}-{i + 1}" for i, name in enumerate(names)]
+        runs = []
         tree = plain(asdict(replace(self.file, training=None)))
         for number in range(self.seeds):
             for cell, folder in zip(cells, folders, strict=True):
@@ -207,73 +183,78 @@ class Sweep:
                 if self.seeds > 1:
                     file = replace(file, seed=file.seed + number)
                     folder = f"{folder},seed={file.seed}".strip(",")
-                place = self.folder / folder
-                begun = (place / "run.yaml").is_file()
-                if begun:  # which may have gone on from a model of another size
-                    file = replace(file, size=load_yaml(place / "run.yaml", RunFile).size)
-                job = Job(place, file, resuming=begun, **self.options)
-                cell.runs.append(Outcome(folder, file.seed))
-                members.append(Member(cell, cell.runs[-1], job, TextData(job, None)))
-        return members
+                run_file = self.folder / folder / "run.yaml"
+                resuming = run_file.is_file()
+                if resuming:  # a run that starts from a model took over its size
+                    file = replace(file, size=load_yaml(run_file, RunFile).size)
+                job = Job(self.folder / folder, file, resuming=resuming, **self.options)
+                cell.runs.append(RunOutcome(folder, file.seed))
+                runs.append(SweepRun(cell, cell.runs[-1], job, TextData(job, None)))
+        return cells, runs
 
-    def go(self) -> Swept:
+    def run(self) -> Swept:
+        """Runs whatever is not finished, ranks the cells and writes sweep.json and report.html."""
         budget = self.file.budget or USUAL_BUDGET
-        amount = parse_budget(budget)
-        whole = (
-            f", about {format_seconds(len(self.members) * amount.amount)}" if amount.unit == "seconds" else ""
-        )
-        each = f" ({len(self.cells)} cells x {self.seeds} seeds)" if self.seeds > 1 else ""
+        amount, unit = parse_budget(budget).amount, parse_budget(budget).unit
+        whole = f", about {format_seconds(len(self.runs) * amount)}" if unit == "seconds" else ""
+        grid = f" ({len(self.cells)} cells x {self.seeds} seeds)" if self.seeds > 1 else ""
         with open_world(self.options.get("device")) as world:
-            for member in {repr(member.cost): member for member in self.members}.values():
-                if not member.job.resuming:
-                    member.data.require_memory(world.device)
-        self.progress.note(f"{len(self.members)} runs of {budget} each{whole}{each}")
+            # Runs of the same cost need the same memory.
+            for planned in {repr(planned.cost_key): planned for planned in self.runs}.values():
+                if not planned.job.resuming:
+                    planned.data.require_memory(world.device)
+        self.progress.note(f"{len(self.runs)} runs of {budget} each{whole}{grid}")
         command = f"etymon sweep {self.file.family} --out {shlex.quote(str(self.folder))} --resume"
+        title = f"A sweep over {', '.join(self.grid) or 'seeds'}"
+        figures: dict[str, str | float | None] = {
+            "cells": len(self.cells),
+            "seeds": self.seeds,
+            "budget of a run": budget,
+        }
         with lock_folder(self.folder, World()):
             self._write([])
             try:
-                signal = self._run_all()
+                signal = self._run_unfinished()
             except KeyboardInterrupt:
                 self.progress.note(f"interrupted; go on with: {command}")
                 raise
-            rankings = self._rankings()
+            rankings = self._rank()
             self._write(rankings)
-            report = self._report(rankings)
+            report = write_sweep_report(self.folder, title, figures, self.cells, rankings)
         failed = [cell for cell in self.cells if cell.reason]
-        done = sum(member.finished() for member in self.members)
-        return Swept(self.folder, rankings, failed, report, len(self.members), done, command, signal)
+        done = sum(planned.read_outcome() for planned in self.runs)
+        return Swept(self.folder, rankings, failed, report, len(self.runs), done, command, signal)
 
-    def _run_all(self) -> int | None:
-        """Runs what is not finished; gives the signal that stopped it, if one did."""
-        for number, member in enumerate(self.members, 1):
-            if member.finished():
+    def _run_unfinished(self) -> int | None:
+        """Returns the signal that stopped it, if one did."""
+        for number, planned in enumerate(self.runs, 1):
+            if planned.read_outcome():
                 continue
-            self.progress.note(f"run {number} of {len(self.members)}: {member.folder.name}")
-            outcome = member.outcome
+            self.progress.note(f"run {number} of {len(self.runs)}: {planned.folder.name}")
+            outcome = planned.outcome
             try:
-                result = self._trained(member)
+                result = self._train(planned)
                 if result.stopped:
                     return result.signal
-                if not member.finished() or not outcome.figures:
-                    outcome.reason = "no text was held out that it could be judged by"
+                if not planned.read_outcome() or not outcome.figures:
+                    outcome.reason = "no validation text was held out to rank it by"
             except EtymonError as error:
-                if not any(
-                    self.folder.glob("*/run.yaml")
-                ):  # nothing has come about that could be gone on with
-                    for each in self.members:
-                        shutil.rmtree(each.folder, ignore_errors=True)
-                    (self.folder / NOTE).unlink()
+                # If no run has begun there is nothing to resume: leave no trace.
+                if not any(self.folder.glob("*/run.yaml")):
+                    for other in self.runs:
+                        shutil.rmtree(other.folder, ignore_errors=True)
+                    (self.folder / SWEEP_FILE).unlink()
                     raise
                 outcome.reason, outcome.diverged = str(error), isinstance(error, Diverged)
-                self.progress.note(f"{member.folder.name}: {error}")
+                self.progress.note(f"{planned.folder.name}: {error}")
             self._write([])
         return None
 
-    def _trained(self, member: Member) -> Pretrained:
-        file = member.data.file
-        if (member.folder / "run.yaml").is_file():
-            settings = RunFile(family=file.family)  # as it began
-            job = resume_job(Job(member.folder, settings, make_progress(self.kind), **self.options))
+    def _train(self, planned: SweepRun) -> Pretrained:
+        """Starts or resumes a run."""
+        file, progress = planned.data.file, make_progress(self.progress_kind)
+        if planned.has_begun:
+            job = resume_job(Job(planned.folder, RunFile(family=file.family), progress, **self.options))
             return run(job, TextData(job, None))
         source: TextSource | None = self.source
         if source is None and file.data:
@@ -281,109 +262,81 @@ class Sweep:
         if source is None:
             raise EtymonError("the texts of this sweep were given by a program: give them again as data")
         # A store that only names another one has no tokenizer in it.
-        stores = (other.folder / "store" for other in self.members if other.text == member.text)
+        stores = (other.folder / "store" for other in self.runs if other.text_key == planned.text_key)
         shared = next((store for store in stores if (store / "tokenizer").is_dir()), None)
-        if shared is not None and not isinstance(source, PreparedText) and shared.parent != member.folder:
+        if shared is not None and not isinstance(source, PreparedText) and shared.parent != planned.folder:
             source = PreparedText(shared, source.description)
-        progress, file = make_progress(self.kind), self._measured(member)
-        # Runs of the same cost are compared, and so take the same steps.
-        job = Job(member.folder, file, progress, fixed_steps=True, **self.options)
+        # Of runs that cost the same, the first one measures how many steps a time budget has and the others
+        # take as many: a busy moment of the machine would favour one of them.
+        twins = (other for other in self.runs if other.cost_key == planned.cost_key)
+        twin = next((other for other in twins if other.has_begun), None)
+        if twin is not None and parse_budget(file.budget or USUAL_BUDGET).unit == "seconds":
+            settings = load_yaml(twin.folder / "run.yaml", RunFile).training
+            assert settings is not None
+            file = replace(file, budget=f"{settings.steps}steps", validate_every=settings.validate_every)
+        job = Job(planned.folder, file, progress, fixed_steps=True, **self.options)
         return run(job, TextData(job, source))
 
-    def _measured(self, member: Member) -> RunFile:
-        """A time as the steps that a run of the same cost had in it: a busy moment would favour one of
-        them."""
-        file = member.data.file
-        twins = (other.folder / "run.yaml" for other in self.members if other.cost == member.cost)
-        begun = next((path for path in twins if path.is_file()), None)
-        if begun is None or parse_budget(file.budget or USUAL_BUDGET).unit != "seconds":
-            return file
-        settings = load_yaml(begun, RunFile).training
-        assert settings is not None
-        return replace(file, budget=f"{settings.steps}steps", validate_every=settings.validate_every)
-
-    # --- what came of it
-
-    def _rankings(self) -> list[Ranking]:
+    def _rank(self) -> list[Ranking]:
         groups: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells:
-            # A cell of which a run failed is not compared with those that went through.
+            # A cell with a failed run is left out: its mean would be of fewer seeds.
             if cell.figures and not cell.reason:
-                first = next(each for each in self.members if each.cell is cell and each.outcome.figures)
-                groups.setdefault(first.question, []).append(cell)
-        rankings = []
-        for number, cells in enumerate(groups.values(), 1):
-            settings = {key: {_shown(cell.settings[key]) for cell in cells} for key in self.grid}
-            alike = [f"{key}={min(values)}" for key, values in settings.items() if len(values) == 1]
-            ranked = sorted(cells, key=lambda cell: cell.mean)
-            several = len(groups) > 1
-            repeat = self._repeat(ranked[0], f"-{number}" if several else "")
-            unit = cells[0].unit.replace("_", " ")
-            rankings.append(Ranking(unit, ", ".join(alike) if several else "", ranked, repeat))
-        return rankings
-
-    def _repeat(self, cell: Cell, number: str) -> str:
+                first = next(other for other in self.runs if other.cell is cell and other.outcome.figures)
+                groups.setdefault(first.metric_key, []).append(cell)
         budget = parse_budget(self.file.budget or USUAL_BUDGET)
         more = 10 * budget.amount
-        amount = (
-            f"{int(more) if more == int(more) else more}{'s' if budget.unit == 'seconds' else budget.unit}"
-        )
+        amount = f"{int(more) if more == int(more) else more}"
+        amount += "s" if budget.unit == "seconds" else budget.unit
         data = "" if self.file.data or "data" in self.grid else " --data ..."
-        target = shlex.quote(f"runs/{self.folder.name}-best{number}")
-        config = shlex.quote(str(self.folder / cell.runs[0].folder / "run.yaml"))
-        # A time was measured once, with as many validations as fit into it.
-        usual = "" if self.file.validate_every else " --set validate_every=null"
-        return f"etymon pretrain {self.file.family}{data} --config {config} --budget {amount}{usual} --out {target}"
+        # Validations were chosen for this budget's few steps: a longer run chooses its own.
+        validations = "" if self.file.validate_every else " --set validate_every=null"
+        has_several = len(groups) > 1
+        rankings = []
+        for number, cells in enumerate(groups.values(), 1):
+            cells = sorted(cells, key=lambda cell: cell.mean)
+            values = {key: {_value_text(cell.settings[key]) for cell in cells} for key in self.grid}
+            shared = ", ".join(f"{key}={min(texts)}" for key, texts in values.items() if len(texts) == 1)
+            config = shlex.quote(str(self.folder / cells[0].runs[0].folder / "run.yaml"))
+            out = shlex.quote(f"runs/{self.folder.name}-best{f'-{number}' if has_several else ''}")
+            repeat = f"etymon pretrain {self.file.family}{data} --config {config}"
+            repeat += f" --budget {amount}{validations} --out {out}"
+            unit = cells[0].unit.replace("_", " ")
+            rankings.append(Ranking(unit, shared if has_several else "", cells, repeat))
+        return rankings
 
     def _write(self, rankings: list[Ranking]) -> None:
+        """Writes sweep.json, which a resumed sweep reads."""
         ranked = [
             {**asdict(ranking), "cells": [[cell.name, cell.mean, cell.spread] for cell in ranking.cells]}
             for ranking in rankings
         ]
-        note = {
-            "etymon": etymon.__version__, "settings": plain(asdict(self.file)), "grid": list(self.grid.items()), "seeds": self.seeds,
-            "cells": [asdict(cell) for cell in self.cells], "rankings": ranked,
-        }  # fmt: skip
-        write_json(self.folder / NOTE, finite(note))
-
-    def _report(self, rankings: list[Ranking]) -> Path:
-        """One page with all curves and the table."""
-        figures: dict[str, str | float | None] = {
-            "cells": len(self.cells),
+        saved = {
+            "etymon": etymon.__version__,
+            "settings": plain(asdict(self.file)),
+            "grid": list(self.grid.items()),  # a list: the order of the keys names the cells
             "seeds": self.seeds,
-            "budget of a run": self.file.budget or USUAL_BUDGET,
+            "cells": [asdict(cell) for cell in self.cells],
+            "rankings": ranked,
         }
-        sections: list[Section] = [Figures(figures)]
-        for ranking in rankings:
-            curves = {cell.name: _mean_curve(self._curves(cell)) for cell in ranking.cells}
-            title = ranking.shared or "Validation"
-            sections.append(Curve(curves, x_label="tokens", y_label=ranking.unit, title=title))
-            rows = [
-                (place, cell.name, cell.mean, cell.spread, max(run.steps for run in cell.runs))
-                for place, cell in enumerate(ranking.cells, 1)
-            ]
-            sections.append(ReportTable(("", "cell", ranking.unit, "deviation", "steps"), rows))
-            sections.append(Code(ranking.repeat, title="The best one with ten times the budget"))
-        failed = [(cell.name, cell.reason) for cell in self.cells if cell.reason]
-        if failed:
-            sections.append(ReportTable(("cell", "why it is not ranked"), failed, title="Left out"))
-        path = self.folder / "report.html"
-        write_report(path, f"A sweep over {', '.join(self.grid) or 'seeds'}", sections)
-        return path
-
-    def _curves(self, cell: Cell) -> list[list[tuple[float, float]]]:
-        return [member.curve() for member in self.members if member.cell is cell and member.outcome.figures]
+        write_json(self.folder / SWEEP_FILE, finite(saved))
 
 
-def _mean_curve(curves: list[list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean over the seeds, validation by validation."""
-    return [(fmean(x for x, _ in points), fmean(y for _, y in points)) for points in zip(*curves)]
+def _read_saved(folder: Path, file: RunFile, grid: Grid, seeds: int | None) -> tuple[dict[str, Any], RunFile]:
+    """sweep.json and its settings; settings given now may repeat those, and anything else is refused."""
+    if not (folder / SWEEP_FILE).is_file():
+        raise EtymonError(f"there is no sweep in {folder} to resume: it has no {SWEEP_FILE}")
+    saved = read_json(folder / SWEEP_FILE)
+    before = strict(RunFile, saved["settings"], str(folder / SWEEP_FILE))
+    difference = differing(file, before)
+    is_same = file.family == before.family and grid in ({}, dict(saved["grid"]))
+    if difference or not is_same or seeds not in (None, saved["seeds"]):
+        name = difference[0] if difference else "grid, seeds or family"
+        raise EtymonError(
+            f"the sweep in {folder} began with another {name}: leave that out, or give another --out"
+        )
+    return saved, before
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """The same names, with a number behind those that were there before."""
-    return [name if name not in names[:i] else f"{name}-{i + 1}" for i, name in enumerate(names)]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etymon.families.model import Model
-from etymon.lab.baselines import baselines
 from etymon.report.page import Curve, Section, label_report, score_table, value_report
 from etymon.runs.report import Records
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
+from etymon.tasks.baselines import baselines
 from etymon.tasks.classify import Classify, LabelPrediction
 from etymon.tasks.label_scores import label_figures
 from etymon.tasks.regress import Regress, ValuePrediction

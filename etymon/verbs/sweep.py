@@ -2,96 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.settings import PathText, Spelling, argument, group, option, settings
 from etymon.settings.training import PretrainSettings, StartOptions
 from etymon.verbs.pretrain import TextLike, split_text
 from etymon.verbs.verb import resumes, verb
 
-
-@dataclass
-class Outcome:
-    """What came of a run."""
-
-    folder: str
-    """Its name in the sweep's folder."""
-    seed: int
-    steps: int = 0
-    figures: dict[str, float] | None = None
-    """The last validation, if it took all its steps."""
-    reason: str = ""
-    """Why it did not."""
-    diverged: bool = False
-
-
-@dataclass
-class Cell:
-    """One combination of the grid: a run for every seed."""
-
-    name: str
-    settings: dict[str, Any]
-    runs: list[Outcome] = field(default_factory=list)
-
-    @property
-    def unit(self) -> str:
-        """What it is judged by: fewer bits are better."""
-        told = any("bits_per_byte" in (run.figures or {}) for run in self.runs)
-        return "bits_per_byte" if told else "bits_per_target"
-
-    @property
-    def figures(self) -> list[float]:
-        return [run.figures[self.unit] for run in self.runs if run.figures]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.figures)
-
-    @property
-    def spread(self) -> float | None:
-        """The standard deviation over the seeds."""
-        return stdev(self.figures) if len(self.figures) > 1 else None
-
-    @property
-    def reason(self) -> str:
-        """Why it is not ranked."""
-        seeds = len(self.runs) > 1
-        told = (f"seed {run.seed}: {run.reason}" if seeds else run.reason for run in self.runs if run.reason)
-        return next(told, "")
-
-
-@dataclass
-class Ranking:
-    """Cells that answered the same question, the best first."""
-
-    unit: str
-    shared: str
-    """The settings that set these cells apart from those of other rankings."""
-    cells: list[Cell]
-    repeat: str
-    """The command that runs the best one again with a larger budget."""
-
-
-@dataclass
-class Swept:
-    folder: Path
-    rankings: list[Ranking]
-    failed: list[Cell]
-    """Cells of which a run diverged or could not be run."""
-    report: Path
-    runs: int
-    done: int
-    command: str
-    """How to go on, when it was stopped."""
-    signal: int | None = None
-    """What it was stopped by."""
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.signal if self.signal else 0
+if TYPE_CHECKING:
+    from etymon.lab.sweep import Swept
 
 
 @settings
@@ -116,7 +36,7 @@ def sweep(options: SweepOptions) -> Swept:
     folder of OUT; a table, OUT/sweep.json and OUT/report.html compare them. Ctrl-C saves the run at hand,
     and `--resume` goes on from there.
     """
-    from etymon.lab.sweep import NOTE, Sweep, read_grid
+    from etymon.lab.sweep import SWEEP_FILE, Sweep, read_grid
     from etymon.runs.run_file import RunFile, assemble
 
     paths, source = split_text(options.data)
@@ -127,15 +47,17 @@ def sweep(options: SweepOptions) -> Swept:
     }
     file = assemble(RunFile, given, options.config, options.set)
     folder = Path(options.out or Path("sweeps") / f"{file.family}-{file.size}")
-    grid = read_grid(options.grid)
-    running: dict[str, Any] = {
-        "progress": options.progress,
-        "device": options.device,
-        "workers": options.workers,
-    }
-    if resumes(options.resume, folder, NOTE):
-        return Sweep.resumed(folder, file, grid, options.seeds, source, **running).go()
-    return Sweep(folder, file, grid, options.seeds or 1, source, **running).go()
+    return Sweep(
+        folder,
+        file,
+        read_grid(options.grid),
+        options.seeds,
+        source,
+        resume=resumes(options.resume, folder, SWEEP_FILE),
+        progress=options.progress,
+        device=options.device,
+        workers=options.workers,
+    ).run()
 
 
 def present(result: Swept, options: SweepOptions) -> None:

@@ -17,12 +17,13 @@ from etymon import cli
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.lab import sweep as sweeping
+from etymon.lab.sweep import Swept
 from etymon.runs.run_file import RunFile
 from etymon.text.sources import Texts
 from etymon.text.store import TokenStore
 from etymon.training.state import RunFolder
 from etymon.verbs import sweep as verb
-from etymon.verbs.sweep import SweepOptions, Swept
+from etymon.verbs.sweep import SweepOptions
 from tests import tiny
 from tests.verbs.pretraining.conftest import at_step  # noqa: F401
 from tests.verbs.small_runs import metrics, pretrain, with_test_sizes
@@ -159,7 +160,7 @@ def test_a_cell_that_diverges_comes_last(
     assert shown.index("learning_rate=0.001") < shown.index("-  learning_rate=1e+30: the ")
     assert "is not finite" in swept.report.read_text(encoding="utf-8")
     # It is not tried again: it would diverge again.
-    monkeypatch.setattr(sweeping.Sweep, "_trained", None)
+    monkeypatch.setattr(sweeping.Sweep, "_train", None)
     again = sweep("gpt2", out, text, resume=True, grid=[])
     assert again.failed == swept.failed and again.rankings == swept.rankings
 
@@ -194,7 +195,7 @@ def test_ctrl_c_and_on(
     for name in ("learning_rate=0.001", "learning_rate=0.005"):
         assert metrics(tmp_path / "sweep" / name) == metrics(tmp_path / "straight" / name), "exactly"
     # What is finished is read, not run; and a sweep may be told again what it began with, but nothing else.
-    monkeypatch.setattr(sweeping.Sweep, "_trained", None)
+    monkeypatch.setattr(sweeping.Sweep, "_train", None)
     again = sweep("gpt2", tmp_path / "sweep", text, resume="auto")
     assert names(again) == names(expected) and again.rankings[0].cells == expected.rankings[0].cells
     for changes in ({"grid": ["learning_rate=1"]}, {"seeds": 2}, {"budget": "5steps"}):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
-from etymon.lab import baselines as module
-from etymon.lab.baselines import baselines
+from etymon.tasks import baselines as module
+from etymon.tasks.baselines import baselines
 from etymon.tasks.typos import with_typos
 
 LINEAR = "tf-idf + logistic regression"
