@@ -17,11 +17,12 @@ demo: $(VENV)/.installed  ## train, save, reload and try small models in a few m
 test: check .venv-peer/.installed  ## make check, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-check: $(VENV)/.installed-test  ## lint, formatting, types and the direction of imports
+check: $(VENV)/.installed-test  ## lint, formatting, types, the direction of imports, names and sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q --durations=0 tests/test_imports.py
+	$(BIN)/python -m tests.code_figures --check
 
 fuzz: $(VENV)/.installed-test  ## 10,000 damaged inputs through every verb (SEED=2 for others, CASE=7 for one of them again)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))

@@ -239,7 +239,7 @@ def xlnet_ours() -> Callable[[], float]:
     prepared = PermutationBatch(
         counts={"permuted": len(at)}, tokens=ids.size, bytes=0.0, streams=tuple(range(len(ids))),
         fresh=(False,) * len(ids), batch=batch, at=torch.from_numpy(at),
-        asked=(PERMUTED["asked"],) * len(ids), targets=torch.from_numpy(ids.ravel()[at].copy()),
+        target_counts=(PERMUTED["asked"],) * len(ids), targets=torch.from_numpy(ids.ravel()[at].copy()),
     )  # fmt: skip
     memory, length = PERMUTED["memory"], PERMUTED["length"]
     # All of a row is remembered, as the peer does; the two pieces behind it, which a row of the library has, are not there.

@@ -22,6 +22,7 @@ from etymon.files import first_line
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 Config = TypeVar("Config")
 
@@ -244,7 +245,10 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 TYPE_NAMES = {"int", "str", "float", "bool", "list[int]", "list[str]", "[key]"}
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
-LIMITS = {
+PLAIN_WORDS = {
+    "a valid boolean, unable to interpret input": "true or false",
+    "a valid boolean": "true or false",
+    "a valid array": "a list",
     "greater than or equal to": "at least",
     "greater than": "above",
     "less than or equal to": "at most",
@@ -266,10 +270,12 @@ def complaint(cls: type, error: ValidationError, where: str) -> str:
         return f"unknown key {str(location[-1])!r} in {place}: {did_you_mean(str(location[-1]), choices)}"
     if detail["type"] in ("missing", "missing_argument"):
         return f"missing key {dotted!r} in {where}"
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
-    for formal, plain in LIMITS.items():
-        message = message.replace(formal, plain)
-    message = " ".join(message.split())
+    # A value of one type or another has a complaint for each: any of them would have done.
+    same_place = [each for each in error.errors() if each["loc"][: len(location)] == location]
+    expected = dict.fromkeys(_expectation(each) for each in same_place or [detail])
+    message = " or ".join(
+        [next(iter(expected)), *(each.removeprefix("expected ") for each in [*expected][1:])]
+    )
     if not location:
         return f"{where}: {message}"
     # The help of a setting often says what to write instead.
@@ -281,6 +287,14 @@ def complaint(cls: type, error: ValidationError, where: str) -> str:
     elif help:
         message += f" [{help}]"
     return f"bad value in {where}: {dotted} is {_shown(detail['input'])}, {message}"
+
+
+def _expectation(detail: ErrorDetails) -> str:
+    """What pydantic expected of a value, in plain words."""
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+    for formal, plain in PLAIN_WORDS.items():
+        message = message.replace(formal, plain)
+    return " ".join(message.split())
 
 
 def _fields(cls: Any) -> list[str]:

@@ -28,10 +28,12 @@ DIRECTIVES = ("# type:", "# noqa", "# fmt:", "# ---")
 SHARED_NAMES = {"Shape"}
 """Class names that every family has."""
 LIMITS = {
-    "class names used twice": 28,
-    "empty words": 1_700,
-    "long lines": 1_100,
-    "lines left unformatted": 90,
+    "tokens": 296_000,
+    "long files": 0,
+    "class names used twice": 0,
+    "empty words": 59,
+    "long lines": 93,
+    "lines left unformatted": 23,
 }
 """Not to be exceeded. Lower them whenever the figures fall."""
 

@@ -91,7 +91,7 @@ def test_unknown_key_in_a_section_and_in_a_list():
         ({"hidden_size": "64"}, ["hidden_size", '"64"', "expected a valid integer"]),
         ({"hidden_size": 64.5}, ["hidden_size", "64.5", "integer"]),
         ({"hidden_size": -1}, ["hidden_size", "-1", "must be positive"]),
-        ({"hidden_size": 1, "tied": 1}, ["tied", "1", "boolean"]),
+        ({"hidden_size": 1, "tied": 1}, ["tied", "1", "true or false"]),
         ({"hidden_size": 1, "kind": "span"}, ["kind", '"span"', "'masked' or 'causal'"]),
         ({"hidden_size": 1, "optimiser": {"betas": [0.9]}}, ["optimiser.betas", "run.yaml"]),
     ],

@@ -167,7 +167,7 @@ def _comma_separated(value: Any) -> Any:
 def _layer_numbers(value: Any) -> Any:
     """`0,2,4` as numbers, `none` as none of them."""
     if not isinstance(value, str):
-        return value
+        return tuple(value) if isinstance(value, list) else value
     if value.strip() in ("", "none"):
         return ()
     try:

@@ -8,7 +8,7 @@ import torch
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
-from etymon.nn.batch import Batch
+from etymon.nn.batch import Batch, Letters
 from etymon.tasks import feature_cache
 from etymon.tasks.feature_cache import FeatureCache
 from tests import tiny
@@ -58,7 +58,9 @@ def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_letters_that_came_with_a_batch_are_those_of_its_rows() -> None:
     made = model("elmo")
-    cache, batch = FeatureCache(made), made._spelled(batch_of([0, 2, 1], "elmo"))
+    cache, batch = FeatureCache(made), batch_of([0, 2, 1], "elmo")
+    letters, index = (torch.from_numpy(part) for part in made.tokenizer.lexicon.spell(batch.ids.numpy()))
+    batch.letters = Letters(letters, index, index)
     cache.layers([2], batch_of([2], "elmo"))
     for kept, computed in zip(cache.layers([0, 2, 1], batch), made.layers(batch), strict=True):
         torch.testing.assert_close(kept, computed, rtol=0, atol=1e-6)

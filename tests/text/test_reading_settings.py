@@ -94,7 +94,7 @@ def test_rows_of_the_table_that_hold_no_position_are_not_counted(
 def test_a_task_is_cut_as_it_was_trained_and_a_choice_loses_its_question_s_beginning(tmp_path: Path) -> None:
     for name, table, side in (("classify", TABLE, "right"), ("choose", CHOICES, "left")):
         task, model = begun("bert", name, table)
-        model.history = [{"task": task.described()}]
+        model.history = [{"task": task.describe()}]
         save(model, tmp_path / name)
         assert (told(tmp_path / name)["model_max_length"], told(tmp_path / name)["truncation_side"]) == (
             48,
@@ -144,7 +144,7 @@ def test_a_tokenizer_that_is_taken_for_another_model_forgets_how_the_first_one_r
 
 def test_padding_with_the_end_of_a_text_leaves_the_tokenizer_what_it_is(tmp_path: Path) -> None:
     task, model = begun("gpt2")
-    model.history = [{"task": task.described()}]
+    model.history = [{"task": task.describe()}]
     save(model, tmp_path)
     assert told(tmp_path)["pad_token"] == "<|endoftext|>"
     number = model.tokenizer.id("end")

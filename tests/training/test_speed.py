@@ -45,7 +45,7 @@ def test_operations_are_those_of_several_slices(tmp_path: Path) -> None:
     texts = [{"text": " ".join(["river"] * (3 * number + 1)), "label": number % 2} for number in range(12)]
     table = read_table(texts)
     model = tiny.model("bert", task.fit(get_family("bert")).heads, labels=task.labels(table))
-    task.tie(model, 48, frozen=False)
+    task.bind_for_training(model, 48, frozen=False)
     task.batch_rows = 2
     feed, unit = Feed(task, task.encode(table, learn=True), 0, slices=1, rows=1), TrainingUnit(model, task)
     position, counted = Position(), []

@@ -114,7 +114,7 @@ def test_a_decoder_mixes_its_own_objective_with_a_task(mixture: Path, tmp_path: 
     [
         ("mixture.members=[{name: a, data: [x]}]", "needs a task or an objective, and data"),
         ("mixture.setting=both", "setting is"),
-        ("mixture.temperature=0", "its temperature above 0"),
+        ("mixture.temperature=0", "temperature is 0, expected above 0"),
         ("teacher=x", "leave teacher out"),
         ("features.source=mix", "leave features out"),
         ("options.source=de", "have options of their own: say source there"),

@@ -128,7 +128,7 @@ def test_the_same_call_begins_goes_on_and_finds_that_all_is_done(
         result = pretrain("electra", tmp_path / "run", resume="auto")
         assert metrics(result.folder) == metrics(straight("electra").folder)
         assert same_weights(result.folder, straight("electra").folder)
-    with pytest.raises(EtymonError, match="resume is true, false or 'auto', not 'perhaps'"):
+    with pytest.raises(EtymonError, match=r"resume is .perhaps., expected true or false or 'auto'"):
         pretrain("electra", tmp_path / "run", resume="perhaps")
 
 
