@@ -76,6 +76,11 @@ def source_figures(room: str = "") -> dict[str, Any]:
     }
 
 
+def _is_ours(place: str) -> bool:
+    # Templates of pages (.html, .css) run as code under their own names, and are not Python to be read.
+    return place.startswith(str(LIBRARY)) and place.endswith(".py")
+
+
 class Follower:
     """Counts our files and functions that a call runs through, and the depth at which a layer's forward begins."""
 
@@ -85,16 +90,16 @@ class Follower:
         self.depth = 0
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(str(LIBRARY)):
-            return
         code = frame.f_code
+        if event != "call" or not _is_ours(code.co_filename):
+            return
         self.files.add(code.co_filename)
         if not code.co_name.startswith("<"):  # neither imports nor comprehensions are part of the story
             self.functions.add((code.co_filename, code.co_firstlineno))
         if code.co_name == "forward" and code.co_filename.endswith("nn/blocks.py") and not self.depth:
             step: FrameType | None = frame
             while step is not None:
-                self.depth += step.f_code.co_filename.startswith(str(LIBRARY))
+                self.depth += _is_ours(step.f_code.co_filename)
                 step = step.f_back
 
     def follow(self, call: Callable[[], Any]) -> Any:
