@@ -37,7 +37,7 @@ from etymon.lab.probe_classifiers import (
 from etymon.lab.probe_tasks import SPLITS, Example, ProbeTask
 from etymon.lab.representations import POOLINGS, Pieces, Place, Representations, represent
 from etymon.report.page import Cell, Curve, Paragraph, ReportTable, Section, write_report
-from etymon.tables.writing import write_table
+from etymon.tables.formats import write_table
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,24 @@
 """Masked language modelling (BERT, section 3.1): some tokens are hidden, and the model predicts what they
-were.
+were; alone, or of two texts and with a question about both: does the second follow the first?
 
 `masking` is one of the published ways to choose and to show them (`objectives.masking.SCHEMES`), `packing`
 one of the ways to cut the text into samples. Masks are drawn anew every epoch; with `copies` there are so
 many fixed ones of the whole text, used in turn, as when BERT's text was masked beforehand.
+
+Next sentences (BERT, section 3.1) set a continuation against text from another document; sentence order
+(ALBERT, section 3.1) sets two consecutive texts against the same two swapped, which the topic alone does not
+give away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from etymon.nn.batch import Batch
@@ -28,7 +33,7 @@ from etymon.objectives.objective import (
     needed_id,
     target_terms,
 )
-from etymon.sampling import packing, plans
+from etymon.sampling import plans
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -92,12 +97,12 @@ class MaskedLM(Objective):
     def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
         """The samples of an epoch: spans of the stream, or two spans of the tokens each."""
         if self.packing == "segments":
-            return packing.segments(split, self.length, self.framing, seed, epoch, shuffle=shuffle)
+            return plans.segments(split, self.length, self.framing, seed, epoch, shuffle=shuffle)
         room = self.length - self.framing.overhead()
         if self.packing == "stream":
             return plans.chunks(split, room, seed, epoch, self.separator, shuffle=shuffle)
         across = self.packing == "full-sentences"
-        return packing.whole_sentences(split, room, seed, epoch, across=across, shuffle=shuffle)
+        return plans.whole_sentences(split, room, seed, epoch, across=across, shuffle=shuffle)
 
     def readings(self, split: Split, plan: np.ndarray) -> float:
         # Samples of two texts may take the second one from anywhere, and cut off what is too long.
@@ -147,3 +152,58 @@ class MaskedLM(Objective):
     def terms(self, model: Any, micro: MaskedBatch, hidden: Tensor) -> dict[str, Term]:
         """The terms of the loss, from hidden states that were computed already."""
         return target_terms("masked", model, hidden, micro.at, micro.targets)
+
+
+class SentencePair(MaskedLM):
+    """What both have in common: rows of two spans and a label, 1 where the second text does not follow the
+    first."""
+
+    requires = frozenset({"bidirectional", "pairs"})
+    head: ClassVar[str]
+    pairs: ClassVar[Callable[..., np.ndarray]]
+
+    def __init__(
+        self, tokenizer: Tokenizer, length: int, masking: str = "bert", density: float = 0.15, copies: int = 0
+    ) -> None:
+        super().__init__(tokenizer, length, masking=masking, density=density, copies=copies)
+
+    def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
+        # The special tokens around two texts: [CLS] A [SEP] B [SEP] has three.
+        overhead = self.framing.overhead(pair=True)
+        return type(self).pairs(split, self.length, seed, epoch, overhead=overhead, shuffle=shuffle)
+
+    def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
+        return {**super()._counts(masked, tokens, rows), self.head: rows, f"{self.head}_accuracy": rows}
+
+    def terms(self, model: Any, micro: MaskedBatch, hidden: Tensor) -> dict[str, Term]:
+        # Read from the hidden states that the masked tokens are predicted from: one pass for both.
+        logits = model.read(self.head, hidden, micro.batch)
+        return {
+            **super().terms(model, micro, hidden),
+            self.head: Term(F.cross_entropy(logits, micro.labels, reduction="sum")),
+            f"{self.head}_accuracy": Term((logits.argmax(-1) == micro.labels).sum(), 0.0),
+        }
+
+
+class MaskedNextSentence(SentencePair):
+    name = "masked-next-sentence"
+    head = "next_sentence"
+    heads = frozenset({"vocabulary", head})
+    pairs = staticmethod(plans.sentence_pairs)
+
+
+class MaskedSentenceOrder(SentencePair):
+    name = "masked-sentence-order"
+    head = "sentence_order"
+    heads = frozenset({"vocabulary", head})
+    pairs = staticmethod(plans.ordered_pairs)
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        masking: str = "ngram",
+        density: float = 0.15,
+        copies: int = 0,
+    ) -> None:
+        super().__init__(tokenizer, length, masking, density, copies)

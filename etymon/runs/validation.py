@@ -94,7 +94,8 @@ class TextValidator:
         if is_first and self._first is not None and self._first[0] == phase:
             figures = dict(self._first[1])
         else:
-            figures = self._figures(phase, slices)
+            self.unit.objective = self.phases[phase].objective
+            figures = evaluate(self.unit, slices, self.job.world)
         if is_first:
             self._first = phase, dict(figures)
         model: Any = self.unit.model
@@ -109,15 +110,16 @@ class TextValidator:
         """
         # The last validation read everything already, unless another model has taken its place since.
         if is_restored:
-            slices = self._read(phase, None)
-            metrics = self._figures(phase, slices) if slices else {}
+            self.unit.objective, slices = self.phases[phase].objective, self._read(phase, None)
+            metrics = evaluate(self.unit, slices, self.job.world) if slices else {}
         return Evaluation(metrics)
 
     def try_few(self) -> None:
         """Validates a few samples, to see that it works."""
-        number = len(self.phases) - 1
-        if slices := self._read(number, self.phases[number].feed.rows):
-            self._figures(number, slices)
+        last = self.phases[-1]
+        if slices := self._read(len(self.phases) - 1, last.feed.rows):
+            self.unit.objective = last.objective
+            evaluate(self.unit, slices, self.job.world)
 
     def extra_cost(self) -> float:
         """Returns how much more the last validation reads than the others, in multiples of one of those."""
@@ -125,16 +127,16 @@ class TextValidator:
         samples = len(phase.objective.plan(phase.store.validation, self.job.file.seed, 0, shuffle=False))
         return max(0.0, samples / VALIDATION_SAMPLES - 1)
 
-    def _figures(self, phase: int, slices: Sequence[MicroBatch]) -> dict[str, Any]:
-        self.unit.objective = self.phases[phase].objective
-        return evaluate(self.unit, slices, self.job.world)
-
     def _read(self, number: int, most: int | None) -> Sequence[MicroBatch]:
         phase = self.phases[number]
         return validation_slices(
-            phase.objective, phase.store.validation, self.job.file.seed,
-            rows=phase.feed.rows, slices=phase.feed.slices, most=most,
-        )  # fmt: skip
+            phase.objective,
+            phase.store.validation,
+            self.job.file.seed,
+            rows=phase.feed.rows,
+            slices=phase.feed.slices,
+            most=most,
+        )
 
 
 def sample_text(model: Model, seed: int) -> str | None:

@@ -54,8 +54,8 @@ def evaluate(options: EvaluateOptions) -> Evaluated:
     unless you say otherwise.
     """
     from etymon.files import atomic_write
+    from etymon.tables.formats import WRITTEN, write_table
     from etymon.tables.table import read_table, rows_or_paths
-    from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
     from etymon.tasks.task import ignore_note

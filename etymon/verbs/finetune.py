@@ -55,7 +55,6 @@ def finetune(options: FinetuneOptions) -> Finetuned:
     from etymon.families.loading import read_shape
     from etymon.runs.dry_run import rehearse
     from etymon.runs.folder import Job, resume_job
-    from etymon.runs.mixture_data import MixtureData
     from etymon.runs.run import run
     from etymon.runs.run_file import assemble, begun
     from etymon.runs.table_data import TableData
@@ -145,7 +144,11 @@ def finetune(options: FinetuneOptions) -> Finetuned:
     is_mixture = job.file.mixture is not None
     if is_mixture and dry_run:
         raise EtymonError("a mixture cannot be rehearsed: try it with --steps 1")
-    data = MixtureData(job) if is_mixture else TableData(job, _rows(train), _rows(validation))
+    if is_mixture:
+        from etymon.runs.mixture_data import MixtureData  # with objectives that a single task does not need
+
+        return run(job, MixtureData(job))
+    data = TableData(job, _rows(train), _rows(validation))
     return rehearse(job, data) if dry_run else run(job, data)
 
 

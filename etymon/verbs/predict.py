@@ -57,8 +57,8 @@ def predict(options: PredictOptions) -> list[Predicted]:
     published model answers as its class does. What is right need not be known. Rows of similar length are
     read together; their order stays.
     """
+    from etymon.tables.formats import WRITTEN, write_table
     from etymon.tables.table import read_table, rows_or_paths
-    from etymon.tables.writing import WRITTEN, write_table
     from etymon.tasks import task_for
     from etymon.tasks.task import ignore_note
     from etymon.verbs.load_inputs import load_model, read_texts, require_writable

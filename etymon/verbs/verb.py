@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,13 +33,7 @@ def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable
             return _read(cls, name, options, values)
 
         def run(given: Options) -> Result:
-            with ExitStack() as stack:
-                if isinstance(given, OpeningOptions):
-                    from etymon.checkpoints.folder import verifying  # with torch, which help does without
-                    from etymon.checkpoints.settings import pass_over
-
-                    stack.enter_context(pass_over(list(given.ignore_config_key)))
-                    stack.enter_context(verifying(given.verify))
+            with _opening(given):
                 return function(given)
 
         def call(*arguments: Any, **values: Any) -> Result:
@@ -53,7 +47,9 @@ def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable
             names = {option.name for option in options if option.seen_by in ("all", "python")}
             for unknown in values.keys() - names:
                 raise TypeError(f"{name}() has no argument {unknown!r}: {did_you_mean(unknown, names)}")
-            return run(read(by_place | values))
+            given = read(by_place | values)
+            with _opening(given):
+                return function(given)
 
         call.__name__ = call.__qualname__ = name
         call.__module__ = function.__module__
@@ -63,6 +59,19 @@ def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable
         return call
 
     return decorate
+
+
+@contextmanager
+def _opening(given: Any) -> Iterator[None]:
+    """Within it, models are opened as the options say."""
+    with ExitStack() as stack:
+        if isinstance(given, OpeningOptions):
+            from etymon.checkpoints.folder import verifying  # with torch, which help does without
+            from etymon.checkpoints.settings import pass_over
+
+            stack.enter_context(pass_over(list(given.ignore_config_key)))
+            stack.enter_context(verifying(given.verify))
+        yield
 
 
 def _read(cls: type[Options], name: str, options: list[Option], values: dict[str, Any]) -> Options:

@@ -13,7 +13,7 @@ from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.objectives.masked import MaskedLM
 from etymon.objectives.masking import SCHEMES, Masking
-from etymon.sampling import noise, packing
+from etymon.sampling import noise, plans
 from etymon.sampling.plans import key
 from etymon.text.reading import Document
 from etymon.text.store import Split, TokenStore
@@ -280,7 +280,7 @@ def test_segments_are_framed_as_pairs(tokenizer: Tokenizer, split: Split) -> Non
     objective = get_objective("masked", tokenizer, 32, masking="electra", packing="segments")
     separator, single = tokenizer.id("separator"), 0
     plan = objective.plan(split, 0, 0)
-    assert np.array_equal(plan, packing.segments(split, 32, tokenizer.framing, 0, 0))
+    assert np.array_equal(plan, plans.segments(split, 32, tokenizer.framing, 0, 0))
     for row in plan:
         example = objective.prepare(split, row, key(0, int(row[0])))
         original = reconstruct.from_at(example.ids, example.places, example.targets)

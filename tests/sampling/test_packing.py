@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
-from etymon.sampling import packing
+from etymon.sampling import plans
 from etymon.text.framing import CLASS_FIRST
 from etymon.text.store import Split
 
@@ -41,7 +41,7 @@ def test_every_token_is_in_one_sample(
     split = split_of(documents)
     samples = [
         split.stream(start, stop, SEPARATOR)
-        for start, stop in packing.whole_sentences(split, room, 0, epoch, across=across)
+        for start, stop in plans.whole_sentences(split, room, 0, epoch, across=across)
     ]
     assert sorted(token for sample in samples for token in sample if token != SEPARATOR) == list(
         range(len(split.tokens))
@@ -66,7 +66,7 @@ def test_every_token_is_in_one_sample(
 @given(texts, st.integers(1, 60), st.booleans())
 def test_samples_are_full(documents: list[list[int]], room: int, across: bool) -> None:
     split = split_of(documents)
-    table = packing.whole_sentences(split, room, 0, 0, across=across, shuffle=False)
+    table = plans.whole_sentences(split, room, 0, 0, across=across, shuffle=False)
     bounds = [*split.sentences.tolist(), len(split.tokens)]
     for (start, stop), (following, _) in pairwise(table.tolist()):
         token = split.stream(following, following + 1, SEPARATOR)[0]
@@ -80,16 +80,16 @@ def test_samples_are_full(documents: list[list[int]], room: int, across: bool) -
 
 def test_order_alone_changes_from_epoch_to_epoch() -> None:
     split = many(1)
-    one, again, other = (packing.whole_sentences(split, 50, 7, epoch) for epoch in (1, 1, 2))
+    one, again, other = (plans.whole_sentences(split, 50, 7, epoch) for epoch in (1, 1, 2))
     assert np.array_equal(one, again) and not np.array_equal(one, other)
     assert np.array_equal(one[one[:, 0].argsort()], other[other[:, 0].argsort()])
     with pytest.raises(EtymonError, match="no room for text"):
-        packing.whole_sentences(split, 0, 0, 0)
+        plans.whole_sentences(split, 0, 0, 0)
 
 
 def test_segments_come_from_one_document_and_fit() -> None:
     split, length = many(2), 64
-    a_start, a_stop, b_start, b_stop = packing.segments(split, length, CLASS_FIRST, 0, 0).T
+    a_start, a_stop, b_start, b_stop = plans.segments(split, length, CLASS_FIRST, 0, 0).T
     assert (a_stop > a_start).all() and (b_stop >= b_start).all()
     two = b_stop > b_start
     assert (a_stop - a_start <= length - 2).all()
@@ -102,8 +102,8 @@ def test_segments_come_from_one_document_and_fit() -> None:
 
 def test_segments_begin_where_the_last_sample_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
     split, length = many(3), 64
-    monkeypatch.setattr(packing, "SHORT", 0.0)
-    table = packing.segments(split, length, CLASS_FIRST, 0, 0, shuffle=False)
+    monkeypatch.setattr(plans, "ELECTRA_SHORT", 0.0)
+    table = plans.segments(split, length, CLASS_FIRST, 0, 0, shuffle=False)
     bounds = np.append(split.sentences, len(split.tokens))
     assert table[0, 0] == 0
     for (start, *_), (following, *_) in pairwise(table.tolist()):
@@ -115,7 +115,7 @@ def test_segments_begin_where_the_last_sample_was_full(monkeypatch: pytest.Monke
 
 def test_shares_of_single_and_short_segments() -> None:
     long = split_of([[5] * 4000])  # where no document's end makes a sample short or single
-    table = np.concatenate([packing.segments(long, 64, CLASS_FIRST, 0, epoch) for epoch in range(12)])
+    table = np.concatenate([plans.segments(long, 64, CLASS_FIRST, 0, epoch) for epoch in range(12)])
     lengths = table[:, 3] - table[:, 0]
     assert len(table) > 3000
     assert (table[:, 3] == table[:, 2]).mean() == pytest.approx(0.1, abs=0.02)
@@ -130,14 +130,14 @@ def test_shares_of_single_and_short_segments() -> None:
 def test_segments_depend_on_seed_and_epoch_alone() -> None:
     split = many(4)
     one, again, other = (
-        packing.segments(split, 40, CLASS_FIRST, 7, epoch, shuffle=False) for epoch in (1, 1, 2)
+        plans.segments(split, 40, CLASS_FIRST, 7, epoch, shuffle=False) for epoch in (1, 1, 2)
     )
     assert np.array_equal(one, again) and not np.array_equal(one, other)
     with pytest.raises(EtymonError, match="a length of at least 5"):
-        packing.segments(split, 4, CLASS_FIRST, 0, 0)
+        plans.segments(split, 4, CLASS_FIRST, 0, 0)
 
 
 def test_no_text_no_samples() -> None:
     empty = Split.of([], [], [])
-    assert packing.whole_sentences(empty, 8, 0, 0).shape == (0, 2)
-    assert packing.segments(empty, 8, CLASS_FIRST, 0, 0).shape == (0, 4)
+    assert plans.whole_sentences(empty, 8, 0, 0).shape == (0, 2)
+    assert plans.segments(empty, 8, CLASS_FIRST, 0, 0).shape == (0, 4)

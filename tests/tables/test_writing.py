@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from etymon.errors import EtymonError
+from etymon.tables.formats import WRITTEN, write_table
 from etymon.tables.table import read_table
-from etymon.tables.writing import WRITTEN, write_table
 
 ROWS: list[dict[str, Any]] = [
     {"text": 'A "letter", and\nanother.\tIndeed', "prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}},

@@ -15,8 +15,8 @@ from etymon import cli
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.saving import save
+from etymon.tables.formats import write_table
 from etymon.tables.table import read_table
-from etymon.tables.writing import write_table
 from etymon.tasks import get_task
 from tests.tasks.heads import TABLE, begun
 from tests.verbs.small_runs import with_test_sizes

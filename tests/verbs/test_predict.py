@@ -14,8 +14,8 @@ import etymon
 from etymon import cli
 from etymon.errors import EtymonError
 from etymon.families.saving import save
+from etymon.tables.formats import write_table
 from etymon.tables.table import Table, read_table
-from etymon.tables.writing import write_table
 from tests.tasks.heads import CHOICES, SEVERAL, TABLE, begun
 from tests.verbs.small_runs import with_test_sizes
 
