@@ -10,13 +10,12 @@ from etymon.report.page import Curve, Section, label_report, score_table, value_
 from etymon.runs.report import Records
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
-from etymon.tasks.baselines import baselines
+from etymon.tasks.baselines import baselines, with_typos
 from etymon.tasks.classify import Classify, LabelPrediction
 from etymon.tasks.label_scores import label_figures
 from etymon.tasks.regress import Regress, ValuePrediction
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Task
-from etymon.tasks.typos import with_typos
 from etymon.training.state import VALIDATION_PREFIX
 
 MODEL, TYPOS = "this model", "this model, texts with typos in a tenth of their letters"

@@ -46,6 +46,8 @@ def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
     kind = task_class(name)
     task: Any = kind(strict(kind.Options, options, f"the options of the task {name!r}"))
     way = getattr(task.options, "way", "head")
+    # T5 was published with every task as text to text, so `auto` writes there; tags, a label for every word,
+    # have no text that could be checked word by word and keep their head.
     if way == "text" or (way == "auto" and "written answers" in family.capabilities and task.writable):
         return import_module("etymon.tasks.text2text").WrittenTask(task)
     return task
@@ -69,6 +71,8 @@ def task_of(model: Model, changes: Mapping[str, Any] | None = None, name: str | 
     (entry,) = chosen
     task: Any = get_task(entry["name"], {**entry["options"], **(changes or {})}, model.family)
     inner = getattr(task, "task", task)
+    # A model that writes its labels has no head to name them, and a head that tasks share names all of
+    # theirs: the history knows those of this task.
     inner.label_names = tuple(entry.get("labels", ()))
     inner.outputs = tuple(entry["outputs"]) if "outputs" in entry else None
     task.limits.update(entry["limits"])
@@ -94,14 +98,17 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
         raise EtymonError(
             f"this {title} was not fine-tuned for a task: {which}fine-tune it first (etymon finetune)"
         )
+    # Transformers, too, takes a head with one output for regression.
     if name == "classify" and len(model.labels) == 1:
         name = "regress"
     defaults: dict[str, Any] = {}
     # Tasks that only a text answers have no `way`.
     if hasattr(task_class(name).Options, "way") and model.head_names & set(HEADS):
         defaults["way"] = "head"
+    # XLNet was published with both: `XLNetForQuestionAnsweringSimple` has a plain span head.
     if name == "answer" and "span" in model.head_names:
         defaults["head"] = "span"
+    # One label or several: the head is the same, and only `problem_type` in config.json tells.
     if name == "classify" and model.carried.get("problem_type") == "multi_label_classification":
         defaults["multi_label"] = True
     task = get_task(name, {**defaults, **options}, model.family)

@@ -20,9 +20,9 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.nn.batch import Batch, Layout
+from etymon.nn.batch import Layout
 from etymon.nn.heads import ConditionalSpan
-from etymon.sampling.examples import Examples
+from etymon.sampling.examples import Examples, Ragged
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
 from etymon.tasks.answer_spans import (
@@ -147,7 +147,9 @@ class AnswerQuestion(HeadTask):
     def bind(self, model: Model, length: int | None = None) -> None:
         super().bind(model, length)
         self.label_names = ()
+        # By the model's heads, not by the family's: a folder may have either.
         self.head = CONDITIONAL if CONDITIONAL in model.heads else SPAN
+        # XLNet's class token stands at the end of a row. Where there is none, the first token stands for it.
         self.class_last = self.reader.framing.pair[-1] == "class"
 
     # --- rows
@@ -176,10 +178,10 @@ class AnswerQuestion(HeadTask):
         return self.examples(self.windows(table, notify)[0])
 
     def examples(self, windows: Sequence[ContextWindow], **columns: np.ndarray) -> Examples:
-        """Windows as examples."""
-        columns["part"] = np.array([(window.at, window.count) for window in windows])
+        """Windows as examples. Their `places` are the tokens of the context: no other can be an answer."""
         rows, words = [[window.framed] for window in windows], [window.words for window in windows]
-        return framed_examples(rows, words, **columns)
+        places = Ragged([np.arange(window.at, window.at + window.count) for window in windows])
+        return framed_examples(rows, words, places=places, **columns)
 
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
         characters = self.targets(table)
@@ -191,18 +193,16 @@ class AnswerQuestion(HeadTask):
                 raise EtymonError(
                     f"{table.places[number]}: the tokenizer drops every character of the answer: leave the row out"
                 )
+        # A model that never saw a question without an answer has not learnt to score that.
         if learn:
             self.limits[UNANSWERABLE] = answers.count(None)
+        # No answer is a span from the class token to itself (BERT, section 4.3), and so is an answer in
+        # another window.
         targets = [
             window.target(answers[window.number], len(window.framed.ids) - 1 if self.class_last else 0)
             for window in windows
         ]
         return self.examples(windows, target=np.array(targets, np.int64)[:, None])
-
-    def head_positions(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor:
-        """The tokens of the contexts: no other can be an answer."""
-        parts = (example["part"] for example in examples)
-        return batch.layout.flat([np.arange(at, at + count) for at, count in parts])
 
     # --- targets
 
@@ -261,8 +261,10 @@ class AnswerQuestion(HeadTask):
     def criterion(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
         layout = prepared.batch.layout
         at_R2 = layout.first[:, None] + prepared.targets
+        # The mean of beginning and end, as in BERT's script for SQuAD.
         loss = -self.log_probabilities(logits, prepared).gather(0, at_R2).sum() / 2
         if logits.shape[1] > 2:
+            # Half as much as the span, as in XLNet's code.
             none_R, given_R = logits[layout.first, 2], (at_R2[:, 0] == self.no_answer_at(layout)).float()
             loss = loss + F.binary_cross_entropy_with_logits(none_R, given_R, reduction="sum") / 2
         return loss
@@ -271,6 +273,7 @@ class AnswerQuestion(HeadTask):
 
     def answers(self, logits: Tensor, prepared: HeadBatch) -> list[WindowAnswer]:
         layout, options = prepared.batch.layout, self.options
+        # Both scores of the class token: S.C + E.C in BERT's section 4.3.
         none_R = logits.float().sum(-1)[self.no_answer_at(layout)].tolist()
         spans = best_spans(logits.float(), self.in_context(prepared), layout, options.longest, options.best)
         return list(zip(spans, none_R, strict=True))
@@ -321,24 +324,28 @@ class AnswerQuestion(HeadTask):
         for window, (window_spans, window_none) in zip(windows, answers, strict=True):
             shift, number = window.first - window.at, window.number
             spans[number] += [(score, first + shift, last + shift) for score, first, last in window_spans]
+            # As in BERT's script: one window that is sure to hold the answer is enough.
             none[number] = min(window_none, none[number])
         return [self._best(*row) for row in zip(self.contexts(table), tokens, spans, none, strict=True)]
 
     def _best(
         self, context: str, tokens: ContextTokens, spans: Sequence[ScoredSpan], none: float
     ) -> AnswerPrediction:
+        # Windows overlap: a span that several of them hold counts by its best score.
         best: dict[tuple[int, int], AnswerCandidate] = {}
         for score, first, last in sorted(spans, key=lambda span: -span[0]):
             start, stop = tokens.characters(context, first, last)
             if start < stop and len(best) < self.options.best:
                 best.setdefault((start, stop), AnswerCandidate(context[start:stop], start, stop, score))
         candidates = tuple(best.values())
-        # XLNet's head says it of the question; other heads by the score of the class token, against the best span's.
+        # XLNet's head scores the question itself; of other heads, the class token's score is compared with the
+        # best span's.
         absolute = self.head == CONDITIONAL
         if not candidates:
             return AnswerPrediction("", null_score=none if self.unanswerable and absolute else None)
         top = candidates[0]
         null_score = (none if absolute else none - top.score) if self.unanswerable else None
+        # `null_score_diff_threshold` of BERT's script: the paper's tau (section 4.3) with the other sign.
         if null_score is not None and null_score > self.options.null_threshold:
             return AnswerPrediction("", best=candidates, null_score=null_score)
         return AnswerPrediction(top.text, top.start, top.stop, top.score, candidates, null_score)
@@ -356,7 +363,7 @@ class AnswerQuestion(HeadTask):
     def parse_texts(self, texts: Sequence[str]) -> list[AnswerPrediction]:
         return [AnswerPrediction("" if text.strip() == UNANSWERABLE else text.strip()) for text in texts]
 
-    # --- judged and shown
+    # --- scores and rows for people
 
     def score(
         self,
@@ -366,7 +373,7 @@ class AnswerQuestion(HeadTask):
         resamples: int = 0,
     ) -> dict[str, MetricScore]:
         right = [[text for text, _ in answers] for answers in self.right_answers(table)]
-        return answer_scores([one.text for one in predictions], right, metrics, resamples)
+        return answer_scores([prediction.text for prediction in predictions], right, metrics, resamples)
 
     def record(self, prediction: AnswerPrediction) -> dict[str, Any]:
         parts = {
@@ -376,6 +383,6 @@ class AnswerQuestion(HeadTask):
 
     def format_row(self, table: Table, number: int, prediction: AnswerPrediction) -> str:
         row = table.at([number])
-        known = self.right_answers(row)[0] if self.options.answers in row.rows[0] else [("?", 0)]
-        right = " / ".join(dict.fromkeys(text for text, _ in known)) or "no answer"
+        answers = self.right_answers(row)[0] if self.options.answers in row.rows[0] else [("?", 0)]
+        right = " / ".join(dict.fromkeys(text for text, _ in answers)) or "no answer"
         return f"{row.rows[0][self.options.question]}\n-> {prediction.text or 'no answer'}\n({right})"

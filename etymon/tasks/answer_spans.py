@@ -111,6 +111,7 @@ class ContextTokens:
 
     def of(self, start: int, stop: int) -> tuple[int, int] | None:
         """The first and the last token of some characters; None if there are none of them."""
+        # All tokens that touch the answer: `1984` in `(1984)` may be a part of a token.
         inside = np.flatnonzero((self.stops > start) & (self.starts < stop))
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
@@ -170,6 +171,7 @@ def context_windows(
     # Many questions share a context.
     distinct = {text: ContextTokens(*reader.words.offsets(text)) for text in dict.fromkeys(contexts)}
     tokens = [distinct[context] for context in contexts]
+    # A question may not take the room of its context, however short rows are.
     most, cut, long = min(question_length, room // 2), 0, 0
     windows: list[ContextWindow] = []
     for number, question in enumerate(reader.encode(questions)):
@@ -178,6 +180,8 @@ def context_windows(
         left = room - len(question)
         rest = len(context.ids) - left
         long += rest > 0
+        # Windows overlap, so that an answer at the edge of one has context in the next (BERT's script: 384
+        # tokens, 128 apart).
         # The last window is the first that reaches the end.
         step = min(stride, left)
         for first in range(0, max(0, rest) + step, step):
@@ -210,6 +214,7 @@ def row_log_softmax(scores_NC: Tensor, layout: Layout) -> Tensor:
     row_NC = layout.row[:, None].expand_as(scores_NC)
     blank_RC = scores_NC.new_full((layout.rows, scores_NC.shape[1]), -torch.inf)
     top_RC = blank_RC.scatter_reduce(0, row_NC, scores_NC.detach(), "amax")
+    # The maximum only keeps `exp` finite. It cancels, so no gradient goes through it.
     shifted_NC = scores_NC - top_RC[layout.row]
     total_RC = torch.zeros_like(blank_RC).index_add(0, layout.row, shifted_NC.exp())
     return shifted_NC - total_RC.log()[layout.row]
@@ -221,8 +226,10 @@ def best_spans(
     """The `best` spans `inside` every row, of up to `longest` tokens, by the sum of both scores, out of all
     pairs."""
     start_N, stop_N = scores_N2.masked_fill(~inside_N[:, None], -torch.inf).unbind(-1)
+    # ends_NL[n, l] is the score of token n + l as an end: a view, so all N * L pairs cost one addition.
     ends_NL = F.pad(stop_N, (0, longest - 1), value=-torch.inf).unfold(0, longest, 1)
     end_NL = layout.index[:, None] + torch.arange(longest, device=layout.device)
+    # Rows stand end to end: behind the last token of one, the next begins.
     beyond_NL = end_NL > (layout.last - layout.first)[layout.row, None]
     pairs_NL = (start_N[:, None] + ends_NL).masked_fill(beyond_NL, -torch.inf)
     rows = []
@@ -239,6 +246,7 @@ def searched_spans(
     search: SpanCandidates, inside_N: Tensor, layout: Layout, longest: int
 ) -> list[list[ScoredSpan]]:
     """The spans of a beam search that are spans, `inside` their rows: the sums of both log-probabilities."""
+    # The head gives the E best ends of each of the S best beginnings (XLNet's code: 5 of each).
     starts_RES = search.starts_RS[:, None].expand_as(search.ends_RES)
     scores_RES = search.start_probs_RS[:, None].float().log() + search.end_probs_RES.float().log()
     columns = (part.flatten(1).tolist() for part in (scores_RES, starts_RES, search.ends_RES))

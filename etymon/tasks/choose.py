@@ -60,10 +60,6 @@ class Choose(HeadTask):
     options: ChooseOptions
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return (*self.input_columns, self.options.label)
-
-    @property
     def input_columns(self) -> tuple[str, ...]:
         options = self.options
         before = () if options.context is None else (options.context,)
@@ -78,6 +74,7 @@ class Choose(HeadTask):
             return [list(row) for row in zip(*(table.texts(name) for name in names), strict=True)]
         rows = []
         for value, place in zip(map(json_cell, table.values(names[0])), table.places, strict=True):
+            # A list, or a list as JSON in a cell of .csv.
             if isinstance(value, list | tuple):
                 choices = [str(part) for part in value]
             else:  # a text that calls them (A), (B) and so on
@@ -114,6 +111,8 @@ class Choose(HeadTask):
         text = str(int(value) if whole else value).strip()
         if value is None or value != value:  # nothing, or not a number
             text = ""
+        # A cell can count (2), name a letter (B) or be the choice itself. A text may be read in two ways,
+        # such as `4` among the choices 3, 4, 5, 6, 7: then both are kept, and refused below.
         number, names = -1, [choice.strip() for choice in choices]
         if text.removeprefix("-").isdecimal():
             number = int(text) - self.options.first
@@ -146,6 +145,8 @@ class Choose(HeadTask):
     def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
         """A row for every example, as wide as the most choices; choices that an example does not have are
         -inf."""
+        # Every choice is read in a row of its own and gets one score; the softmax is over the choices of an
+        # example (GPT-1, section 3.3; BERT, section 4.4).
         parts = super().head_logits(model, prepared, states_ND)[:, 0].split(prepared.rows)
         return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=-torch.inf)
 
@@ -176,6 +177,7 @@ class Choose(HeadTask):
         return [f"choice{number + 1}" for number in self.right_choices(table)]
 
     def parse_texts(self, texts: Sequence[str]) -> list[ChoicePrediction]:
+        # `choice0` would count as the last one, and is refused like any other text.
         numbers = (text.strip().removeprefix("choice") for text in texts)
         return [
             ChoicePrediction(int(number) - 1 if number.isdecimal() and number != "0" else None)
@@ -204,6 +206,7 @@ class Choose(HeadTask):
     def format_row(self, table: Table, number: int, prediction: ChoicePrediction) -> str:
         row = table.at([number])
         (choices,), (question,), place = self.choices(row), self.questions(row), prediction.number
+        # A model that writes may name a choice that this row does not have.
         given = choices[place] if place is not None and place < len(choices) else "?"
         actual = choices[self.right_choices(row)[0]] if self.options.label in table.rows[number] else "?"
         return f"{question}\n-> {given}\n({actual})"

@@ -21,11 +21,11 @@ from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.sampling.examples import Examples
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.head_task import NUMBER, HeadOptions, HeadTask, number_or_name
+from etymon.tasks.head_task import HeadOptions, HeadTask
 from etymon.tasks.label_scores import LABEL_METRICS, MULTI_LABEL_METRICS, label_scores, multi_label_scores
 from etymon.tasks.reading import HeadBatch, Pair
 from etymon.tasks.scores import MetricScore
-from etymon.tasks.task import Fit, Notify, ignore_note
+from etymon.tasks.task import NUMBER, Fit, Notify, ignore_note, number_or_name
 
 MARK = "|"
 """Between several labels in one cell of a table."""
@@ -80,10 +80,6 @@ class TextTask(HeadTask):
     options: Any
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return (*self.input_columns, self.options.label)
-
-    @property
     def input_columns(self) -> tuple[str, ...]:
         options = self.options
         return (options.text,) if options.second is None else (options.text, options.second)
@@ -102,7 +98,8 @@ class TextTask(HeadTask):
             picked = model.pick_states(self.head, prepared.batch)
         else:
             picked = model.pick(self.head, states_ND, prepared.batch)
-        # Both orders of a pair are rows side by side; the head reads the sum of what it picks of each (GPT-1, section 3.3).
+        # Both orders of a pair are rows side by side; the head reads the sum of what it picks of each (GPT-1,
+        # section 3.3).
         return model.read_from(self.head, picked.unflatten(0, (-1, 2)).sum(1))
 
     def source_parts(self, table: Table) -> list[list[str]]:
@@ -215,6 +212,7 @@ class Classify(TextTask):
         ids = self.label_ids(rows, table)
         if not self.options.multi_label:
             return np.array([[ids[names[0]]] for names in rows], np.int64)
+        # Floats, as binary cross-entropy wants them: a 1 for every label that a row has, `[E, L]`.
         marked = np.zeros((len(rows), len(ids)), np.float32)
         for number, names in enumerate(rows):
             marked[number, [ids[name] for name in names]] = 1.0
@@ -227,6 +225,7 @@ class Classify(TextTask):
             targets, several = column[:, 0], self.options.multi_label
             size = len(self.label_names)
             counts = targets.sum(0) if several else np.bincount(targets[:, 0], minlength=size)
+            # scikit-learn's `class_weight="balanced"`: rows / (labels * rows of the label).
             weights = len(targets) / np.maximum(counts, 1) / size
             # Losses are divided by what their rows weigh, but by 1 at least: no row is to weigh less.
             weights = weights if several else weights / weights.min()
@@ -236,10 +235,12 @@ class Classify(TextTask):
     # --- loss
 
     def loss_count(self, targets: np.ndarray) -> float:
+        # The mean over all E * L entries, as Transformers' heads of this problem type have it.
         if self.options.multi_label or not targets.size:
             return float(targets.size)
         if self.weights is None:
             return float(len(targets))
+        # As torch divides a weighted cross-entropy: by the weights of the targets, not by their number.
         return float(np.asarray(self.weights)[targets[:, 0]].sum())
 
     def log_probabilities(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
@@ -251,10 +252,12 @@ class Classify(TextTask):
         weights = None if self.weights is None else logits.new_tensor(self.weights)
         if self.options.multi_label:
             return F.binary_cross_entropy_with_logits(logits, prepared.targets, weights, reduction="sum")
+        # In training only: a validation loss with smoothing could not reach that of a run without.
         smoothing = self.options.smoothing if torch.is_grad_enabled() else 0.0
         targets = prepared.targets[:, 0]
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-        # Rows are weighed, and not the share of every label that smoothing gives to all: else rare ones would win.
+        # Rows are weighed, and not the share of every label that smoothing gives to all: else rare labels
+        # would win.
         return losses.sum() if weights is None else losses @ weights[targets]
 
     # --- answers
@@ -263,12 +266,14 @@ class Classify(TextTask):
         several, names = self.options.multi_label, self.label_names
         predictions = []
         for row in (logits.sigmoid() if several else logits.softmax(-1)).float().cpu().numpy():
+            # Above one half: where the logit is positive. Of no label at all there is an empty tuple.
             likely = tuple(label for label, share in zip(names, row) if share > 0.5)
             label = likely if several else names[int(row.argmax())]
             predictions.append(LabelPrediction(label, dict(zip(names, row.tolist()))))
         return predictions
 
     def target_texts(self, table: Table) -> list[str]:
+        # A row without labels: an empty target would leave the model nothing to write but its end.
         return [f" {MARK} ".join(names) or MARK for names in self.row_labels(table)]
 
     def parse_texts(self, texts: Sequence[str]) -> list[LabelPrediction]:
@@ -283,6 +288,7 @@ class Classify(TextTask):
                 )
                 for parts in rows
             ]
+        # Only what is exactly a label counts, as T5's evaluation has it (section 2.4).
         stripped = [text.strip() for text in texts]
         return [
             LabelPrediction(self.label_by_text.get(text, None if self.label_names else text), {})
@@ -320,6 +326,7 @@ def _missing(value: Any) -> bool:
 def _require_one_kind(table: Table, column: str) -> None:
     """Refuses a column of which some labels are numbers, some texts, some true or false: `1` and `"1"` would
     become one."""
+    # JSON and parquet keep the kind of a value, .csv does not: what is mixed here would be merged silently.
     kinds: dict[str, str] = {}  # and where each is first
     for value, place in zip(table.values(column), table.places, strict=True):
         for part in value if isinstance(value, list | tuple) else [value]:

@@ -23,10 +23,10 @@ UNSPACED = (
     ("\u1000", "\u109f"),  # Burmese
     ("\u1780", "\u17ff"),  # Khmer
     ("\u3000", "\u30ff"),  # Chinese marks, Japanese
-    ("\u3400", "\u9fff"),
-    ("\uf900", "\ufaff"),
+    ("\u3400", "\u9fff"),  # ideographs
+    ("\uf900", "\ufaff"),  # those for compatibility
     ("\uff00", "\uff65"),  # wide forms
-    ("\U00020000", "\U0003ffff"),
+    ("\U00020000", "\U0003ffff"),  # rare ideographs
 )
 
 
@@ -56,6 +56,7 @@ def words_of(text: str) -> list[Span]:
     words: list[Span] = []
     for place, character in enumerate(text):
         start, stop = words[-1] if words else (0, 0)
+        # Vowel signs of Hindi, for one, are no letters to `str.isalnum`.
         # A mark belongs to the letter before it.
         if place == stop > 0 and (_mark(character) or (_letter(character) and _letter(text[place - 1]))):
             words[-1] = (start, place + 1)
@@ -106,6 +107,7 @@ def read_entities(value: Any, text: str, place: str, column: str, *, longest: bo
         raise EtymonError(
             f"{where}: {first} and {second} overlap: leave one out, or set overlapping to longest"
         )
+    # The longest first; of two as long, the one that begins first, since the sort is stable.
     kept: list[Entity] = []
     for entity in sorted(entities, key=lambda entity: entity.start - entity.end):
         if all(entity.end <= other.start or other.end <= entity.start for other in kept):
@@ -119,6 +121,7 @@ def _entity_fields(value: Any, where: str) -> Iterator[tuple[Any, Any, Any, Any]
         if isinstance(value, Mapping):
             for label, names in value.items():
                 for name, places in names.items():
+                    # CLUENER counts the last character itself; everything else here counts behind it.
                     yield from ((start, last + 1, label, name) for start, last in places)
             return
         for entity in value:
@@ -151,6 +154,7 @@ def tag_scheme(labels: Sequence[str], sentences: Sequence[Sequence[str]]) -> str
     Some schemes have the same tags: in IOB2 every span begins with B, in IOB1 only one right behind another
     of its type.
     """
+    # L and U are BILOU's alone, S and both B and E are IOBES's: those need no look at the sentences.
     prefixes = {label[0] for label in labels} - {OUTSIDE}
     if prefixes & {"L", "U"}:
         return "BILOU" if prefixes <= set("BILU") else None
@@ -176,6 +180,7 @@ def tags_of(entities: Sequence[Entity], words: Sequence[Span], scheme: Scheme) -
     it."""
     tags, widened, word = [OUTSIDE] * len(words), 0, 0
     for entity in entities:
+        # Entities are in order and do not overlap, so words are walked through once.
         while word < len(words) and words[word][1] <= entity.start:
             word += 1
         first = word
@@ -187,6 +192,7 @@ def tags_of(entities: Sequence[Entity], words: Sequence[Span], scheme: Scheme) -
         widened += words[first][0] < entity.start or words[word - 1][1] > entity.end
         inside = [f"I-{entity.label}"] * (word - first)
         inside[0] = f"B-{entity.label}"
+        # Ratinov and Roth (2009): the last word and a single one have tags of their own.
         if scheme == "BILOU":
             inside[-1] = f"{'L' if len(inside) > 1 else 'U'}-{entity.label}"
         tags[first:word] = inside
@@ -204,6 +210,7 @@ def entities_of(
         if tag == OUTSIDE:
             inside = None
             continue
+        # As conlleval reads tags: an I of another type, or behind nothing, begins an entity.
         prefix, _, label = tag.partition("-") if says_spans([tag]) else ("I", "", tag)
         if prefix in "BSU" or inside != label:
             runs.append((label, []))

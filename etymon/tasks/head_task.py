@@ -8,7 +8,6 @@ Legend: N tokens, E examples, L labels, D width.
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,13 +32,11 @@ from etymon.objectives.objective import Term, Unit
 from etymon.sampling.examples import NONE, Examples, bundles
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
-from etymon.tasks.feature_cache import FeatureCache
-from etymon.tasks.reading import HeadBatch, Pair, TextReader, column_by_example, split_flat
+from etymon.tasks.reading import FeatureCache, HeadBatch, Pair, TextReader, column_by_example, split_flat
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
 
 PREDICTED_TOKENS = 4096
 """Tokens of a batch where nothing is learnt."""
-NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 TEACHER = "taught"
 """The column of a teacher's logits, and the term of the loss that follows them."""
 
@@ -92,6 +89,8 @@ class HeadTask(Task):
     cache: FeatureCache | None = None
     """Layers of a body that does not learn, for rows that were read before."""
 
+    # --- tied to a family, a model, a teacher
+
     def fit(self, family: Family) -> Fit:
         options = self.options
         if self.head not in family.heads:
@@ -120,7 +119,8 @@ class HeadTask(Task):
         self.reader = TextReader(model, length or self.limits.get("length"))
         self.limits["length"] = self.reader.length
         self.label_names = model.labels if self.outputs is None else self.label_names
-        # What a second stream begins with, or a decoder behind features, is used by no task and gets no gradient.
+        # What a second stream begins with, or a decoder behind features, is used by no task and gets no
+        # gradient.
         self.skips_heads = "two-stream" in model.capabilities or model.features is not None
 
     def bind_for_training(self, model: Model, length: int | None, *, frozen: bool) -> None:
@@ -142,6 +142,7 @@ class HeadTask(Task):
 
     def follow_teacher(self, model: Model, task: Any, name: str) -> None:
         """Learns from the logits of a model that was fine-tuned for the same task; `name` is for messages."""
+        # Logits can be compared if they mean the same: one label, several, or a label of every word.
         same = isinstance(task, type(self)) and task.problem_type == self.problem_type
         if not self.teachable or not same:
             raise EtymonError(
@@ -153,6 +154,7 @@ class HeadTask(Task):
                 f"{name} knows the labels {', '.join(task.label_names)}, "
                 f"and the table has {', '.join(self.label_names)}"
             )
+        # Both heads may have their outputs in different orders; the student's is that of its table.
         order = [task.label_names.index(label) for label in labels]
 
         def logits(batch: HeadBatch) -> list[np.ndarray]:
@@ -168,7 +170,12 @@ class HeadTask(Task):
         outputs = {} if self.outputs is None else {"outputs": list(self.outputs)}
         return {**super().describe(), "labels": list(self.label_names), **outputs}
 
-    # --- rows
+    # --- rows: texts as batches of tokens
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        options: Any = self.options
+        return (*self.input_columns, options.label)
 
     @abstractmethod
     def pairs(self, table: Table) -> list[list[Pair]]:
@@ -181,12 +188,14 @@ class HeadTask(Task):
         }
 
     def encode_texts(self, table: Table, notify: Notify = ignore_note) -> Examples:
-        """The table's texts as tokens, whether it has answers or not."""
+        """The table's texts as tokens, whether it has answers or not. A column `places` has the tokens that the
+        head reads of every example, counted in its row; without it, they are those that the family reads."""
         return self.reader.examples(self.pairs(table), table, notify, keeps_end=self.keeps_end)
 
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
         examples = self.encode_texts(table, notify)
         columns = {**examples.columns, "target": column_by_example(self.targets(table), examples)}
+        # Once, before training: without dropout, a teacher gives the same logits in every epoch.
         if learn and self.teacher is not None:
             notify(f"the teacher reads {len(table):,} rows")
             columns[TEACHER] = column_by_example(self.teacher(table), examples)
@@ -197,11 +206,13 @@ class HeadTask(Task):
         return [{**split.example(number), "key": np.array([split.serial, number])} for number in numbers]
 
     def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> HeadBatch:
+        # By length: attention runs in groups of similar neighbours (nn/visibility.py).
         chosen = sorted(chain.from_iterable(examples), key=lambda example: len(example["ids"]))
         ids, segments = (
             [part for example in chosen for part in split_flat(example[name], example["lengths"])]
             for name in ("ids", "segments")
         )
+        # No column stands for segment 0 everywhere, as of every single text.
         batch = Batch.of(ids, segments=segments if any(map(np.any, segments)) else None)
         targets = np.zeros((len(chosen), 0))
         if "target" in chosen[0]:
@@ -211,7 +222,9 @@ class HeadTask(Task):
             tokens=batch.layout.tokens,
             batch=batch,
             targets=torch.from_numpy(targets),
-            at=self.head_positions(chosen, batch),
+            at=batch.layout.flat([example["places"] for example in chosen])
+            if "places" in chosen[0]
+            else None,
             rows=tuple(len(example["lengths"]) for example in chosen),
             keys=tuple(
                 (*example["key"].tolist(), number)
@@ -226,17 +239,14 @@ class HeadTask(Task):
             prepared.counts["penalty"] = float(len(chosen))
         if TEACHER in chosen[0]:
             logits = torch.from_numpy(np.concatenate([example[TEACHER] for example in chosen]))
+            # A mean over distributions: of examples, of words, or, of several labels, of every single one.
             prepared.teacher_logits = logits
             prepared.counts[TEACHER] = float(self.log_probabilities(logits, prepared)[..., 0].numel())
         if self.options.language_model:
             prepared.add_words(ids)
         return prepared
 
-    def head_positions(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor | None:
-        """The flat places that the head reads; None for the places that the family reads."""
-        return None
-
-    # --- targets
+    # --- targets: what is right, as numbers
 
     @abstractmethod
     def targets(self, table: Table) -> np.ndarray:
@@ -245,6 +255,7 @@ class HeadTask(Task):
 
     def model_label(self, label: str) -> str:
         """A label of a table as the model calls it: many published ones have numbers, and no names."""
+        # Transformers' names of labels that nobody named: LABEL_0, LABEL_1 and so on.
         number = f"LABEL_{label}"
         return number if number in self.label_names and label not in self.label_names else label
 
@@ -264,7 +275,7 @@ class HeadTask(Task):
         """What the summed loss of targets is divided by."""
         return float(len(targets))
 
-    # --- loss
+    # --- loss: from logits to terms
 
     def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
         """The head's logits of every example, or of every place. `states_ND` are the last states, if they
@@ -301,13 +312,20 @@ class HeadTask(Task):
 
         states_ND, logits = forward()
         loss = self.criterion(logits, prepared)
+        # Validation is the task's loss alone, so that runs with and without the other terms can be compared.
         if not training:
             return {"loss": Term(loss)}
         terms: dict[str, Term] = {}
         if options.r_drop:
+            # R-Drop (Liang et al. 2021, section 2) adds the losses of both passes. Here it is their mean, so
+            # that a learning rate keeps its meaning: the paper's alpha of 1 is an `r_drop` of 0.5.
             other = forward()[1]
             loss = (loss + self.criterion(other, prepared)) / 2
-            terms["r_drop"] = Term(self.divergence(logits, other, prepared), options.r_drop)
+            first, second = (self.log_probabilities(each, prepared) for each in (logits, other))
+            # KL(p|q) + KL(q|p) is the sum of (p - q)(log p - log q); the mean of both, and of an example's
+            # distributions.
+            divergence = ((first.exp() - second.exp()) * (first - second)).sum() / (2 * self.distributions)
+            terms["r_drop"] = Term(divergence, options.r_drop)
         share = 1.0
         if prepared.teacher_logits is not None:
             share, temperature = 1 - options.teaching, options.temperature
@@ -319,6 +337,7 @@ class HeadTask(Task):
             follow = temperature**2 * F.kl_div(given, wanted, reduction="sum", log_target=True)
             terms[TEACHER] = Term(follow, options.teaching)
         if states_ND is not None:
+            # The auxiliary objective of GPT-1 (section 3.2, with a weight of 0.5).
             vocabulary: Any = model.heads["vocabulary"]
             words = vocabulary.smoothed_loss(
                 states_ND, prepared.words_at, prepared.words, weights_n=prepared.words_weights
@@ -329,13 +348,7 @@ class HeadTask(Task):
             terms["penalty"] = Term(head.penalty() * prepared.counts["penalty"])
         return {"loss": Term(loss, share), **terms}
 
-    def divergence(self, logits: Tensor, other: Tensor, prepared: HeadBatch) -> Tensor:
-        """The mean of both Kullback-Leibler divergences between two passes, summed over the batch
-        (R-Drop)."""
-        first, second = (self.log_probabilities(each, prepared) for each in (logits, other))
-        return ((first.exp() - second.exp()) * (first - second)).sum() / (2 * self.distributions)
-
-    # --- answers
+    # --- answers: from logits to predictions
 
     @abstractmethod
     def answers(self, logits: Tensor, prepared: HeadBatch) -> list[Any]:
@@ -352,6 +365,7 @@ class HeadTask(Task):
         rng = np.random.default_rng(0)  # prediction draws nothing; `prepare` wants a generator all the same
         with torch.inference_mode(), eval_mode(model):
             for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
+                # `collate` sorts in the same way, and both sorts are stable: answers meet their examples.
                 chosen = np.array(sorted(row[row != NONE], key=lambda number: int(examples.sizes[number])))
                 prepared = self.collate([self.prepare(examples, chosen, rng)]).to(model.device)
                 results |= dict(zip(chosen.tolist(), answer(prepared), strict=True))
@@ -384,8 +398,3 @@ class HeadTask(Task):
 
         answers = self.merge_row_answers(table, self.run_batches(model, examples, answer))
         return answers, float(totals[0] / max(totals[1], 1.0))
-
-
-def number_or_name(label: str) -> tuple[int, float, str]:
-    """Sorts numbers by their size, before names by the alphabet."""
-    return (0, float(label), label) if NUMBER.fullmatch(label) else (1, 0.0, label)

@@ -30,6 +30,7 @@ TAG_LIBRARIES = dict.fromkeys(("f1", "precision", "recall"), "seqeval")
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """0 where there is nothing to divide by, that is, where everything is the same."""
+    # As scikit-learn's `zero_division=0`, without its warning.
     return np.divide(above, below, out=np.zeros_like(below), where=below > 0)
 
 
@@ -62,11 +63,13 @@ def multi_label_scores(
 ) -> dict[str, MetricScore]:
     """Scores by name, of `MULTI_LABEL_METRICS`, any number of labels a row. `accuracy` counts rows with
     exactly the right ones."""
+    # What is no label is in the last column: wrong for accuracy, and in no label's F1.
     actual_NK, predicted_NK = _label_table(actual, labels), _label_table(predicted, labels)
     if actual_NK[:, -1].any():
         foreign = next(label for row in actual for label in row if label not in labels)
         raise EtymonError(f"the label {foreign!r} is none of {', '.join(labels)}: give a table with these")
-    # Rows of the same labels and predictions are of one kind. As a single value each they are compared much faster.
+    # Rows of the same labels and predictions are of one kind. As a single value each they are compared much
+    # faster.
     bytes_NB = np.packbits(np.hstack([actual_NK, predicted_NK]), axis=1)
     value_N = np.ascontiguousarray(bytes_NB).view(f"V{bytes_NB.shape[1]}")[:, 0]
     _, first_C, counts_C = np.unique(value_N, return_index=True, return_counts=True)
@@ -133,17 +136,20 @@ def _f1(counts: _Tally, *, macro: bool = False) -> np.ndarray:
     """The mean over the labels that occur; of two, the second's alone, unless `macro`."""
     both_RK = (counts.actual_RK + counts.predicted_RK)[:, :-1]
     f1_RK = _ratio(2 * counts.hits_RK[:, :-1], both_RK)
+    # scikit-learn's `f1_score(pos_label=1)`, by which GLUE scores MRPC and QQP.
     if f1_RK.shape[1] == 2 and not macro:
         return f1_RK[:, 1]
     return f1_RK.sum(1) / np.maximum((both_RK > 0).sum(1), 1)
 
 
 def _micro_f1(counts: _Tally) -> np.ndarray:
+    # Labels that are none count as predicted, so writing nonsense costs precision.
     both_R = counts.actual_RK.sum(1) + counts.predicted_RK.sum(1)
     return 2 * counts.hits_RK.sum(1) / np.maximum(both_R, 1)
 
 
 def _matthews(counts: _Tally) -> np.ndarray:
+    # Gorodkin's correlation of K labels (2004), as in scikit-learn; of two it is Matthews' (GLUE: CoLA).
     rows_R, actual_RK, predicted_RK = counts.rows_R, counts.actual_RK, counts.predicted_RK
     together_R = rows_R * counts.hits_RK.sum(1) - (actual_RK * predicted_RK).sum(1)
     apart_R = (rows_R**2 - (actual_RK**2).sum(1)) * (rows_R**2 - (predicted_RK**2).sum(1))
@@ -195,6 +201,8 @@ def _centred(counts_RC: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _ranks(counts_RC: np.ndarray, x_C: np.ndarray) -> np.ndarray:
     """The rank of every value in each resample; equals share the mean of theirs."""
+    # Equal values are neighbours once sorted: `reduceat` counts every run U of them in all resamples at once.
+    # The mean rank of a run is what scipy's `spearmanr` gives ties.
     order_C = np.argsort(x_C, kind="stable")
     _, begins, places_C = np.unique(x_C[order_C], return_index=True, return_inverse=True)
     together_RU = np.add.reduceat(counts_RC[:, order_C], begins, axis=1)
@@ -242,6 +250,8 @@ def tag_scores(
     words. Resamples are of sentences.
     """
     require_spans(labels, metrics)
+    # All scores are made of five counts a sentence: right words, words, and spans that are right, predicted
+    # and actual.
     words = [
         (sum(tag == right for tag, right in zip(*tags, strict=True)), len(tags[0]))
         for tags in zip(predicted, actual)
@@ -250,6 +260,8 @@ def tag_scores(
     if any(name in TAG_LIBRARIES for name in metrics):
         allowed = set(labels)
         cleaned = [[tag if tag in allowed else OUTSIDE for tag in tags] for tags in predicted]
+        # Strict where the table keeps to a scheme: a predicted span that breaks it does not count. Without a
+        # scheme seqeval reads spans as conlleval does, which mends such.
         scheme = tag_scheme(labels, actual)
         sides = zip(_spans(actual, scheme), _spans(cleaned, scheme), strict=True)
         spans = [(len(right & guess), len(guess), len(right)) for right, guess in sides]

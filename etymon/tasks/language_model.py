@@ -58,6 +58,8 @@ class LanguageModel(Task):
     def fit(self, family: Family) -> Fit:
         kind, self.likely = self._kind(family), "causal" in family.capabilities
         check_fit(kind, family)
+        # Streams carry memory from segment to segment, and a second model (a teacher, ELECTRA's generator)
+        # comes with a run of its own: rows of a table have neither.
         if kind.streaming or kind.needs_teacher or kind.companions:
             raise EtymonError(
                 f"the objective {kind.name!r} cannot be learnt from rows: leave it out, or give it a run of its own (etymon pretrain)"
@@ -75,6 +77,7 @@ class LanguageModel(Task):
                 f"{family.title} learns from long texts that it reads as streams, not from rows: etymon pretrain {family.name} "
                 "--from MODEL --data TEXT goes on with it"
             )
+        # A family that learnt otherwise (ELECTRA) can still fill masks, if it reads both ways.
         return objective_class("masked" if "bidirectional" in family.capabilities else family.objective)
 
     @property
@@ -131,6 +134,7 @@ class LanguageModel(Task):
 
     def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         """Bundles of as many samples as have `batch_tokens` tokens, or of `batch_rows`."""
+        # A sample of an objective is one row of tokens; a batch of a task is several.
         many = self.batch_rows or max(1, self.batch_tokens // self.limits["length"])
         return pad_rows(pack_bundles(self.objective.plan(split, seed, epoch, shuffle=shuffle), many))
 
@@ -167,6 +171,7 @@ class LanguageModel(Task):
         resamples: int = 0,
     ) -> dict[str, MetricScore]:
         """Bits of all texts together, by the byte, by the character, or, as `loss`, by the token."""
+        # Sums first, then their ratio, so that a long text counts as much as it has bytes.
         bits = np.array([-text.log_likelihood / math.log(2) for text in predictions])
         sizes = np.array([(text.bytes, len(text.text), text.tokens) for text in predictions])
         places = {"bits_per_byte": 0, "bits_per_character": 1, "loss": 2}

@@ -1,9 +1,13 @@
-"""Rows of one or two texts for a task: tokens in the family's framing, cut to what the model can read."""
+"""What a head reads: rows of one or two texts in the family's framing, cut to what the model can read;
+batches of such rows; and, of a body that does not learn, the layers of rows that were read before.
+
+Legend: L layers, N tokens of a batch, n of a row, D width, U distinct words, C letters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +18,7 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
-from etymon.nn.batch import Batch
+from etymon.nn.batch import Batch, Layout, Letters
 from etymon.objectives.objective import MicroBatch
 from etymon.sampling.examples import Examples, Ragged
 from etymon.tables.table import Table
@@ -24,6 +28,8 @@ from etymon.text.framing import Framed
 Pair = tuple[str, str | None]
 USUAL_LENGTH = 512
 """Tokens of a row at most, where neither the user nor the model has a limit."""
+# Of memory on the host. BERT's base size has 13 layers of 768 floats, 40 kB a token: 50,000 tokens fit.
+MOST_BYTES = 2 << 30
 
 
 def require_one_tokenizer(model: Model) -> None:
@@ -68,8 +74,10 @@ class TextReader:
         lengths = [len(first), 0 if second is None else len(second)]
         if sum(lengths) > room:
             self.cut += 1
+            # Where BERT's `_truncate_seq_pair` ends, which takes a token at a time from the longer text.
             shorter = min(*lengths, room // 2)
             lengths = [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
+        # Not `first[-n:]`, which for n = 0 is all of it.
         first = first[len(first) - lengths[0] :] if keeps_end else first[: lengths[0]]
         return self.framing.frame(first, None if second is None else second[: lengths[1]])
 
@@ -90,6 +98,7 @@ class TextReader:
             ]
             for rows in pairs
         ]
+        # A family without marks around its texts (GPT-2) would read an empty row.
         for place, rows in zip(table.places, framed, strict=True):
             if not all(len(row.ids) for row in rows):
                 raise EtymonError(f"{place}: its text has no tokens; leave the row out")
@@ -133,6 +142,7 @@ class HeadBatch(MicroBatch):
 
     def add_words(self, rows: Sequence[np.ndarray]) -> None:
         """Every row's next words; each row counts once, whatever its length."""
+        # As in GPT-1's code: the mean over the tokens of a row, and then over rows.
         lengths = np.array([len(row) - 1 for row in rows])
         self.words_at = self.batch.layout.flat([np.arange(length) for length in lengths])
         self.words = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
@@ -144,8 +154,60 @@ class HeadBatch(MicroBatch):
         if self.at is None:
             return list(values[:, None])
         layout = self.batch.layout
+        # Rows without such a place get an empty array.
         counts = layout.row[self.at].bincount(minlength=layout.rows)
         return np.split(values, np.cumsum(counts.cpu().numpy())[:-1])
+
+
+class FeatureCache:
+    """Layers of a frozen body by row: every text goes through the model once, and not once an epoch. A key
+    tells rows apart (`HeadBatch.keys`). What does not fit into `MOST_BYTES` is computed every time."""
+
+    def __init__(self, model: Model) -> None:
+        assert model.frozen_body, (
+            "the layers of a body that learns change with every step: set model.frozen_body"
+        )
+        self.model = model
+        self.bytes = 0
+        self.kept: dict[Hashable, np.ndarray] = {}
+        """`[L, n, D]` of every row that was kept."""
+
+    def layers(self, keys: Sequence[Hashable], batch: Batch) -> list[Tensor]:
+        """As `Model.layers(batch)`; `keys` are those of its rows."""
+        new = [place for place, key in enumerate(keys) if key not in self.kept]
+        computed = dict(zip(new, self._compute(batch, new), strict=True)) if new else {}
+        for place, states in computed.items():
+            if self.bytes + states.nbytes <= MOST_BYTES:
+                self.kept[keys[place]] = states
+                self.bytes += states.nbytes
+        rows = [computed[place] if place in computed else self.kept[key] for place, key in enumerate(keys)]
+        # Rows that were kept and rows that are new, in the order of the batch.
+        whole_LND = torch.from_numpy(np.concatenate(rows, 1)).to(batch.device)
+        return list(whole_LND.unbind())
+
+    def _compute(self, batch: Batch, places: Sequence[int]) -> list[np.ndarray]:
+        chosen = batch if len(places) == batch.layout.rows else _rows(batch, places)
+        states_LND = torch.stack(self.model.layers(chosen)).float().cpu().numpy()
+        stops = np.cumsum(chosen.layout.lengths)[:-1]
+        # Copies: a part of a larger array would keep all of it.
+        return [part.copy() for part in np.split(states_LND, stops, axis=1)]
+
+
+def _rows(batch: Batch, places: Sequence[int]) -> Batch:
+    """Some rows of a batch, as a batch of their own."""
+    # Views are compiled for the rows of the whole batch, so the new one begins without any.
+    layout = Layout([batch.layout.lengths[place] for place in places], batch.device)
+    starts = torch.from_numpy(batch.layout.host_starts[list(places)]).to(batch.device)
+    at_n = starts[layout.row] + layout.index
+    columns = {
+        name: column[at_n]
+        for name in ("ids", "positions", "segments", "prefix", "hidden_keys", "order")
+        if (column := getattr(batch, name)) is not None
+    }
+    # The distinct words stay, whether these rows have them or not: tokens point into them by number.
+    if (words := batch.letters) is not None:
+        columns["letters"] = Letters(words.letters_UC, words.ahead_N[at_n], words.back_N[at_n])
+    return replace(batch, layout=layout, views={}, **columns)
 
 
 def split_flat(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -58,6 +58,7 @@ class Regress(TextTask):
         column, numbers = self.options.label, []
         for value, place in zip(table.values(column), table.places, strict=True):
             try:
+                # float(True) is 1.0, but a truth value among numbers is a mistake of the table.
                 number = float("" if isinstance(value, bool) else value)
             except (TypeError, ValueError) as error:
                 raise EtymonError(f"{place}: column {column!r} holds {value!r}, not a number") from error
@@ -70,6 +71,7 @@ class Regress(TextTask):
         return np.array(self.row_values(table), np.float32)[:, None]
 
     def criterion(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
+        # Of the values as they are (0 to 5 in STS-B), as Transformers' heads learn them: nothing is scaled.
         return F.mse_loss(logits, prepared.targets, reduction="sum")
 
     def answers(self, logits: Tensor, prepared: HeadBatch) -> list[ValuePrediction]:
@@ -103,4 +105,5 @@ def _parse_number(text: str) -> float:
         value = float(text.strip())
     except ValueError:
         return NO_NUMBER
+    # `float` also reads `nan` and `inf`, which would spoil the score of all rows.
     return value if math.isfinite(value) else NO_NUMBER

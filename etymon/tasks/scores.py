@@ -79,6 +79,7 @@ def bootstrap(
         value = float(statistic(counts[None].astype(float))[0])
     if not resamples or rows < FEWEST_ROWS:
         return MetricScore(value, rows=rows, **about)
+    # sacreBLEU's seed, too. Fixed: the same answers have the same interval every time.
     draw = np.random.default_rng(12345)
     at_once = max(1, MOST_CELLS // len(counts))
     sizes = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
@@ -121,9 +122,11 @@ def _sacrebleu(
 ) -> MetricScore:
     sacrebleu = library("sacrebleu", kind)
     if kind == "bleu":
+        # 13a is WMT's tokenization, by which published scores compare; Chinese has no spaces to split at.
         metric = sacrebleu.BLEU(tokenize="zh" if ideographic(references) else "13a")
     else:
         metric = sacrebleu.CHRF()
+    # n_bootstrap=1 is the library's word for no resamples.
     resamples = resamples if len(predictions) >= FEWEST_ROWS else 0
     corpus = metric.corpus_score(list(predictions), [list(references)], n_bootstrap=max(1, resamples))
     ends: tuple[float | None, float | None] = (None, None)
@@ -139,6 +142,7 @@ def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str], res
     # The library's own words are of Latin letters and digits.
     words = None if ideographic(references, LATIN) else _AnyScript()
     scorers = import_module("rouge_score.rouge_scorer")
+    # With stems, as Transformers' example of summarization counts.
     scorer = scorers.RougeScorer([kind], use_stemmer=True, tokenizer=words)
     pairs = zip(references, predictions, strict=True)
     return mean_score([100 * scorer.score(*pair)[kind].fmeasure for pair in pairs], resamples)
@@ -183,6 +187,7 @@ def answer_scores(
     2.0.
     """
     predicted = [normalise(answer) for answer in predicted]
+    # SQuAD's script, version 2.0, drops right answers that normalise to nothing.
     # An answer that is nothing but an article is left out, unless it is the only one.
     right = [[text for text in map(normalise, answers) if text] or [""] for answers in actual]
     rows = list(zip(predicted, right, strict=True))
@@ -197,6 +202,7 @@ def answer_scores(
 
 def normalise(answer: str) -> str:
     """What is compared: small letters, no punctuation (of ASCII), no English articles, single spaces."""
+    # The order is that of SQuAD's script: `a.` loses its point, and is an article only then.
     return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
 
 
@@ -207,6 +213,7 @@ def _f1(predicted: str, actual: str) -> float:
         "".join(f" {sign} " if unspaced(sign) else sign for sign in text).split()
         for text in (predicted, actual)
     )
+    # SQuAD 2.0: where either says that there is no answer, it is all or nothing.
     if not words or not right:
         return float(words == right)
     return 2 * (Counter(words) & Counter(right)).total() / (len(words) + len(right))

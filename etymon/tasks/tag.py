@@ -18,7 +18,6 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.nn.batch import Batch
 from etymon.sampling.examples import Examples, Ragged
 from etymon.tables.table import Table, json_cell
 from etymon.tasks.entities import (
@@ -31,11 +30,11 @@ from etymon.tasks.entities import (
     unspaced,
     words_of,
 )
-from etymon.tasks.head_task import HeadOptions, HeadTask, number_or_name
+from etymon.tasks.head_task import HeadOptions, HeadTask
 from etymon.tasks.label_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
 from etymon.tasks.reading import HeadBatch, Pair, framed_examples
 from etymon.tasks.scores import MetricScore
-from etymon.tasks.task import Notify, ignore_note
+from etymon.tasks.task import Notify, ignore_note, number_or_name
 from etymon.text.reading import SURROGATE
 from etymon.text.words import Span, WordReader, windows
 
@@ -143,6 +142,7 @@ class Tag(HeadTask):
         self.at_last = "causal" in model.capabilities
 
     def encode_texts(self, table: Table, notify: Notify = ignore_note) -> Examples:
+        # A row that is too long is read in windows that end between words; every word is in exactly one.
         room, before = self.reader.room(False), self.reader.framing.single.index(0)
         framed, places, long, cut = [], [], 0, 0
         for words in self.row_words(table):
@@ -152,6 +152,8 @@ class Tag(HeadTask):
             cut += int((pieces.stops - pieces.firsts > room).sum())
             at_N = pieces.stops - 1 if self.at_last else pieces.firsts
             for part in parts:
+                # BERT reads a word's label off its first piece (section 5.3). A word longer than a window is
+                # cut, and the last piece that was read stands for it.
                 inside = np.minimum(at_N[part.first : part.last], part.stop - 1) - part.start
                 framed.append([self.reader.framed(pieces.ids[part.start : part.stop])])
                 places.append(before + inside)
@@ -169,9 +171,6 @@ class Tag(HeadTask):
         if self.widened:
             notify(f"{self.widened:,} entities begin or end inside a word: they are taken to have all of it")
         return examples
-
-    def head_positions(self, examples: Sequence[dict[str, np.ndarray]], batch: Batch) -> Tensor:
-        return batch.layout.flat([example["places"] for example in examples])
 
     # --- targets
 
@@ -218,15 +217,18 @@ class Tag(HeadTask):
     # --- loss and answers
 
     def criterion(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
+        # Pieces behind the first have no target at all, so nothing has to be ignored (no -100).
         return F.cross_entropy(logits, prepared.targets, reduction="sum")
 
     def answers(self, logits: Tensor, prepared: HeadBatch) -> list[np.ndarray]:
         """Of every word, the probability of the likeliest label, and its number."""
+        # Both in one array, `[n, 2]`: numbers of labels are exact in float32 up to 2**24.
         best = logits.float().softmax(-1).max(-1)
         return prepared.by_example(torch.stack([best.values, best.indices.float()], 1).cpu().numpy())
 
     def merge_row_answers(self, table: Table, answers: list[Any]) -> list[TagPrediction]:
         rows = self.row_words(table)
+        # Windows are in the order of the rows: their words end to end are the words of the table.
         by_row = np.split(np.concatenate(answers), np.cumsum([len(words.spans) for words in rows])[:-1])
         predictions = []
         for words, best in zip(rows, by_row, strict=True):
@@ -276,6 +278,7 @@ def _entity_labels(rows: Sequence[Sequence[str]]) -> list[str]:
 def _cell_list(value: Any, place: str, column: str) -> list[str]:
     """The words or tags of a row, which has some: a list, a list as JSON, or a text with spaces."""
     if isinstance(value, str):
+        # A sentence may begin with a bracket of its own: only what begins as a list of texts is JSON.
         parts = json_cell(value) if value.startswith('["') else None
         is_list = isinstance(parts, list) and parts and all(isinstance(part, str) for part in parts)
         value = parts if is_list else value.split()
@@ -296,6 +299,7 @@ def _join(tokens: Sequence[str]) -> WordSpans:
     """Words as a text, with spaces between them but for those of writing without spaces."""
     text, spans = "", []
     for token in tokens:
+        # Models were pretrained on text, so words are joined as a text has them; `spans` keep them apart.
         if text and token and not (unspaced(text[-1]) or unspaced(token[0])):
             text += " "
         spans.append((len(text), len(text) + len(token)))

@@ -8,6 +8,7 @@ tokens.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from etymon.tasks.scores import FALLING, MetricScore, library
 
 # A small table is not to be a few large steps: a batch has a fiftieth of its tokens, within these limits.
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 Notify = Callable[[str], None]
 """Is called with a line for people about what was cut or left out."""
 
@@ -101,6 +103,7 @@ class Task(Objective, ABC):
 
     def require_free_names(self, table: Table) -> None:
         """Refuses a table with a column that predictions would replace."""
+        # A file of predictions has the table's columns and those of the answer, side by side.
         for name in self.record_fields:
             if any(name in row for row in table.rows):
                 raise EtymonError(
@@ -154,6 +157,8 @@ class Task(Objective, ABC):
     # --- as an objective
 
     def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+        # Papers count rows (BERT, appendix A.3: 16 or 32) and draw them at random. Counted in tokens, a batch
+        # has rows of similar length.
         if self.batch_rows is not None:
             return bundles_of_rows(split.sizes, self.batch_rows, seed, epoch, shuffle=shuffle)
         return bundles(split.sizes, self.batch_tokens, seed, epoch, shuffle=shuffle)
@@ -179,6 +184,11 @@ class Task(Objective, ABC):
                 library(self.libraries[metric], metric)
 
 
+def number_or_name(label: str) -> tuple[int, float, str]:
+    """The key that sorts labels: numbers by their size, before names by the alphabet."""
+    return (0, float(label), label) if NUMBER.fullmatch(label) else (1, 0.0, label)
+
+
 def default_batch_tokens(examples: Examples) -> int:
     """Tokens of a step, unless the user says how many."""
     return int(min(MOST_TOKENS, max(FEWEST_TOKENS, examples.sizes.sum() // STEPS_AN_EPOCH)))
@@ -189,6 +199,7 @@ def value_to_minimise(metric: str) -> Callable[[Mapping[str, Any]], float | None
     metric; None if the metric is not among them."""
     if metric.endswith("/loss"):  # of a member of a mixture
         return lambda figures: figures.get(f"{metric.removesuffix('loss')}bits")
+    # The same loss by the byte, where there is a text: runs with different tokenizers can be compared.
     if metric == "loss":
         return lambda figures: figures.get("bits_per_byte", figures.get("bits_per_target"))
     if metric.rpartition("/")[2] in FALLING:

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from etymon.errors import EtymonError
+from etymon.families import REGISTRY, get_family
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.families.special_tokens import token_ids
@@ -72,10 +73,10 @@ class Text2Text(Task):
     options: Text2TextOptions
 
     def fit(self, family: Family) -> Fit:
-        if "encoder-decoder" not in family.capabilities and not {"causal", "state"} <= family.capabilities:
+        if not _writes_text(family):
+            able = ", ".join(name for name in REGISTRY if _writes_text(get_family(name)))
             raise EtymonError(
-                f"{family.title} cannot write a text, which the task {self.name!r} asks for: take an "
-                "encoder-decoder (t5, bart, transformer, rnn) or a decoder (gpt2)"
+                f"{family.title} cannot write a text, which the task {self.name!r} asks for: take one of {able}"
             )
         return Fit("native", self.heads)
 
@@ -150,6 +151,8 @@ class Text2Text(Task):
         pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])))
         if self.apart:
             return Seq2SeqBatch.of("loss", pairs)
+        # The last token of the source predicts the first of the target, and behind its end nothing follows.
+        # The source itself is no target: in use it is given.
         rows = [np.concatenate([source, target[:-1]]) for source, target in pairs]
         batch = Batch.of(rows, prefix=[len(source) for source, _ in pairs] if self.prefixed else None)
         at = batch.layout.flat([np.arange(len(pair[0]) - 1, len(row)) for row, pair in zip(rows, pairs)])
@@ -230,6 +233,11 @@ class Text2Text(Task):
         return f"{row[self.options.source]}\n-> {prediction}\n({row[self.options.target]})"
 
 
+def _writes_text(family: Family) -> bool:
+    """Whether it is an encoder-decoder, or a decoder that can go on from a cache."""
+    return "encoder-decoder" in family.capabilities or {"causal", "state"} <= family.capabilities
+
+
 def _cut(rows: Sequence[np.ndarray], rooms: Sequence[int], tail: int = 1) -> tuple[list[np.ndarray], int]:
     """Rows of at most so many tokens, and how many were longer. Their last `tail` tokens stay: they say that
     the text is over."""
@@ -308,6 +316,7 @@ class WrittenTask(Task):
         return texts
 
     def _shorten(self, parts: list[str], room: int) -> str:
+        # Marks such as ` context: ` stay whole: T5 knows a task by them.
         marks, texts = parts[::2], parts[1::2]
         while True:
             whole = "".join(part for pair in zip(marks, texts) for part in pair)

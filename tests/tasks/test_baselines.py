@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
 from etymon.tasks import baselines as module
-from etymon.tasks.baselines import baselines
-from etymon.tasks.typos import with_typos
+from etymon.tasks.baselines import baselines, with_typos
 
 LINEAR = "tf-idf + logistic regression"
 GOOD = [f"a lovely little film number {n}" for n in range(12)]

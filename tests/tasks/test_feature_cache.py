@@ -9,8 +9,8 @@ from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
 from etymon.nn.batch import Batch, Letters
-from etymon.tasks import feature_cache
-from etymon.tasks.feature_cache import FeatureCache
+from etymon.tasks import reading
+from etymon.tasks.reading import FeatureCache
 from tests import tiny
 
 ROWS = [[5, 6, 7, 8], [9], [4, 9, 6, 5, 7, 8], [6, 6]]
@@ -47,7 +47,7 @@ def test_what_is_kept_is_what_would_be_computed(family: str, monkeypatch: pytest
 def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model("bert")
     row = sum(layer.nbytes for layer in made.layers(batch_of([0])))
-    monkeypatch.setattr(feature_cache, "MOST_BYTES", row + 1)
+    monkeypatch.setattr(reading, "MOST_BYTES", row + 1)
     cache, batch = FeatureCache(made), batch_of([0, 1, 2])
     for _ in range(2):
         for kept, computed in zip(cache.layers([0, 1, 2], batch), made.layers(batch), strict=True):
