@@ -180,6 +180,7 @@ def verified(folder: Path) -> Iterator[None]:
         try:
             yield
         except Exception as error:
+            # A changed file explains best whatever the reading met.
             _compare(folder, digests, actual, error)
             raise
         _compare(folder, digests, actual)
@@ -210,6 +211,7 @@ def saved_digests(folder: Path) -> dict[str, str]:
     if not (folder / MANIFEST).is_file():
         return {}
     for name in (CONFIG, ADAPTER_CONFIG):
+        # Saved over by another library: the digests are those of files that are gone.
         if (folder / name).is_file() and FOREIGN_KEYS & read_json(folder / name).keys():
             return {}
     digests = read_json(folder / MANIFEST).get("sha256", {})

@@ -51,6 +51,7 @@ class ConfigKeys:
     forced_bos_token_id: TokenIds = None
     forced_eos_token_id: TokenIds = None
     etymon_prefix: bool | None = None
+    # Of T5: Transformers stores them beside `feed_forward_proj`, which says the same.
     dense_act_fn: str | None = None
     is_gated_act: bool | None = None
 
@@ -59,6 +60,7 @@ class ConfigKeys:
 class HistoryKeys:
     """Of history.json."""
 
+    # A history.json without it is somebody else's, and not read.
     etymon: str
     heads: list[str] | None = None
     labels: list[str] | None = None
@@ -107,6 +109,7 @@ class AdapterKeys:
 
     base_model_name_or_path: str | None = None
     revision: str | None = None
+    # PEFT's own defaults.
     r: Annotated[int, Field(ge=1)] = 8
     lora_alpha: float = 8
     lora_dropout: float = 0.0

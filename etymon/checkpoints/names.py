@@ -103,6 +103,7 @@ class NameMap:
         for name in names:
             row, match = self._row(name)
             partners = tuple(_fill(pattern, match) for pattern in row.ours)
+            # Parameters that are one of theirs make one group, under the first of them.
             if name == partners[0]:
                 if not names.keys() >= {*partners}:
                     raise LookupError(
@@ -140,6 +141,7 @@ class NameMap:
             canonical = self.canonical(name, mapped)
             if not any(re.fullmatch(pattern, canonical) for pattern in self.ignored):
                 places[canonical] = name
+        # Copies are passed over, and so are no surprise.
         used = {copy for copy in self.copies if copy in places}
         for theirs, (row, parts) in groups.items():
             sources = [theirs, *(copy for copy, source in self.ties.items() if source == theirs)]
@@ -152,6 +154,7 @@ class NameMap:
             whole = stored[places[source]]
             pieces = row.split(whole)
             if [piece.shape for piece in pieces] != [shapes[part] for part in parts]:
+                # Without values: only the shape of the published tensor is wanted.
                 needed = row.joined([torch.empty(shapes[part], device="meta") for part in parts]).shape
                 result.misshapen.append(f"{source} is {tuple(whole.shape)}, not {tuple(needed)}")
                 continue
@@ -179,6 +182,7 @@ class NameMap:
         return None if source is None else self.head_of(source)
 
     def _row(self, ours: str) -> tuple[Row, re.Match[str]]:
+        # The first row that fits wins: rows for our own heads stand before a family's.
         for row in self.rows:
             for pattern in row.ours:
                 if match := _matcher(pattern).fullmatch(ours):
@@ -196,6 +200,7 @@ class NameMap:
         for other in self.other_prefixes:
             if name.startswith(other) and name.removeprefix(other) in mapped:
                 return name.removeprefix(other)
+        # Files of a bare body, the hub's gpt2 among them, have no prefix.
         if self.prefix and not name.startswith(self.prefix) and self.head_of(name) is None:
             return self.prefix + name
         return name

@@ -97,6 +97,7 @@ def export_adapters(
         module = names.with_prefix(theirs, prefix).removesuffix(".weight")
         matrices = [adapters.get(part.removesuffix(".weight")) for part in parts]
         modules[module] = _join(matrices) if any(matrices) else None
+        # GPT-2's matrices lie `[in, out]`, and PEFT has to know that they do.
         fan_in |= row.transposed and any(matrices)
     whole = names.export({name: tensors[name] for name in heads}, prefix)
     others = {names.with_prefix(theirs, prefix) for theirs in groups} - set(whole)
@@ -221,6 +222,7 @@ def read_adapters(folder: str | Path) -> Adapters:
             module, partner = part[1], name.replace(".lora_A.", ".lora_B.")
             if partner not in weights:
                 raise EtymonError(f"the adapter of {module} has an A and no B: copy its folder again")
+            # PEFT matches a pattern with the end of a module's name.
             pattern = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
             alpha = float(config.get("lora_alpha", 8) if pattern is None else patterns[pattern])
             a_rD = weights[name]
@@ -251,8 +253,10 @@ def our_adapters(
 
 def _split(adapter: Adapter, parts: Sequence[str], adapted: Collection[str]) -> dict[str, Adapter]:
     """The adapters of our matrices `parts`, out of one of the published matrix that joins them."""
+    # The published matrix has our outputs below each other: query, key, value.
     b_rows = adapter.b_Fr.chunk(len(parts))
     ours = [number for number, part in enumerate(parts) if part in adapted]
+    # A folder of ours: stacked A's and a diagonal of B's come apart exactly.
     if len(parts) > 1 and ours and not adapter.rank % len(ours):
         a_parts = adapter.a_rD.chunk(len(ours))
         blocks = {

@@ -81,6 +81,7 @@ def names(shape: Shape) -> NameMap:
         "heads.sentence_order.linear.*": "sop_classifier.classifier.*",
         **encoders.TASK_NAMES,
     }
+    # Every published size has one group of one layer: twelve passes or more through the same weights.
     for physical in range(shape.groups * shape.inner_groups):
         group, number = divmod(physical, shape.inner_groups)
         ours = f"body.stack.layers.{physical}."

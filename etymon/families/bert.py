@@ -80,6 +80,7 @@ FAMILY = Family(
     ],
     names=names,
     settings=SETTINGS,
+    # Truncated normals, as in Google's code; Transformers draws plain ones.
     initial=truncated_weights,
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
     objective="masked-next-sentence",

@@ -70,6 +70,7 @@ POCKET = {
 }  # fmt: skip
 SMALL_POCKET = {"vocabulary": 4096, "dim": 256, "layers": 4, "heads": 4, **POCKET}
 CAPABILITIES = frozenset({"causal", "prefix", "state"})
+# GPT-2's only special token stands between texts: it ends one and begins the next.
 BYTE_BPE = TokenizerChoice("byte-bpe", {"begin": "<|endoftext|>", "end": "<|endoftext|>"})
 
 
@@ -125,6 +126,7 @@ def decoder(
     """Words, a `table` of learned positions, layers (`layer` makes one by its number, from 0), and a last
     `norm`."""
     words: Embedding | AdaptiveEmbedding = Embedding(shape.vocabulary, shape.dim)
+    # Vectors of one width need no bins: the plain table serves an adaptive softmax as well.
     if shape.divisor > 1:
         words = AdaptiveEmbedding(shape.vocabulary, shape.dim, shape.cutoffs, divisor=shape.divisor)
     embeddings = Embeddings(
@@ -146,6 +148,7 @@ def residual_initial(shape: Any) -> list[tuple[str, Filler]]:
     return [
         ("*.attention.output.weight", residual),
         ("*.feed_forward.outer.weight", residual),
+        # OpenAI's code has 0.01 for positions and 0.02 for words; Transformers has 0.02 for both.
         ("body.embeddings.positions.weight", normal(shape.deviation / 2)),
         *COMMON,
         ("*.weight", normal(shape.deviation)),
@@ -176,6 +179,7 @@ def dropped(shape: Any, outputs: int) -> nn.Module:
 # GPT-2's. Heads that Transformers has no class for are there all the same, so that any task can be trained.
 HEADS = {
     "vocabulary": vocabulary_head(),
+    # Transformers' `score` has no bias, and reads the last token, which alone has seen all of a text.
     "classification": Head(lambda s, body, labels: Projection(s.dim, labels, bias=False), at="last"),
     "tagging": Head(lambda s, body, labels: dropped(s, labels)),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
@@ -228,6 +232,7 @@ def name_map(shape: Any, table: Mapping[str, str], others: Sequence[Row] = ()) -
         [*others, *rows({**NORM_NAMES, **table, **HEAD_NAMES})],
         prefix=BODY,
         ties={"lm_head.weight": words} if shape.tied else {},
+        # Causal masks: old files hold them as buffers of every layer.
         ignored=[r"transformer\.h\.\d+\.attn\.(attention\.)?(bias|masked_bias)"],
     )
 

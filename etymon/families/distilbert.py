@@ -45,6 +45,7 @@ class Shape:
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
     weights."""
+    # Of this family alone these are no keys of `config.json`: Transformers has them in its code.
     norm_epsilon: ClassVar[float] = 1e-12
     position_kind: ClassVar[str] = "learned"
 

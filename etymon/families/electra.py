@@ -40,6 +40,7 @@ class Shape(encoders.EncoderShape):
     """Before them."""
 
 
+# `small` is a shape of its own, not a rung of BERT's: embeddings of 128 under layers of 256.
 BASE = {"embedding_dim": 768, "dim": 768, "heads": 12, "inner_dim": 3072}
 LARGE = {"embedding_dim": 1024, "layers": 24, "dim": 1024, "heads": 16, "inner_dim": 4096}
 GENERATOR = {"dim": 256, "heads": 4, "inner_dim": 1024}
@@ -55,6 +56,7 @@ SIZES: Sizes = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
+    # Embeddings are shared with a generator of another width: a map leads from them to each one's layers.
     project = shape.embedding_dim != shape.dim
     return encoders.encoder(shape, segments=shape.segments, width=shape.embedding_dim, project=project)
 
@@ -88,6 +90,7 @@ def generator(shape: encoders.EncoderShape) -> tuple[str, dict[str, Any]]:
         "dim": width,
         "heads": heads,
         "inner_dim": 4 * width,
+        # The table that both share is the generator's output matrix, too.
         "tied": True,
         "embedding_dim": getattr(shape, "embedding_dim", shape.dim),
     }
@@ -165,6 +168,7 @@ FAMILY = Family(
     size_recipes={
         "pocket": encoders.POCKET_RECIPE,
         "small": replace(RECIPE, learning_rate=5e-4, warmup=0.01),
+        # The large model has a quarter of its tokens masked, and not 15%.
         "large": replace(RECIPE, warmup=0.025, options={"density": 0.25}),
     },
     tuning=TUNING,

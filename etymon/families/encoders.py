@@ -110,6 +110,7 @@ def encoder(
         Embedding(shape.vocabulary, width),
         positions=Embedding(places, width, padding_idx=padding) if is_learned else None,
         longest=shape.positions,
+        # Where the table has a row for padding (RoBERTa), only real tokens are counted.
         position_offset=first_position,
         count_hidden=not first_position,
         segments=Embedding(segments, width) if segments else None,
@@ -234,6 +235,7 @@ def name_map(
         "heads.vocabulary.weight": f"{decoder}.weight",
         "heads.vocabulary.bias": bias if shape.tied and bias is not None else own_bias,
     }
+    # A buffer that older releases stored.
     left_over = ["position_ids"]
     if shape.position_kind != "learned":
         left_over.append("position_embeddings.weight")  # Transformers 4 stores a table that it does not use

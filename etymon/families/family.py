@@ -51,6 +51,7 @@ class FeatureBuild:
     outputs: int | None = None
 
     def __call__(self, shape: Any, body: nn.Module, labels: int) -> nn.Module:
+        # Features are those of the encoder, whose words may not be the decoder's.
         words = getattr(shape, "source_vocabulary", None) or shape.vocabulary
         outputs = self.outputs or labels
         return FeatureHead(self.settings, *self.layers(shape), words, outputs, pooled=self.pooled)
@@ -208,6 +209,7 @@ class Family:
         classes."""
         if model_type == self.model_type:
             return self
+        # The last class is the bare body's: RobertaModel.
         begin = self.architectures[-1].name.removesuffix("Model")
         renamed = [
             replace(known_class, name=self.aliases[model_type] + known_class.name.removeprefix(begin))
@@ -215,6 +217,7 @@ class Family:
         ]
         ours, theirs = config_keys(self.model_type), config_keys(model_type)
         assert ours is not None and theirs is not None
+        # A key that a folder leaves out means the default of its class, and that may be another one here.
         usual = {
             row.theirs: theirs.defaults[row.theirs]
             for row in self.settings.rows
@@ -262,6 +265,7 @@ class Family:
         shape |= {**self.sizes[size or next(iter(self.sizes))], **changed}
         if tokenizer.counts is not None:
             return {"cutoffs": choose_cutoffs(tokenizer.counts, shape["divisor"])}
+        # Nothing was counted: the published places, as far as there are so many words.
         return {"cutoffs": tuple(cut for cut in shape["cutoffs"] if cut < tokenizer.size)}
 
     def recipe_for(self, size: str | None) -> Recipe:

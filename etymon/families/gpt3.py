@@ -38,6 +38,8 @@ class Shape(decoders.DecoderShape):
     """Width of a head, if the heads together are not as wide as the model."""
     inner_dim: PositiveInt | None = None
     """Of the feed-forward part; four times the width unless told."""
+    # The paper (section 2.1) alternates dense and banded layers. It does not say which come first, nor how
+    # wide a band is: both are fields.
     pattern: str = "dense banded"
     """What the layers see, one word each, from the beginning again where there are more layers than words."""
     band: PositiveInt = 256
@@ -64,6 +66,7 @@ def kinds(pattern: str, layers: int) -> list[str]:
     return [words[number % len(words)] for number in range(layers)]
 
 
+# GPT-Neo's queries, keys and values have no bias, and its scores are not divided.
 NEO = {"attention_bias": False, "scaled": False}
 SMALL = {**decoders.SMALL_POCKET, "band": 64}
 # The table of the paper gives the 1.3B model 24 heads of 128, wider than the model, and the 13B model a width

@@ -70,6 +70,7 @@ def names(shape: Shape) -> NameMap:
         shape,
         {
             "body.embeddings.words.weight": decoders.BODY + "wte.weight",
+            # One norm a layer, `ln_1`: both parts read it, and there is no `ln_2`.
             **decoders.separate("attn."),
             decoders.LAYER + "feed_forward.inner.*": decoders.THEIRS + "mlp.fc_in.*",
             decoders.LAYER + "feed_forward.outer.*": decoders.THEIRS + "mlp.fc_out.*",

@@ -47,6 +47,7 @@ HEADS = {
     **encoders.POOLED_HEADS,
     # Transformers has gelu here, whatever the layers' activation is.
     "vocabulary": encoders.vocabulary_head(ACTIVATIONS["gelu"]),
+    # No pooler: pretraining had no task that would have trained one, so the head brings a dense map.
     "classification": Head(
         lambda s, body, labels: DeepProjection(s.dim, labels, dropout=encoders.head_dropout(s)), at="first"
     ),

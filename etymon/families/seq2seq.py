@@ -101,6 +101,7 @@ def heads(
 
     return {
         "vocabulary": Head(vocabulary),
+        # The decoder's last token has seen all of the text, on both sides.
         "classification": Head(lambda s, body, labels: projection(s, labels, DeepProjection), at="last"),
         "choice": Head(lambda s, body, labels: projection(s, 1, DeepProjection), at="last"),
         "span": Head(lambda s, body, labels: Projection(getattr(s, width), 2)),

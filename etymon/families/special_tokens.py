@@ -177,6 +177,7 @@ def _pad_token(model: Model) -> str | None:
     tokenizer = model.tokenizer
     if tokenizer is None:
         return None
+    # GPT-2 has no token for padding: the end of a text then pads, as is usual.
     ids = (number for role in ("pad", "end", "begin", "unknown") for number in token_ids(model, role))
     return next((tokenizer.tokens[number] for number in ids if number < tokenizer.size), None)
 

@@ -58,6 +58,7 @@ SIZES: Sizes = {
     "pocket": POCKET,
     "tiny": {**POCKET, "dim": 128, "layers": 2, "inner_dim": 512},
     "base": {},
+    # A dropout of 0.1 for English to French.
     "big": {"dim": 1024, "heads": 16, "inner_dim": 4096, "dropout": 0.3},
 }
 
@@ -93,6 +94,7 @@ ARCHITECTURES = [
 
 
 def names(shape: Shape) -> NameMap:
+    # fairseq's names: Transformers has no class of this model.
     table = {
         "body.words.weight": "decoder.embed_tokens.weight",
         "body.encoder.embeddings.words.weight": "encoder.embed_tokens.weight",
@@ -122,6 +124,7 @@ RECIPE = Recipe(
     betas=(0.9, 0.98),
     epsilon=1e-9,
     weight_decay=0.0,
+    # tensor2tensor clips no gradients.
     clip=None,
     schedule="noam",
     warmup_steps=WARMUP,

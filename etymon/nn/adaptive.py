@@ -31,7 +31,7 @@ from etymon.nn.layers import Embedding
 from etymon.nn.vocabulary import Context, DenseVocabulary, Score, chunks, cross_entropy, linear_loss
 
 SMALL = 10_000
-"""BinWords of a vocabulary that is not worth cutting."""
+"""Words of a vocabulary that is not worth cutting."""
 BIN_COST = 300
 """What another bin costs a token beside its words, in words: an order of magnitude."""
 WIDE = 0.8

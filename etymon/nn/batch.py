@@ -89,6 +89,7 @@ class Batch:
             positions=positions,
             segments=None if segments is None else _flat(segments, device),
             prefix=None if prefixes is None else prefixes[layout.row],
+            # Known on the host: comparing it with the table of positions waits for no device.
             last_position=max((b + n - 1 for b, n in zip(begins, layout.lengths, strict=True)), default=0),
             counted=not any(begins),
         )
@@ -108,6 +109,7 @@ class Batch:
         rows, length = ids_RT.shape
         layout = Layout([length] * rows, ids_RT.device)
         positions = layout.index if positions_RT is None else positions_RT.expand(rows, length).reshape(-1)
+        # A mask that hides nothing would only cost attention its fast path.
         hidden = None if mask_RT is None or bool(mask_RT.all()) else ~mask_RT.bool().reshape(-1)
         return Batch(
             ids=ids_RT.reshape(-1),
@@ -125,6 +127,7 @@ class Batch:
             for name in ("ids", "positions", "segments", "prefix", "hidden_keys", "letters", "order")
             if (value := getattr(self, name)) is not None
         }
+        # Views hold tensors of the old device, and are compiled anew.
         return replace(self, layout=self.layout.to(device), views={}, **moved)
 
 
@@ -192,6 +195,7 @@ class Layout:
 
     def mean(self, flat: Tensor) -> Tensor:
         """The mean of every row's tokens, `[R, ...]`."""
+        # The mean of an empty row is 0 and not NaN.
         counts = torch.tensor(self.lengths, device=self.device).clamp(min=1)
         sums = flat.new_zeros(self.rows, *flat.shape[1:]).index_add(0, self.row, flat)
         return sums / counts.view(-1, *([1] * (flat.dim() - 1)))

@@ -101,6 +101,7 @@ class Block(nn.Module):
         """x and what a part adds to it, with the norm on one side; `select` picks the tokens whose output
         is wanted."""
         if self.norm_first:
+            # `alpha` scales and adds in one kernel.
             added_ND = dropout(part(norm(x_ND)))
             return torch.add(select(x_ND), added_ND, alpha=self.residual_scale)
         added_ND = dropout(part(x_ND))
@@ -177,6 +178,7 @@ class Stack(nn.Module):
         """Hidden states `[N, D]`, or those of the flat places `at` alone: the last layer then computes no
         others."""
         narrow = None if at is None or state is not None else self._narrow(batch, at)
+        # By rule and not by layer: alternating layers of two rules share two views.
         views = {
             rule: self._biased(
                 flat_view(rule, batch)
@@ -202,6 +204,7 @@ class Stack(nn.Module):
             if self.seen is not None:
                 self.seen.append(x_ND)
         if self.norm is not None:
+            # T5 has a dropout behind its last norm; elsewhere the rate is 0.
             x_ND = self.dropout(self.norm(x_ND))
             if self.seen is not None:
                 self.seen[-1] = x_ND  # the last state is the normed one, as other libraries report it
@@ -215,6 +218,7 @@ class Stack(nn.Module):
         plain = self.rules[-1].plain(batch.layout.longest) if batch.prefix is None else None
         # A first token sees its whole row without a causal order, a last one in any case.
         sees_all = at is batch.layout.last or (plain == "full" and at is batch.layout.first)
+        # A traced run shows every token, so nothing is left out then.
         if plain is None or not sees_all or self.seen is not None:
             return None
         layout = Layout([1] * batch.layout.rows, batch.device)
@@ -230,6 +234,7 @@ class Stack(nn.Module):
         if memory.batch.hidden_keys is not None:
             raise ValueError("a running decode needs a memory without hidden keys: encode ragged rows")
         if not state.cross_lengths:
+            # A source does not grow while a text is decoded: its lengths are those of the first call.
             state.cross_lengths = memory.batch.layout.lengths
         return cached_view(FullRule(), batch, state.cross_lengths, fixed=True)
 

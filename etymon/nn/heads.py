@@ -74,6 +74,7 @@ class DeepProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
+        # RoBERTa, BART, T5 and ELECTRA drop out before both maps.
         self.input_dropout = Dropout(dropout if input_dropout is None else input_dropout)
         self.dense = Linear(dim, dim) if dense else nn.Identity()
         self.linear = Linear(dim, outputs)
@@ -118,6 +119,7 @@ class ConditionalSpan(nn.Module):
         self.start = Linear(dim, 1)
         self.end_dense, self.end_norm = Linear(2 * dim, dim), nn.LayerNorm(dim, epsilon)
         self.end_linear = Linear(dim, 1)
+        # The last map has no bias, as published.
         self.answer_dense, self.answer_linear = Linear(2 * dim, dim), Linear(dim, 1, bias=False)
         self.dropout = Dropout(dropout)
 
@@ -126,6 +128,7 @@ class ConditionalSpan(nn.Module):
 
     def end(self, x_nD: Tensor, start_nD: Tensor) -> Tensor:
         """Scores of tokens as ends, `[n]`, each beside the hidden state of a beginning."""
+        # tanh before the norm, as in XLNet's code.
         inner_nD = torch.tanh(self.end_dense(torch.cat([x_nD, start_nD], -1)))
         return self.end_linear(self.end_norm(inner_nD)).squeeze(-1)
 
@@ -147,6 +150,7 @@ class ConditionalSpan(nn.Module):
         ends_RES = (
             scores_RTS.masked_fill(hidden_RT[..., None], -math.inf).softmax(1).topk(min(self.ends, length), 1)
         )
+        # The expected beginning and not the best one, as published.
         mean_RD = (probs_RT[:, None] @ x_RTD)[:, 0]
         unanswerable_R = self.unanswerable(mean_RD, class_RD)
         return SpanCandidates(

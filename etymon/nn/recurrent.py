@@ -51,6 +51,7 @@ class Packing:
         index = layout.host_starts[row] + (lengths[row] - 1 - step if backwards else step)
         self.steps = tuple(zip(starts.tolist(), (starts + sizes).tolist()))
         """The slices of the packed tokens that are one step each."""
+        # `PackedSequence` wants these on the host.
         self.batch_sizes = torch.from_numpy(sizes)
         self.index, self.inverse, self.rows, self.back = (
             torch.from_numpy(part.astype(np.int64)).to(layout.device)

@@ -170,6 +170,7 @@ class RelativeAttention(Attention):
         view, cache, r_HLK = inputs.view, inputs.cache, inputs.r_HLK
         assert cache is not None and r_HLK is not None
         keys, values = (part[:, :, inputs.first : inputs.first + view.keys] for part in cache.parts)
+        # Queries are fewer than scores: the scale falls on them.
         q_HRQK = self.by_head(view.query.lift(self.query(x_ND))) * self.scale
         content, position = (
             q_HRQK + self.scale * bias[:, None, None] for bias in (self.content_bias, self.position_bias)
@@ -227,6 +228,7 @@ def relative_attend(
             q_HRQK, k_HRTK, v_HRTK, r_HLK, *biases, segment_HRQ, view, scale, dropout
         )
         return out, None
+    # The plain formula: `etymon.trace` reads its weights, and tests hold the fast way to it.
     content, position = ((q_HRQK + bias[:, None, None]) * scale for bias in biases)
     products = position.reshape(len(r_HLK), -1, position.shape[-1]) @ r_HLK.transpose(-1, -2)
     columns = view.columns_RQT
@@ -286,6 +288,7 @@ class RelativeAttend(torch.autograd.Function):
         weights.baddbmm_(content.view(-1, queries, width), k.transpose(1, 2), alpha=scale)
         torch.softmax(weights, -1, out=weights)
         if view.blind and view.hidden_RQT is not None:
+            # A softmax over nothing but -inf is NaN: such a query's weights become 0.
             scores.masked_fill_(view.hidden_RQT, 0.0)
         used = weights
         if rate and q.device.type == "cpu":

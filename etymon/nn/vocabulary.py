@@ -194,6 +194,7 @@ class DenseVocabulary(nn.Module):
         zeros_V = torch.zeros(len(weight))
         self.bias: Tensor | None
         if bias == "fixed":
+            # A buffer is stored and moved with the model, and has no gradient.
             self.register_buffer("bias", zeros_V)
         else:
             self.bias = nn.Parameter(zeros_V) if bias else None
@@ -292,6 +293,7 @@ class DenseVocabulary(nn.Module):
         return torch.cat(parts) if parts else hidden_ND.new_zeros(0)
 
     def _features(self, hidden_ND: Tensor, at: Tensor | None) -> Tensor:
+        # Positions first, then the transform: a masked model predicts 15% of its tokens.
         x_nD = hidden_ND if at is None else hidden_ND.index_select(0, at)
         if self.transform is not None:
             x_nD = self.transform(x_nD)

@@ -30,6 +30,7 @@ from etymon.nn.initialise import Filler, constant, normal, remembering, uniform,
 from etymon.nn.layers import Rate
 from etymon.text.framing import Framing
 
+# Together 2,048 features of a word, as in bilm-tf's published options.
 FILTERS = "1x32 2x32 3x64 4x128 5x256 6x512 7x1024"
 
 
@@ -88,6 +89,7 @@ SMALL: dict[str, Any] = {
     "filters": "1x16 2x16 3x32 4x64 5x64",
     "highways": 1,
 }
+# The two largest are one shape: only the text that they were trained on differs.
 SIZES: dict[str, dict[str, Any]] = {
     "pocket": {**SMALL, "dim": 128, "cells": 512},
     "tiny": {**SMALL, "dim": 32, "cells": 64, "filters": "1x8 2x8 3x16"},
@@ -150,6 +152,7 @@ def names(shape: Shape) -> NameMap:
             f"{lstm}projection.weight": f"{layer}state_projection.weight",
         }
     highway = "body.embeddings.highways.{}."
+    # AllenNLP keeps both maps of a highway in one matrix.
     joined = [
         Row((f"{highway}transform.{part}", f"{highway}carry.{part}"), f"{words}_highways._layers.{{}}.{part}")
         for part in ("weight", "bias")
@@ -170,8 +173,10 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
             for number, (width, _) in enumerate(shape.convolutions)
         }
     return [
+        # Row 0 is no word at all: bilm-tf's files leave it out.
         ("*letters.weight", with_zero_row(uniform(1.0), 0)),
         *filled.items(),
+        # There -2, on the gate of what is transformed: at first most of a word is carried past.
         ("*highways.*.carry.bias", constant(2.0)),
         ("*highways.*.weight", normal(filters**-0.5)),
         ("body.embeddings.projection.weight", normal(filters**-0.5)),
@@ -200,6 +205,7 @@ FAMILY = Family(
     initial=initial,
     capabilities=frozenset({"two directions", "letters", "memory"}),
     objective="bidirectional",
+    # bilm-tf's: truncated back-propagation over 20 tokens, the states of the LSTMs carried on.
     recipe=Recipe(
         learning_rate=0.2,
         optimiser="adagrad",

@@ -124,6 +124,7 @@ LUONG = {
     "layers": 4,
     "cell": "lstm",
     "bidirectional": False,
+    # Reading the source from its end was worth 1.3 BLEU there (11.3 to 12.6, English to German).
     "backwards": True,
     "attention": "luong",
     "score": "general",
@@ -137,6 +138,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "pocket": POCKET,
     "tiny": {**POCKET, "word_dim": 128, "dim": 128, "encoder_dim": 64, "readout_dim": 128},
     "bahdanau": {},
+    # The paper's baseline, whose BLEU falls with the length of sentences.
     "fixed": {"attention": "none", "bidirectional": False},
     "luong": LUONG,
     "luong-local": {**LUONG, "window": 10},
@@ -144,6 +146,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> EncoderDecoder:
+    # One table for both sides, unless the source is of another language with words of its own.
     words = Embedding(shape.vocabulary, shape.word_dim)
     source = words if shape.source_vocabulary is None else Embedding(shape.source_vocabulary, shape.word_dim)
     return RecurrentEncoderDecoder(words, RecurrentEncoder(source, shape), RecurrentDecoder(words, shape))
@@ -157,6 +160,7 @@ ARCHITECTURES = [
 
 
 def names(shape: Shape) -> NameMap:
+    # Nobody else has such folders, so their names are ours without `body.`.
     kept = ["body.*", *(f"heads.{name}.*" for name in HEADS)]
     return NameMap(rows({name: name.removeprefix("body.") for name in kept}))
 
@@ -176,11 +180,13 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
             ("body.*", xavier),
             ("*", normal(0.01)),
         ]
+    # Luong's models draw everything, biases included, from one small range.
     if shape.attention == "luong":
         return [("*", uniform(0.1))]
     return [
         ("*bias*", constant(0.0)),
         ("*.weight_hh_l0*", orthogonal),
+        # v is 0, so that attention begins uniform, and W and U are nearly so.
         ("*.alignment.energy.weight", constant(0.0)),
         ("*.alignment.*", normal(0.001)),
         ("*", normal(0.01)),

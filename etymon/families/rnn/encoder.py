@@ -27,6 +27,7 @@ class RecurrentEncoder(nn.Module):
     def __init__(self, words: Embedding, shape: Shape) -> None:
         super().__init__()
         self.words, self.backwards, self.width = words, shape.backwards, shape.annotation_dim
+        # Layers above the first read both directions side by side.
         widths = [shape.word_dim] + [self.width] * (shape.layers - 1)
         self.layers = nn.ModuleList(
             recurrent(shape.cell, inputs, shape.encoder_width, bidirectional=shape.bidirectional)
@@ -42,6 +43,7 @@ class RecurrentEncoder(nn.Module):
     def forward(
         self, batch: Batch, embedded: Tensor | None = None
     ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        # A hidden token would pass through the states all the same: nothing masks a recurrence.
         if batch.hidden_keys is not None:
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
         packing, finals = Packing(batch.layout, backwards=self.backwards), []

@@ -123,6 +123,7 @@ class RecurrentDecoder(nn.Module):
         lengths_R = torch.tensor(layout.lengths, device=layout.device, dtype=values_RTH.dtype)
         source = Source(values_RTH, lengths_R, tuple(range(layout.rows)))
         if self.alignment is not None:
+            # U h of the concat score: once a source, not once a step.
             source.keys_RTA = self.alignment.keys(values_RTH)
             source.missing_RT = None if layout.equal else ~layout.real
         return source
@@ -138,6 +139,7 @@ class RecurrentDecoder(nn.Module):
             if self.cell_bridge is not None:
                 # Hidden states of all layers first, then cells.
                 mapped_R = torch.cat([mapped_R, self.cell_bridge(last_R[1])], -1)
+            # Hidden states of all layers, then an LSTM's cells, which do not go through tanh.
             width: Any = self.layers[0].hidden_size
             parts = mapped_R.view(rows, -1, len(self.layers), width).permute(1, 2, 0, 3)
             states = [parts[0].tanh(), *parts[1:]]
@@ -250,6 +252,7 @@ class RecurrentDecoder(nn.Module):
         if type(query) is not Linear:  # there is none, or it has eight bits or an adapter
             return (weight, bias), None
         query_bias = bias.new_zeros(query.out_features) if query.bias is None else query.bias
+        # Both read the state before: one product a step instead of two.
         joint = torch.cat([query.weight, weight]), torch.cat([query_bias, bias])
         return joint, [len(query.weight), len(weight)]
 

@@ -47,6 +47,7 @@ class Source:
 
     def at(self, rows: Tensor) -> Source:
         numbers = tuple(self.numbers[row] for row in rows.tolist())
+        # Beams of one source that change places attend to the same rows: nothing to copy.
         if numbers == self.numbers[: len(numbers)]:
             return self.first(len(numbers))
         return self._picked(lambda part: part.index_select(0, rows), numbers)
@@ -75,6 +76,7 @@ class RecurrentState:
 
     def begin(self, source: Source, first: States) -> None:
         self.source, self.now = source, first
+        # The state of length 0 counts as that of a call, so that rows can be cropped to nothing.
         self.past = [(first, [(-1, 0, row) for row in range(len(self.lengths))])]
 
     def advance(self, layout: Layout, states: States) -> None:
@@ -112,6 +114,7 @@ class RecurrentState:
         self.lengths = tuple(lengths)
 
     def _state_at(self, row: int, length: int) -> States:
+        # The newest call first: a crop mostly goes back a few tokens.
         for states, spans in reversed(self.past):
             before, after, offset = spans[row]
             if before < length <= after:

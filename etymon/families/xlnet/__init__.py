@@ -84,6 +84,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "pocket": POCKET,
     "tiny": {**POCKET, "vocabulary": 2048, "dim": 64, "layers": 2, "heads": 2, "inner_dim": 256},
     "base": {"dim": 768, "layers": 12, "heads": 12, "inner_dim": 3072, "memory": 384},
+    # The memory of the paper's pretraining; Transformers' class takes 512 for granted.
     "large": {"memory": 384},
 }
 
@@ -117,6 +118,7 @@ def pooler(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
 
 
 HEADS = {
+    # Reads `<cls>`, which in XLNet stands at the end of a text.
     "pooler": Head(pooler, at=summary.place),
     "vocabulary": vocabulary_head(bias=True),
     "classification": Head(
@@ -125,6 +127,7 @@ HEADS = {
     "choice": Head(lambda s, body, labels: Projection(s.dim, 1, dropout=s.summary_dropout), after="pooler"),
     "tagging": Head(lambda s, body, labels: Projection(s.dim, labels)),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
+    # The published SQuAD head: an end is scored given its beginning. `span` is Transformers' plain one.
     "conditional_span": Head(
         lambda s, body, labels: ConditionalSpan(s.dim, s.norm_epsilon, s.span_starts, s.span_ends, s.dropout)
     ),
@@ -181,6 +184,7 @@ def names(shape: Shape) -> NameMap:
         Row((LAYER + f"attention.{ours}.weight",), THEIRS + f"rel_attn.{theirs}", True, stored=by_head)
         for ours, theirs in PARTS.items()
     ]
+    # `o` meets its input by the last two axes there (ibnd,hnd->ibh): no transposition.
     output = Row((LAYER + "attention.output.weight",), THEIRS + "rel_attn.o", stored=by_head)
     blank = Row(("body.embeddings.blank",), "transformer.mask_emb", stored=(1, 1, shape.dim))
     return NameMap(
@@ -199,6 +203,7 @@ class XlnetSettings(SettingsMap):
         self, config: Mapping[str, Any], where: str, heads: frozenset[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         ours, carried = super().read(config, where, heads)
+        # Types are checked after this: until then a damaged file may hold anything.
         usual = Shape()
         dim, count = ours.get("dim", usual.dim), ours.get("heads", usual.heads)
         if isinstance(dim, int) and isinstance(count, int) and count and ours.get("head_dim") == dim // count:
@@ -235,6 +240,7 @@ SETTINGS = XlnetSettings(
         Field("span_ends", "end_n_top"),
     ],
     constants=[summary.TO_WIDTH],
+    # Whether a memory is used is what the caller says, not the folder.
     ignored=["use_mems_eval", "use_mems_train", "is_decoder"],
     head_keys={"summary_": ("classification", "choice")},
 )
@@ -260,6 +266,7 @@ FAMILY = Family(
     initial=initial,
     capabilities=frozenset({"bidirectional", "segments", "two-stream", "memory", "state"}),
     objective="permutation",
+    # A warm-up of 40,000 of 500,000 steps.
     recipe=Recipe(
         learning_rate=4e-4, optimiser="adam-bert", epsilon=1e-6, weight_decay=0.01, clip=0.25, warmup=0.08,
         length=512,
