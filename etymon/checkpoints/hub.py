@@ -126,7 +126,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     except LocalEntryNotFoundError as error:
         # It was reached, and looking into the cache did not help.
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise _refused(name, error.__cause__.response.status_code) from error
+            raise _access_error(name, error.__cause__.response.status_code) from error
         if offline:
             raise EtymonError(
                 f"{name} is no folder here{_similar(name)} and not complete in the local cache, and "
@@ -151,7 +151,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     except RevisionNotFoundError as error:
         raise EtymonError(f"{name} has no revision {revision!r}; give a branch, a tag or a commit") from error
     except HfHubHTTPError as error:
-        raise _refused(name, error.response.status_code) from error
+        raise _access_error(name, error.response.status_code) from error
     except transfer_errors as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise EtymonError(f"downloading {name} failed ({reason}); run the same again to go on") from error
@@ -165,7 +165,7 @@ def _similar(name: str) -> str:
     return f" (did you mean {path.with_name(close[0])}?)" if close else ""
 
 
-def _refused(name: str, status: int) -> EtymonError:
+def _access_error(name: str, status: int) -> EtymonError:
     if status in (401, 403):
         return EtymonError(
             f"the hub refused access to {name}; check the spelling, or log in with `hf auth login` if it "

@@ -26,27 +26,27 @@ class Row:
     """`ours` and `theirs` name the same numbers; several of ours are joined, in order, into one of theirs.
 
     `transposed` says that their matrices are stored `[in, out]`, `lifted` that their vectors are stored `[1,
-    out]`, and `stored` that their matrices have further axes, all but the first of which are one of ours.
+    out]`, and `their_shape` that their matrices have further axes, all but the first of which are one of ours.
     """
 
     ours: tuple[str, ...]
     theirs: str
     transposed: bool = False
     lifted: bool = False
-    stored: tuple[int, ...] = ()
+    their_shape: tuple[int, ...] = ()
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Their tensor, out of ours."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         if self.lifted:
             return whole[None]
         whole = whole.T.contiguous() if self.transposed and whole.dim() == 2 else whole
-        return whole.reshape(self.stored) if self.stored else whole
+        return whole.reshape(self.their_shape) if self.their_shape else whole
 
     def split(self, whole: Tensor) -> list[Tensor]:
         """Our tensors, out of theirs; of a tensor that has another form, as they are, for the caller to
         compare shapes."""
-        if self.stored and whole.dim() == len(self.stored):
+        if self.their_shape and whole.dim() == len(self.their_shape):
             whole = whole.flatten(1)
         if self.transposed and whole.dim() == 2:
             whole = whole.T
@@ -115,8 +115,7 @@ class NameMap:
     def export(self, ours: Mapping[str, Tensor], prefix: str | None = None) -> dict[str, Tensor]:
         """Their names and layout; `prefix` replaces the map's own on the names of the body."""
         theirs = {
-            name: row.joined([ours[part] for part in parts])
-            for name, (row, parts) in self.groups(ours).items()
+            name: row.join([ours[part] for part in parts]) for name, (row, parts) in self.groups(ours).items()
         }
         for copy, source in self.copies.items():
             if source in theirs:
@@ -155,7 +154,7 @@ class NameMap:
             pieces = row.split(whole)
             if [piece.shape for piece in pieces] != [shapes[part] for part in parts]:
                 # Without values: only the shape of the published tensor is wanted.
-                needed = row.joined([torch.empty(shapes[part], device="meta") for part in parts]).shape
+                needed = row.join([torch.empty(shapes[part], device="meta") for part in parts]).shape
                 result.misshapen.append(f"{source} is {tuple(whole.shape)}, not {tuple(needed)}")
                 continue
             for part, piece in zip(parts, pieces, strict=True):

@@ -107,7 +107,7 @@ def export_adapters(
         name = names.with_prefix(copy, prefix)
         if name.startswith(tuple(f"{top}." for top in tops)) and name not in whole and source in groups:
             row, parts = groups[source]
-            whole[name] = row.joined([tensors[part] for part in parts]).clone()
+            whole[name] = row.join([tensors[part] for part in parts]).clone()
     targets = _target_modules(modules, names)
     config = {
         "target_modules": list(targets),

@@ -50,7 +50,7 @@ def read_sentences(folder: Path) -> Sentences:
     for kind, path in modules:
         if kind == "Pooling":
             paths.append(folder / path / "config.json")
-            pooling, unknown = _pooling(paths[-1])
+            pooling, unknown = _read_pooling(paths[-1])
             foreign += unknown
         elif kind == "Normalize":
             normalise = True
@@ -79,7 +79,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
         ) from error
 
 
-def _pooling(path: Path) -> tuple[str, list[str]]:
+def _read_pooling(path: Path) -> tuple[str, list[str]]:
     config = read_json(path)
     modes: Any = config.get("pooling_mode")
     if modes is None:  # as it was written before version 6

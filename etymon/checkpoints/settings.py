@@ -61,7 +61,7 @@ class Field:
     values: Mapping[Any, Any] | None = None
     unless: Any = ...  # always written
 
-    def written(self, value: Any) -> Any:
+    def write(self, value: Any) -> Any:
         return value if self.values is None else self.values[value]
 
     def read(self, value: Any) -> Any:
@@ -72,7 +72,7 @@ class Field:
             if theirs == value:
                 return ours
         choices = ", ".join(map(str, self.values.values()))
-        raise ValueError(f"{self.theirs} = {_shown(value)} is not supported (known: {choices})")
+        raise ValueError(f"{self.theirs} = {_format(value)} is not supported (known: {choices})")
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class SettingsMap:
             if alias in keys and alias not in row_names:
                 value = keys.pop(alias)
                 if keys.setdefault(key, value) != value:
-                    problems[alias] = f"{alias} = {_shown(value)} contradicts {key} = {_shown(keys[key])}"
+                    problems[alias] = f"{alias} = {_format(value)} contradicts {key} = {_format(keys[key])}"
         keys = {**self.usual, **keys}
         for key, value in keys.items():
             try:
@@ -236,21 +236,21 @@ class SettingsMap:
         constant = next((row for row in self.constants if row.theirs == key), None)
         if constant is not None:
             if value != constant.value:
-                raise ValueError(f"{key} = {_shown(value)}: {constant.reason}")
+                raise ValueError(f"{key} = {_format(value)}: {constant.reason}")
         elif key == OWN_CODE and isinstance(value, Mapping) and any("AutoModel" in name for name in value):
             raise ValueError(f"{key} names code of the folder's own, which may compute anything")
         elif key in (*IGNORED, *self.ignored):
             return
         elif key.startswith("etymon") or published is None:
-            raise ValueError(f"{key} = {_shown(value)} is not known and might change the model")
+            raise ValueError(f"{key} = {_format(value)} is not known and might change the model")
         elif key in published.keys and not (key in published.defaults and published.defaults[key] == value):
-            raise ValueError(f"{key} = {_shown(value)} changes the model and is not supported")
+            raise ValueError(f"{key} = {_format(value)} changes the model and is not supported")
 
     def write(self, shape: Mapping[str, Any]) -> dict[str, Any]:
         """The keys of a `config.json` for the fields of a shape."""
         return {
             **{
-                row.theirs: row.written(shape[row.ours])
+                row.theirs: row.write(shape[row.ours])
                 for row in (*self.rows, *self.own_rows(shape))
                 if row.unless is ... or shape[row.ours] != row.unless
             },
@@ -264,7 +264,7 @@ class SettingsMap:
         return [row for row in OWN if row.ours in shape and row.ours not in published]
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     """A value in a message, which stays one line."""
     shown = repr(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."

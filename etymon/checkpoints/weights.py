@@ -105,12 +105,12 @@ def write_weights(
 def _open_file(path: Path) -> dict[str, Reader]:
     """The names in one weights file, each with what reads it."""
     if path.suffix == ".bin":
-        tensors = _unpickled(path)
+        tensors = _unpickle(path)
         return dict.fromkeys(tensors, tensors.__getitem__)
     try:
         file = safe_open(str(path), framework="pt")  # also compares the header with the file's length
     except SafetensorError as error:
-        raise _damaged(path, str(error)) from error
+        raise _damage_error(path, str(error)) from error
     except OSError as error:
         raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -118,12 +118,12 @@ def _open_file(path: Path) -> dict[str, Reader]:
         try:
             return file.get_tensor(name)
         except SafetensorError as error:
-            raise _damaged(path, str(error)) from error
+            raise _damage_error(path, str(error)) from error
 
     return dict.fromkeys(file.keys(), read)
 
 
-def _unpickled(path: Path) -> dict[str, torch.Tensor]:
+def _unpickle(path: Path) -> dict[str, torch.Tensor]:
     """A state dict that `torch.save` wrote, opened without running any code that it may hold."""
     # Files from before torch 1.6 are not zip archives; those have to be read whole.
     mapped = zipfile.is_zipfile(path)
@@ -134,12 +134,12 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     except pickle.UnpicklingError as error:
         code = re.search(r"GLOBAL (\S+)", str(error))
         if code is None:
-            raise _damaged(path, "not a PyTorch state dict") from error
+            raise _damage_error(path, "not a PyTorch state dict") from error
         raise EtymonError(
             f"{path} holds code ({code[1]}), not only tensors, and was not opened; get a safetensors version"
         ) from error
     except Exception as error:  # a broken pickle may raise anything at all
-        raise _damaged(path, str(error)) from error
+        raise _damage_error(path, str(error)) from error
     if not isinstance(state, dict):
         raise EtymonError(f"{path} holds a {type(state).__name__}, not tensors by name; save a state_dict")
     for name, value in state.items():
@@ -174,7 +174,7 @@ def _open_index(index: Path) -> Weights:
     return Weights(named, [index.parent / file for file in files])
 
 
-def _damaged(path: Path, reason: str) -> EtymonError:
+def _damage_error(path: Path, reason: str) -> EtymonError:
     with open(path, "rb") as file:
         pointer = file.read(40).startswith(b"version https://git-lfs")
     if pointer:

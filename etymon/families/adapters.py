@@ -84,7 +84,7 @@ def _check_base(model: Model) -> None:
     shape = model.shape
     if Path(model.lora_base).is_dir():
         with suppress(EtymonError):  # a config.json that was read with keys passed over
-            shape = model.family.settled(read_shape(model.lora_base)[1])
+            shape = model.family.shape_after_loading(read_shape(model.lora_base)[1])
     if shape != model.shape:
         raise EtymonError(
             f"the model has another shape than its base {model.lora_base}: save it without adapters, and "
@@ -156,8 +156,8 @@ def load_adapted(
         "dropout": stored.config.get("lora_dropout", 0.0),
         "targets": lora.get("targets") or list(last_names),
     }
-    merged = tuple(f"{name}." for name in matrices if name.startswith("heads."))
-    trained |= {name for name in tensors if name.startswith(merged)}
+    merged_heads = tuple(f"{name}." for name in matrices if name.startswith("heads."))
+    trained |= {name for name in tensors if name.startswith(merged_heads)}
     ranks = {name: (adapter.rank, adapter.alpha) for name, adapter in matrices.items()}
     if revision is not None:  # a base is one name: that of the folder, where it is not the hub's latest
         base = str(model_folder(base, revision=revision))
@@ -224,7 +224,7 @@ def _fill_heads(
         source = names.ties.get(names.canonical(name, set(names.ties)), "")
         if source in groups and groups[source][1][0].startswith("body."):
             row, parts = groups[source]
-            if not torch.equal(row.joined([tensors[part] for part in parts]), tensor):
+            if not torch.equal(row.join([tensors[part] for part in parts]), tensor):
                 strangers.append(name)
     if strangers:
         raise EtymonError(

@@ -141,7 +141,7 @@ FAMILY = Family(
         options=OPTIONS,
     ),
     size_recipes={"pocket": replace(encoders.POCKET_RECIPE, options=OPTIONS)},
-    expressible=encoders.expressible,
+    fits_transformers=encoders.fits_transformers,
     tokenizer=TokenizerChoice(
         "unigram",
         {"pad": "<pad>", "unknown": "<unk>", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"},

@@ -18,7 +18,7 @@ from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families.encoders import MASKED_BPE
 from etymon.families.family import Family, Recipe, classes
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
-from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, divides, shape_class
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
@@ -54,7 +54,7 @@ class Shape:
     weights."""
 
     def __post_init__(self) -> None:
-        divides(self.dim, self.heads, self.decoder_heads)
+        check_heads(self.dim, self.heads, self.decoder_heads)
 
 
 POCKET = {
@@ -219,5 +219,5 @@ FAMILY = Family(
     framing=replace(framing.DOUBLE_SEPARATOR, name="bart", start="end"),
     special_ids={"begin": 0, "pad": 1, "end": 2},
     # Transformers 5 gives an untied model three tables of words: such a folder is for etymon alone.
-    expressible=lambda shape: bool(shape.tied),
+    fits_transformers=lambda shape: bool(shape.tied),
 )  # fmt: skip

@@ -94,7 +94,7 @@ FAMILY = Family(
         warmup=0.01,
     ),
     size_recipes={"pocket": encoders.POCKET_RECIPE},
-    expressible=encoders.expressible,
+    fits_transformers=encoders.fits_transformers,
     tokenizer=encoders.WORDPIECE,
     framing=framing.CLASS_FIRST,
     special_ids={"pad": 0},

@@ -17,7 +17,7 @@ from etymon.families.shape import (
     ActivationName,
     check_cutoffs,
     check_divisor,
-    divides,
+    check_heads,
     shape_class,
 )
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
@@ -58,7 +58,7 @@ class DecoderShape:
 
     def __post_init__(self) -> None:
         if getattr(self, "head_dim", None) is None:
-            divides(self.dim, self.heads)
+            check_heads(self.dim, self.heads)
         if self.pointer and self.cutoffs:
             raise ValueError("a pointer stands beside a plain softmax: leave pointer or cutoffs out")
         check_divisor(self)

@@ -14,7 +14,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
 from etymon.families.family import Family, Head, Recipe, classes
-from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, divides, shape_class
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.embeddings import sinusoidal
 from etymon.nn.heads import DeepProjection, Projection
@@ -50,7 +50,7 @@ class Shape:
     position_kind: ClassVar[str] = "learned"
 
     def __post_init__(self) -> None:
-        divides(self.dim, self.heads)
+        check_heads(self.dim, self.heads)
 
 
 SIZES: Sizes = {

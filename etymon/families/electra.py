@@ -176,7 +176,7 @@ FAMILY = Family(
         "small": replace(TUNING, learning_rate=3e-4),
         "large": replace(TUNING, learning_rate=5e-5, layer_decay=0.9),
     },
-    expressible=encoders.expressible,
+    fits_transformers=encoders.fits_transformers,
     tokenizer=encoders.WORDPIECE,
     framing=framing.CLASS_FIRST,
     special_ids={"pad": 0},

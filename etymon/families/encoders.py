@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Constant, Field
 from etymon.families.family import Head, Recipe, TokenizerChoice
-from etymon.families.shape import ACTIVATION_NAMES, ActivationName, divides, shape_class
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, check_heads, shape_class
 from etymon.nn.attention import Attention, RelativeKeys
 from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings
@@ -51,7 +51,7 @@ class EncoderShape:
     weights."""
 
     def __post_init__(self) -> None:
-        divides(self.dim, self.heads)
+        check_heads(self.dim, self.heads)
 
 
 POCKET = {"vocabulary": 8192, "positions": 128, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
@@ -283,7 +283,7 @@ CONSTANTS = [
 IGNORED = ["is_causal", "embedding_size"]
 
 
-def expressible(shape: Any) -> bool:
+def fits_transformers(shape: Any) -> bool:
     """Whether Transformers computes such a shape: its fifth release has no relative positions in encoders,
     and leaves out without an error what a folder says of them."""
     return bool(shape.position_kind == "learned")

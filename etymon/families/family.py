@@ -192,9 +192,9 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other `model_type`s of the same maths and names of weights, and what their classes begin with:
     XLMRoberta."""
-    expressible: Callable[[Any], bool] = lambda shape: True
+    fits_transformers: Callable[[Any], bool] = lambda shape: True
     """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
-    settled: Callable[[Any], Any] = lambda shape: shape
+    shape_after_loading: Callable[[Any], Any] = lambda shape: shape
     """The shape of a model whose weights are there: without what only said how to read a file."""
     layers: Callable[[Any], tuple[int, int]] = lambda shape: (shape.layers + 1, shape.dim)
     """How many states every token of a text has, the input of the first layer among them, and how wide they

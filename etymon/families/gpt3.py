@@ -117,7 +117,7 @@ def names(shape: Shape) -> NameMap:
     )
 
 
-def expressible(shape: Shape) -> bool:
+def fits_transformers(shape: Shape) -> bool:
     """Whether it is a GPT-Neo."""
     return not (shape.attention_bias or shape.scaled or shape.head_dim)
 
@@ -218,5 +218,5 @@ FAMILY = Family(
     tokenizer=decoders.BYTE_BPE,
     framing=framing.PLAIN,
     special_ids={"begin": 50256, "end": 50256},
-    expressible=expressible,
+    fits_transformers=fits_transformers,
 )

@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 import torch
 
-from etymon.checkpoints.folder import ADAPTER_CONFIG, CONFIG, is_verifying, read_config, verified, verifying
+from etymon.checkpoints.folder import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    is_verifying,
+    read_config,
+    verify_files,
+    verifying,
+)
 from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.keys import check_history
 from etymon.checkpoints.peft import read_adapter_config
@@ -31,7 +38,7 @@ from etymon.families.checkpoint import (
     unnamed_labels,
 )
 from etymon.families.family import LABELLED_HEADS, Family
-from etymon.families.memory import require_stored, require_weights
+from etymon.families.memory import check_weight_count, require_weights
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
 from etymon.files import read_json
@@ -108,12 +115,12 @@ def load(
     refused, and so are weights that are NaN or infinite.
     """
     folder, verify = model_folder(name, revision=revision), verify and is_verifying()
-    with pass_over(ignore_config_keys), verifying(verify), verified(folder) if verify else nullcontext():
+    with pass_over(ignore_config_keys), verifying(verify), verify_files(folder) if verify else nullcontext():
         model = _read(folder, heads, labels, features, family, partial, seed)
     if verify:
         require_finite(model, folder)
     if quantize is not None:
-        model.quantized()
+        model.quantize()
     if model.int8 and torch.device(device).type != "cpu":
         raise EtymonError(f"weights of eight bits are for a processor, not for {device}: say --device cpu")
     # Kernels give the same bits only from equally aligned memory, and mapped files lie anywhere.
@@ -143,7 +150,7 @@ def _read(
     family = recognise_family(config, lambda: weights, where, family)
     stored = stored_heads(family, config, note, weights)
     shape, carried = _read_shape(family, config, where, stored)
-    require_stored(family, shape, weights, where)
+    check_weight_count(family, shape, weights, where)
     stored_features = carried.pop(FEATURES_KEY, None)
     if stored_features is not None:
         family = family.with_features(strict(FeatureSettings, stored_features, where))
@@ -160,7 +167,7 @@ def _read(
     model = Model(family, shape, head_names, labels, features)
     if model.features != family.features:
         usable -= model.family.feature_heads
-    model.shape = family.settled(shape)
+    model.shape = family.shape_after_loading(shape)
     model.carried = carried
     model.generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else None
     leave_out_unusable_ids(model, folder)

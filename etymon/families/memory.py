@@ -133,12 +133,12 @@ def require_weights(
         raise no_memory(what, needed, free, f"{smaller} a machine with more memory")
 
 
-def require_stored(family: Family, shape: Any, weights: Any, where: str) -> None:
+def check_weight_count(family: Family, shape: Any, weights: Any, where: str) -> None:
     """Refuses a configuration of far more numbers than its file of weights holds, before any of them is made
     room for."""
     if not isinstance(weights, Weights):
         return
-    stored = sum(_stored(file) for file in weights.files)
+    stored = sum(_count_numbers(file) for file in weights.files)
     needed = outline(family, shape).weights / torch.float32.itemsize
     if needed > FAR * stored:  # of what is nearly right, names and shapes will tell more
         sizes = {name: getattr(shape, name, None) for name in ("layers", "dim", "vocabulary", "positions")}
@@ -160,7 +160,7 @@ def largest_size(family: Family, heads: Iterable[str], room: float) -> str | Non
     return max(fitting, key=weights.__getitem__, default=None)
 
 
-def _stored(file: Path) -> int:
+def _count_numbers(file: Path) -> int:
     """How many numbers a file of weights holds; of a pickled one, at most."""
     if file.suffix != ".safetensors":
         return file.stat().st_size

@@ -251,12 +251,14 @@ class Model(HeadReader):
         """Its weights have eight bits: it computes, and cannot be trained."""
         return self.carried.get(WEIGHTS_KEY) == "int8"
 
-    def quantized(self) -> Model:
+    def quantize(self) -> Model:
         """Itself, with weights of eight bits from now on."""
         if not self.int8:
             shrink(merge(self).to("cpu").eval(), self.shape.vocabulary)
             self.carried = {**self.carried, WEIGHTS_KEY: "int8"}
         return self
+
+    quantized = quantize  # its name in older scripts
 
     def stored_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: every parameter once, and the buffers that are stored (BART's bias of

@@ -142,7 +142,7 @@ FAMILY = Family(
         "large": replace(RECIPE, learning_rate=4e-4, warmup=0.06),
     },
     tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
-    expressible=encoders.expressible,
+    fits_transformers=encoders.fits_transformers,
     tokenizer=encoders.MASKED_BPE,
     framing=framing.DOUBLE_SEPARATOR,
     special_ids={"begin": 0, "pad": 1, "end": 2},

@@ -20,7 +20,7 @@ from etymon.families.loading import HISTORY
 from etymon.families.model import FEATURES_KEY, PREFIX_KEY, Model
 from etymon.families.special_tokens import config_ids, generation_settings, reading_settings
 from etymon.files import finite, write_json
-from etymon.nn.int8 import stored as stored_int8
+from etymon.nn.int8 import int8_tensors
 
 # The last maps of a layer's parts, into which a residual scale can be multiplied.
 BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
@@ -61,7 +61,7 @@ def save(
     scale = shape.get("residual_scale", 1.0)
     own_fields = {row.ours for row in family.settings.own_rows(shape) if shape[row.ours] != row.unless}
     for_transformers = (
-        family.expressible(model.shape)
+        family.fits_transformers(model.shape)
         and own_fields <= ({"residual_scale"} if fold else set())
         and not model.int8
     )
@@ -100,7 +100,7 @@ def save(
         config, weights, adapter_note = adapter_files(model, names, architecture)
         note, base = {**note, **adapter_note}, config["base_model_name_or_path"]
     else:
-        weights = stored_int8(model) if model.int8 else names.export(tensors, architecture.prefix)
+        weights = int8_tensors(model) if model.int8 else names.export(tensors, architecture.prefix)
         writes_text = "vocabulary" in model.head_names and "state" in family.capabilities
         if writes_text or model.generation is not None:
             generation = generation_settings(model)
@@ -152,7 +152,7 @@ def model_card(
 
     last: Mapping[str, Any] = history[-1] if history else {}
 
-    def stated(name: str) -> list[str] | None:
+    def values_of(name: str) -> list[str] | None:
         """What the author stated, of all trainings."""
         return list(dict.fromkeys(value for entry in history for value in entry.get(name) or ())) or None
 
@@ -161,8 +161,8 @@ def model_card(
         tags=["etymon", model.family.name],
         license=last.get("license")
         or "unknown",  # of this model, and not what an earlier one in its history had
-        language=stated("language"),
-        datasets=stated("datasets"),
+        language=values_of("language"),
+        datasets=values_of("datasets"),
         pipeline_tag=_pipeline(model),
     )
     objective = _line(str(last.get("objective", "")))
@@ -214,11 +214,11 @@ def _pipeline(model: Model) -> str | None:
 
 def _rows(table: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Rows of a table in Markdown, in which a bar would end a cell."""
-    rows = ((str(name).replace("_", " "), _shown(value)) for name, value in (table or {}).items())
+    rows = ((str(name).replace("_", " "), _format(value)) for name, value in (table or {}).items())
     return [(_line(name).replace("|", "\\|"), _line(text).replace("|", "\\|")) for name, text in rows]
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -226,7 +226,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_format, value))
     return "none" if value is None else str(value)
 
 

@@ -26,7 +26,7 @@ def shape_class(cls: type[Class]) -> type[Class]:
 Sizes = Mapping[str, Mapping[str, Any]]
 
 
-def divides(dim: int, *heads: int | None) -> None:
+def check_heads(dim: int, *heads: int | None) -> None:
     """Refuses heads that a width cannot be divided by."""
     for count in heads:
         if count is not None and dim % count:

@@ -71,15 +71,15 @@ def _start_ids(model: Model, generating: bool = False) -> tuple[int, ...]:
 def forced_ids(model: Model, key: str) -> tuple[int, ...]:
     """The tokens that a generated text must begin (`forced_bos_token_id`) or, at its limit, end with. As in
     Transformers, `config.json` has no say where there is a `generation_config.json`."""
-    return _listed((model.carried if model.generation is None else model.generation).get(key))
+    return _as_ids((model.carried if model.generation is None else model.generation).get(key))
 
 
 def _folder_ids(model: Model, key: str, generating: bool) -> tuple[int, ...]:
     files = (model.carried, model.generation or {})
-    return next(filter(None, (_listed(file.get(key)) for file in files[:: -1 if generating else 1])), ())
+    return next(filter(None, (_as_ids(file.get(key)) for file in files[:: -1 if generating else 1])), ())
 
 
-def _listed(value: Any) -> tuple[int, ...]:
+def _as_ids(value: Any) -> tuple[int, ...]:
     return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
@@ -120,8 +120,8 @@ def usable_ids(
     for key, value in settings.items():
         if not key.endswith("_token_id") or key in fixed or value is None:
             continue
-        kept = [number for number in _listed(value) if is_usable(number)]
-        if len(kept) < len(_listed(value)):
+        kept = [number for number in _as_ids(value) if is_usable(number)]
+        if len(kept) < len(_as_ids(value)):
             wrong.append(f"{key} {str(value)[:40]}")
             usable[key] = kept or None
     return usable, wrong

@@ -63,8 +63,8 @@ class SummaryActivation(Field):
     none: str | None = "linear"
     values: Mapping[Any, Any] | None = field(default_factory=lambda: ACTIVATION_NAMES)
 
-    def written(self, value: Any) -> Any:
-        return self.none if value == "linear" else super().written(value)
+    def write(self, value: Any) -> Any:
+        return self.none if value == "linear" else super().write(value)
 
     def read(self, value: Any) -> Any:
         return super().read(value or "linear")

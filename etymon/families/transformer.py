@@ -15,7 +15,7 @@ from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import SettingsMap
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
-from etymon.families.shape import ActivationName, Sizes, divides, shape_class
+from etymon.families.shape import ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings, Sinusoids
 from etymon.nn.initialise import COMMON, Filler, normal, xavier
@@ -50,7 +50,7 @@ class Shape:
     residual_scale: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
-        divides(self.dim, self.heads)
+        check_heads(self.dim, self.heads)
 
 
 POCKET = {"vocabulary": 4096, "dim": 256, "layers": 3, "heads": 4, "inner_dim": 1024}
@@ -153,5 +153,5 @@ FAMILY = Family(
     tokenizer=TokenizerChoice("bpe", SPECIALS),
     framing=framing.BEGIN_END,
     special_ids={"pad": 0, "begin": 1, "end": 2},
-    expressible=lambda shape: False,
+    fits_transformers=lambda shape: False,
 )

@@ -249,7 +249,7 @@ class AdaptiveVocabulary(DenseVocabulary):
     ) -> Tensor:
         return self.logits(hidden_ND, at, context)
 
-    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+    def _sum_scores(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         raise EtymonError(
             "a model with an adaptive softmax knows no label smoothing, z_loss, weights or distributions of "
             "a teacher: leave them or shape.cutoffs out"

@@ -88,18 +88,18 @@ class Attention(nn.Module):
         self.key = Linear(dim, inner, bias=bias)
         self.value = Linear(dim, inner, bias=bias)
         self.output = Linear(inner, dim, bias=bias if output_bias is None else output_bias)
-        self.joined: nn.Module | None = None
+        self.fused: nn.Module | None = None
         """Query, key and value as one matrix, where that is faster: with weights of eight bits."""
         self.seen: list[Tensor] | None = None
         """Set by `etymon.trace`: attention weights are then built and kept."""
 
     def forward(self, x_ND: Tensor, inputs: LayerInputs) -> Tensor:
         """Self-attention."""
-        if self.joined is None:
+        if self.fused is None:
             q_NHK, k_NHK, v_NHK = self._heads(self.query(inputs.select(x_ND))), *self.project(x_ND)
         else:
             # Eight-bit weights: one product for all three, then the wanted queries.
-            q_NHK, k_NHK, v_NHK = map(self._heads, self.joined(x_ND).chunk(3, -1))
+            q_NHK, k_NHK, v_NHK = map(self._heads, self.fused(x_ND).chunk(3, -1))
             q_NHK = inputs.select(q_NHK)
         view, cache = inputs.view, inputs.cache
         if self.rotary is not None:

@@ -143,8 +143,8 @@ class QueryPositions:
 def _flat(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device | str) -> Tensor:
     if not len(rows):
         return torch.zeros(0, dtype=torch.long, device=device)
-    joined = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
-    return torch.from_numpy(joined).to(device)
+    ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    return torch.from_numpy(ids).to(device)
 
 
 class Layout:

@@ -180,7 +180,7 @@ class Stack(nn.Module):
         narrow = None if at is None or state is not None else self._narrow(batch, at)
         # By rule and not by layer: alternating layers of two rules share two views.
         views = {
-            rule: self._biased(
+            rule: self._with_bias(
                 flat_view(rule, batch)
                 if state is None or state.empty
                 else cached_view(rule, batch, state.lengths)
@@ -198,7 +198,7 @@ class Stack(nn.Module):
                 inputs.cache = state.self_caches[number]
                 inputs.cross_cache = None if memory is None else state.cross_caches[number]
             if narrow is not None and number == len(self.schedule) - 1:
-                inputs.at, inputs.view = at, self._biased(flat_view(FullRule(), narrow, batch))
+                inputs.at, inputs.view = at, self._with_bias(flat_view(FullRule(), narrow, batch))
                 inputs.cross_view = None if memory is None else self._cross_view(narrow, memory, None)
             x_ND = self.layers[physical](x_ND, inputs)
             if self.seen is not None:
@@ -224,7 +224,7 @@ class Stack(nn.Module):
         layout = Layout([1] * batch.layout.rows, batch.device)
         return Batch(batch.ids[at], layout, batch.positions[at], counted=False)
 
-    def _biased(self, view: FlatView | CachedView) -> FlatView | CachedView:
+    def _with_bias(self, view: FlatView | CachedView) -> FlatView | CachedView:
         return view if self.position_bias is None else view.with_bias(self.position_bias)
 
     @staticmethod

@@ -90,7 +90,7 @@ class Cache:
     def pick(self, rows: Tensor, filled: int) -> Cache:
         """Chosen rows, of which `filled` cells are worth copying."""
         picked = Cache(self.capacity)
-        picked.parts = [_picked(part, rows, filled) for part in self.parts]
+        picked.parts = [_pick_rows(part, rows, filled) for part in self.parts]
         return picked
 
     def keep(self, rows: int, to: Tensor, source: Tensor, filled: int) -> None:
@@ -126,7 +126,7 @@ class Cache:
         return copy
 
 
-def _picked(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
+def _pick_rows(part_RHCK: Tensor, rows: Tensor, filled: int) -> Tensor:
     rows = rows.to(part_RHCK.device)
     if filled == part_RHCK.shape[2]:
         return part_RHCK.index_select(0, rows)

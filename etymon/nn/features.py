@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from etymon.nn.batch import Batch, Layout
-from etymon.nn.initialise import Filler, constant, orthogonal, remembering, xavier
+from etymon.nn.initialise import Filler, constant, open_forget_gates, orthogonal, xavier
 from etymon.nn.layers import Dropout, Embedding, Linear
 from etymon.nn.recurrent import Packing, recurrent
 from etymon.settings.training import FeatureSettings
@@ -64,8 +64,8 @@ class FeatureHead(nn.Module):
         self.dropout = Dropout(settings.dropout)
         self.vectors = Embedding(vocabulary, settings.words) if settings.words else None
         self.gate = Gate(features, settings.words) if settings.gate else None
-        joined = 0 if settings.gate or settings.place == "output" else features
-        widths = [settings.words + joined] + [2 * settings.cells] * (settings.layers - 1)
+        extra = 0 if settings.gate or settings.place == "output" else features
+        widths = [settings.words + extra] + [2 * settings.cells] * (settings.layers - 1)
         self.lstms = nn.ModuleList(
             recurrent("lstm", inputs, settings.cells, bidirectional=True) for inputs in widths
         )
@@ -79,7 +79,7 @@ class FeatureHead(nn.Module):
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
         # Packed rows: the LSTMs compute no padding.
         packing = Packing(batch.layout)
-        x_NH = packing.pack(self._entering(layers_ND, batch))
+        x_NH = packing.pack(self._inputs(layers_ND, batch))
         for lstm in self.lstms:
             x_NH, _ = packing.run(lstm, x_NH)
         x_NH = packing.flat(x_NH)
@@ -95,7 +95,7 @@ class FeatureHead(nn.Module):
         squares = [mix.penalty() for mix in self.mixes]  # type: ignore[operator]
         return self.settings.penalty * torch.stack(squares).sum() if squares else torch.zeros(())
 
-    def _entering(self, layers_ND: Sequence[Tensor], batch: Batch) -> Tensor:
+    def _inputs(self, layers_ND: Sequence[Tensor], batch: Batch) -> Tensor:
         words_NE = None if self.vectors is None else self.vectors(batch.ids)
         if words_NE is not None and self.settings.place == "output":
             return words_NE
@@ -134,7 +134,7 @@ INITIAL: list[tuple[str, Filler]] = [
     ("heads.*.vectors.weight", _by_width),
     ("heads.*.lstms.*.weight_ih*", xavier),
     ("heads.*.lstms.*.weight_hh*", orthogonal),
-    ("heads.*.lstms.*.bias_ih*", remembering),
+    ("heads.*.lstms.*.bias_ih*", open_forget_gates),
     ("heads.*.lstms.*.bias_hh*", constant(0.0)),
     ("heads.*.gate.*.weight", xavier),
     ("heads.*.gate.*.bias", constant(0.0)),
@@ -167,7 +167,7 @@ class ScalarMix(nn.Module):
     def forward(self, layers_ND: Sequence[Tensor]) -> Tensor:
         if len(layers_ND) != len(self.scalars):
             raise ValueError(f"a mix of {len(self.scalars)} layers was given {len(layers_ND)}")
-        parts = [_normed(x_ND) for x_ND in layers_ND] if self.layer_norm else layers_ND
+        parts = [_standardise(x_ND) for x_ND in layers_ND] if self.layer_norm else layers_ND
         return self.gamma * torch.stack([w * x_ND for w, x_ND in zip(self.weights, parts)]).sum(0)
 
     def penalty(self) -> Tensor:
@@ -176,6 +176,6 @@ class ScalarMix(nn.Module):
         return torch.cat(list(self.scalars)).square().sum()
 
 
-def _normed(x_ND: Tensor) -> Tensor:
+def _standardise(x_ND: Tensor) -> Tensor:
     centred_ND = x_ND - x_ND.mean()
     return centred_ND / (centred_ND.square().mean() + EPSILON).sqrt()

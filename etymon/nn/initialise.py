@@ -56,7 +56,7 @@ def with_zero_row(filler: Filler, row: int) -> Filler:
     return fill
 
 
-def remembering(bias: Tensor, generator: torch.Generator) -> None:
+def open_forget_gates(bias: Tensor, generator: torch.Generator) -> None:
     """Biases of an LSTM: 1 for the forget gates, the second of four, which begin open; else 0."""
     bias.zero_().chunk(4)[1].fill_(1.0)
 

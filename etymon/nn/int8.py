@@ -25,14 +25,14 @@ Tensors = Callable[[str], Tensor]
 """Reads a stored tensor by its name."""
 
 
-def rounded(weight_FD: Tensor) -> tuple[Tensor, Tensor]:
+def round_to_int8(weight_FD: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest whole numbers from -127 to 127 and a scale a row."""
     # A row of zeros has the smallest scale and not 0, which could not be divided by.
     scale_F = weight_FD.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
     return (weight_FD / scale_F[:, None]).round().to(torch.int8), scale_F
 
 
-def _packed(weight_FD: Tensor, scale_F: Tensor, bias_F: Tensor | None) -> Any:
+def _pack(weight_FD: Tensor, scale_F: Tensor, bias_F: Tensor | None) -> Any:
     torch.backends.quantized.engine = (
         "fbgemm"  # the fastest here, and it needs no instruction that may be missing
     )
@@ -56,7 +56,7 @@ def _product(x_ND: Tensor, packed: Any) -> Tensor:
     return _multiply(x_ND, packed, NARROW)
 
 
-def _unpacked(packed: Any) -> dict[str, Tensor]:
+def _unpack(packed: Any) -> dict[str, Tensor]:
     matrix, bias_F = torch.ops.quantized.linear_unpack(packed)
     tensors = {"weight": matrix.int_repr(), "scale": matrix.q_per_channel_scales().float()}
     return tensors if bias_F is None else {**tensors, "bias": bias_F.detach()}
@@ -65,28 +65,28 @@ def _unpacked(packed: Any) -> dict[str, Tensor]:
 class Int8Linear(nn.Module):
     def __init__(self, weight_FD: Tensor, scale_F: Tensor, bias_F: Tensor | None) -> None:
         super().__init__()
-        self.packed = _packed(weight_FD, scale_F, bias_F)
+        self.packed = _pack(weight_FD, scale_F, bias_F)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         return _product(x_ND, self.packed)
 
-    def stored(self) -> dict[str, Tensor]:
-        return _unpacked(self.packed)
+    def tensors(self) -> dict[str, Tensor]:
+        return _unpack(self.packed)
 
 
-class Int8Joined(Int8Linear):
+class Int8Fused(Int8Linear):
     """Query, key and value of a self-attention: one product takes less time than three."""
 
     def __init__(self, parts: dict[str, Int8Linear]) -> None:
         self.names = tuple(parts)
-        each = [part.stored() for part in parts.values()]
+        each = [part.tensors() for part in parts.values()]
         weight_FD, scale_F = (torch.cat([part[name] for part in each]) for name in ("weight", "scale"))
         super().__init__(
             weight_FD, scale_F, torch.cat([part["bias"] for part in each]) if "bias" in each[0] else None
         )
 
-    def stored(self) -> dict[str, Tensor]:
-        whole = super().stored()
+    def tensors(self) -> dict[str, Tensor]:
+        whole = super().tensors()
         return {
             f"{name}.{quantity}": part
             for quantity, value in whole.items()
@@ -111,7 +111,7 @@ class Int8Embedding(nn.Module):
         vectors_ND = F.embedding(ids_N, self.weight).float()
         return vectors_ND * self.scale[ids_N, None]
 
-    def stored(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         return {"weight": self.weight, "scale": self.scale}
 
 
@@ -122,7 +122,7 @@ class Int8Vocabulary(DenseVocabulary):
         self.transform, self.scale = head.transform, head.scale
         bias_V = None if head.bias is None else head.bias.detach()
         # Packed for the kernel, which holds its own copy in another layout.
-        self.packed = _packed(weight_VD, scale_V, bias_V)
+        self.packed = _pack(weight_VD, scale_V, bias_V)
         self.words = len(weight_VD)
 
     @property
@@ -132,12 +132,12 @@ class Int8Vocabulary(DenseVocabulary):
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
         return _product(self._features(hidden_ND, at), self.packed)
 
-    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+    def _sum_scores(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         raise EtymonError("a model of eight-bit weights cannot be trained: train the one that it was made of")
 
-    def stored(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The bias, and the matrix unless it is that of the word vectors, which store it."""
-        tensors = _unpacked(self.packed)
+        tensors = _unpack(self.packed)
         return {name: tensors[name] for name in tensors if name == "bias" or not self.tied}
 
 
@@ -151,7 +151,7 @@ def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) ->
     def values(name: str, weight_FD: Tensor) -> tuple[Tensor, Tensor]:
         if id(weight_FD) not in kept:  # tied weights are rounded, and stored, once
             kept[id(weight_FD)] = (
-                rounded(weight_FD.detach().float())
+                round_to_int8(weight_FD.detach().float())
                 if tensors is None
                 else (tensors(f"{name}.weight"), tensors(f"{name}.scale"))
             )
@@ -176,16 +176,16 @@ def shrink(model: nn.Module, vocabulary: int, tensors: Tensors | None = None) ->
                 setattr(part, child, made[id(old)])
     for name, part in modules.items():
         if type(part) is Attention and not name.endswith("cross"):
-            part.joined = Int8Joined({each: getattr(part, each) for each in ("query", "key", "value")})
+            part.fused = Int8Fused({each: getattr(part, each) for each in ("query", "key", "value")})
             del part.query, part.key, part.value
     return model
 
 
-def stored(model: nn.Module) -> dict[str, Tensor]:
+def int8_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Everything to keep of a model that was shrunk, by the names of its modules."""
     tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, part in model.named_modules():
         if isinstance(part, Int8Linear | Int8Embedding | Int8Vocabulary):
-            place = name.removesuffix(".joined")
-            tensors |= {f"{place}.{quantity}": value for quantity, value in part.stored().items()}
+            place = name.removesuffix(".fused")
+            tensors |= {f"{place}.{quantity}": value for quantity, value in part.tensors().items()}
     return tensors

@@ -52,7 +52,7 @@ class AdaptedLinear(Linear):
         return super().forward(x) + F.linear(narrow, self.lora_b)
 
     @torch.no_grad()
-    def merged(self) -> Linear:
+    def to_linear(self) -> Linear:
         """A plain linear map of the same parameters, with the adapter in its matrix."""
         # On the meta device: its matrix is replaced at once.
         plain = Linear(self.in_features, self.out_features, bias=False, device="meta")
@@ -169,7 +169,7 @@ def merge(model: Adaptable, under: str = "") -> Adaptable:
     owner: Any = model
     for name, part in adapters(model).items():
         if name.startswith(under):
-            _put(model, name, part.merged())
+            _put(model, name, part.to_linear())
     if owner.lora is not None and not under:
         owner.lora, owner.lora_base, owner.lora_heads = None, "", ()
         model.requires_grad_(True)

@@ -126,17 +126,17 @@ class SlidingState(KeyValueState):
         self.tables: list[Tensor | None] = [None] * layers
 
     @property
-    def cached(self) -> tuple[int, ...]:
+    def cached_lengths(self) -> tuple[int, ...]:
         return tuple(length - self.dropped for length in self.lengths)
 
     @property
     def filled_cells(self) -> int:
-        return max(self.cached, default=0)
+        return max(self.cached_lengths, default=0)
 
     def advance(self, layout: Layout) -> None:
         super().advance(layout)
         # The shortest row decides: all rows drop as many cells, so that one number describes them.
-        least, needed = min(self.cached, default=0), self.reach + SPARE
+        least, needed = min(self.cached_lengths, default=0), self.reach + SPARE
         if not self.reach or least <= 2 * needed:  # dropping costs a copy: only every `needed` tokens
             return
         # Into new arrays: a mark may still refer to the old ones.

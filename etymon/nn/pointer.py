@@ -159,7 +159,7 @@ class PointerVocabulary(DenseVocabulary):
         linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
         return torch.logaddexp(log_gate_n + log_softmax_n, log_copy_n)
 
-    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+    def _sum_scores(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         raise EtymonError(
             "a model with a pointer knows no label smoothing, z_loss, weights or distributions of a teacher: "
             "leave them or shape.pointer out"

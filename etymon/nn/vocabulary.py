@@ -208,7 +208,7 @@ class DenseVocabulary(nn.Module):
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
     ) -> Tensor:
         """The summed negative log-likelihood of the targets."""
-        return self._scored(hidden_ND, at, cross_entropy(targets_n))
+        return self._sum_scores(hidden_ND, at, cross_entropy(targets_n))
 
     def smoothed_loss(
         self,
@@ -222,7 +222,7 @@ class DenseVocabulary(nn.Module):
         """The same for training alone: a share of every target is all words in equal parts (label smoothing),
         `z_loss` times log² of the normaliser keeps the logits small, and targets may have weights."""
         score = cross_entropy(targets_n, smoothing=smoothing, z_loss=z_loss, weights_n=weights_n)
-        return self._scored(hidden_ND, at, score)
+        return self._sum_scores(hidden_ND, at, score)
 
     def loss_and_sample(
         self,
@@ -240,15 +240,15 @@ class DenseVocabulary(nn.Module):
             weights_CV = p_CV if temperature == 1.0 else p_CV ** (1 / temperature)
             drawn_n[part] = draw(weights_CV, uniforms_n[part])
 
-        return self._scored(hidden_ND, at, cross_entropy(targets_n, look)), drawn_n
+        return self._sum_scores(hidden_ND, at, cross_entropy(targets_n, look)), drawn_n
 
     def divergence(
         self, hidden_ND: Tensor, at: Tensor | None, teacher: Callable[[slice], Tensor], temperature: float
     ) -> Tensor:
         """The summed `T^2 KL` to the distributions of a teacher, whose logits are computed chunk by chunk."""
-        return self._scored(hidden_ND, at, divergence(teacher, temperature))
+        return self._sum_scores(hidden_ND, at, divergence(teacher, temperature))
 
-    def _scored(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
+    def _sum_scores(self, hidden_ND: Tensor, at: Tensor | None, score: Score) -> Tensor:
         """All losses of plain logits but `loss` of other heads, which refuse the rest by overriding this."""
         return linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
 

@@ -108,7 +108,7 @@ def convert(options: ConvertOptions) -> Converted:
     if quantize is None:
         save(model.to(getattr(torch, dtype)), target)
         return result
-    before, after = _figures(model, text), _figures(model.quantized(), text)
+    before, after = _figures(model, text), _figures(model.quantize(), text)
     save(model, target)
     written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
     result.changes["megabytes"] = (4 * count / 1e6, written / 1e6)

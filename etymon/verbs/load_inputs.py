@@ -42,7 +42,7 @@ def load_model(model: str | Path | Model, options: DeviceOptions, head: str | No
     else:
         where = f"this {model.family.title}"
         if quantize is not None and not model.int8:
-            raise EtymonError("weights are rounded as a model is read: give its folder, or model.quantized()")
+            raise EtymonError("weights are rounded as a model is read: give its folder, or model.quantize()")
         loaded = model if target is None else model.to(target)
     if loaded.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")

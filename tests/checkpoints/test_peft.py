@@ -307,7 +307,7 @@ def test_eight_bits_are_of_the_merged_model(base: Callable[..., Path], tmp_path:
     model = adapted(base("gpt2"), ALL)
     etymon.save(model, tmp_path / "adapters")
     small = etymon.load(tmp_path / "adapters", quantize="int8")
-    assert small.int8 and torch.equal(logits(small), logits(merge(model).quantized()))
+    assert small.int8 and torch.equal(logits(small), logits(merge(model).quantize()))
 
 
 def test_adapters_may_stand_on_adapters_and_on_runs(base: Callable[..., Path], tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_checkpoints_have_a_mean(tmp_path: Path) -> None:
 
 
 def test_weights_of_eight_bits_come_back(tmp_path: Path) -> None:
-    made, batch = model("bert", GATED, {"tagging"}).quantized(), Batch.of(ROWS)
+    made, batch = model("bert", GATED, {"tagging"}).quantize(), Batch.of(ROWS)
     etymon.save(made, tmp_path)
     assert torch.equal(etymon.load(tmp_path).answer("tagging", batch), made.answer("tagging", batch))
 

@@ -160,7 +160,7 @@ def test_a_pointer_and_cutoffs_exclude_each_other() -> None:
 def test_eight_bits(tmp_path: Path) -> None:
     model, rows = tiny(), rows_of([9, 4])
     exact = log_probs(model, rows)
-    small = model.quantized()
+    small = model.quantize()
     rounded = log_probs(small, rows)
     assert (rounded - exact).abs().max() < 0.1
     etymon.save(small, tmp_path)

@@ -42,7 +42,7 @@ def unaligned(size: int) -> Tensor:
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_loaded_model_is_aligned_whatever_its_file(tmp_path: Path, quantize: str | None) -> None:
     model = tiny.model("gpt2", frozenset({"vocabulary"})).eval()
-    etymon.save(model.quantized() if quantize else model, tmp_path / "model")
+    etymon.save(model.quantize() if quantize else model, tmp_path / "model")
     before = etymon.load(tmp_path / "model")
     shift(tmp_path / "model" / "model.safetensors")
     with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:

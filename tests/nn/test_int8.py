@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import etymon
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
-from etymon.nn.int8 import Int8Linear, rounded
+from etymon.nn.int8 import Int8Linear, round_to_int8
 from etymon.verbs.convert import convert
 from tests.generation.conftest import tiny_model
 
@@ -34,10 +34,10 @@ def test_rounding_is_by_rows_and_within_half_a_step() -> None:
     weight = (
         torch.randn(7, 30, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 7)[:, None]
     )
-    whole, scale = rounded(weight)
+    whole, scale = round_to_int8(weight)
     assert whole.dtype == torch.int8 and whole.abs().amax(1).tolist() == [127] * 7
     assert ((whole * scale[:, None] - weight).abs() <= scale[:, None] * 0.5001).all()
-    none, zero = rounded(torch.zeros(2, 3))
+    none, zero = round_to_int8(torch.zeros(2, 3))
     assert not none.any() and torch.isfinite(zero).all()
 
 
@@ -46,7 +46,7 @@ def test_products_are_near_the_exact_ones() -> None:
     weight, bias = torch.randn(64, 96, generator=generator), torch.randn(64, generator=generator)
     x = torch.randn(5, 96, generator=generator)
     exact = x @ weight.T + bias
-    error = (Int8Linear(*rounded(weight), bias)(x) - exact).norm() / exact.norm()
+    error = (Int8Linear(*round_to_int8(weight), bias)(x) - exact).norm() / exact.norm()
     assert error < 0.02
 
 

@@ -169,7 +169,7 @@ def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(EtymonError, match="merge"):
         adapt(adapt(plain("gpt2")))
     with pytest.raises(EtymonError, match="eight bits"):
-        adapt(plain("gpt2").quantized())
+        adapt(plain("gpt2").quantize())
     for wrong in ({"rank": 0}, {"alpha": -1.0}, {"dropout": 1.0}, {"targets": ()}, {"ranks": 8}):
         with pytest.raises(EtymonError):
             LoraSettings(**wrong)  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ def test_what_is_not_there_is_refused() -> None:
 def test_nothing_reads_a_matrix_past_its_adapter(tmp_path: Path) -> None:
     """Eight bits, means of checkpoints and larger vocabularies look at weights by themselves."""
     model, merged = (learnt(adapt(plain("gpt2"), ALL)) for _ in range(2))
-    assert torch.equal(states(model.quantized()), states(merge(merged).quantized()))
+    assert torch.equal(states(model.quantize()), states(merge(merged).quantize()))
     assert model.lora is None
 
     etymon.save(plain("gpt2"), tmp_path / "base")

@@ -288,9 +288,9 @@ def test_refusals(folder):
     with pytest.raises(EtymonError, match=r"pooling is .men., expected 'mean'"):
         etymon.embed(folder("bert"), TEXTS, pooling="men")
     model = etymon.load(folder("bert"))
-    with pytest.raises(EtymonError, match=r"give its folder, or model\.quantized\(\)"):
+    with pytest.raises(EtymonError, match=r"give its folder, or model\.quantize\(\)"):
         etymon.embed(model, TEXTS, quantize="int8")
-    assert etymon.embed(model.quantized(), TEXTS, quantize="int8").shape == (5, 24)
+    assert etymon.embed(model.quantize(), TEXTS, quantize="int8").shape == (5, 24)
     for family in ("t5", "gpt2"):
         with pytest.raises(EtymonError, match="no class token to pool by: use mean, max or last"):
             etymon.embed(folder(family), TEXTS, pooling="cls")

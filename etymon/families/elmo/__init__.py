@@ -26,7 +26,7 @@ from etymon.families.shape import check_cutoffs, check_divisor
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary, SampledVocabulary
 from etymon.nn.blocks import Body
 from etymon.nn.features import FeatureSettings, ScalarMix
-from etymon.nn.initialise import Filler, constant, normal, remembering, uniform, with_zero_row
+from etymon.nn.initialise import Filler, constant, normal, open_forget_gates, uniform, with_zero_row
 from etymon.nn.layers import Rate
 from etymon.text.framing import Framing
 
@@ -71,7 +71,7 @@ class Shape:
             raise ValueError(f"filters are widths and numbers such as '1x32 2x64', not {self.filters!r}")
         check_divisor(self)
         # Bins cut the words that can be predicted, not all that can be read.
-        check_cutoffs(self, self.predicted)
+        check_cutoffs(self, self.output_words)
 
     @property
     def convolutions(self) -> list[tuple[int, int]]:
@@ -79,7 +79,7 @@ class Shape:
         return [(int(width), int(number)) for width, number in pairs]
 
     @property
-    def predicted(self) -> int:
+    def output_words(self) -> int:
         return min(self.targets or self.vocabulary, self.vocabulary)
 
 
@@ -115,9 +115,9 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
 def _vocabulary(shape: Shape, body: nn.Module, labels: int) -> nn.Module:
     """One for both directions: each brings its half of the hidden states."""
     if not shape.cutoffs:
-        return SampledVocabulary(torch.empty(shape.predicted, shape.dim), bias=True)
+        return SampledVocabulary(torch.empty(shape.output_words, shape.dim), bias=True)
     with torch.device("meta"):  # only the sizes of the bins are wanted: words have no vectors of their own
-        bins = AdaptiveEmbedding(shape.predicted, shape.dim, shape.cutoffs, divisor=shape.divisor)
+        bins = AdaptiveEmbedding(shape.output_words, shape.dim, shape.cutoffs, divisor=shape.divisor)
     return AdaptiveVocabulary(bins, shape.cutoffs, tied=False)
 
 
@@ -153,11 +153,11 @@ def names(shape: Shape) -> NameMap:
         }
     highway = "body.embeddings.highways.{}."
     # AllenNLP keeps both maps of a highway in one matrix.
-    joined = [
+    highways = [
         Row((f"{highway}transform.{part}", f"{highway}carry.{part}"), f"{words}_highways._layers.{{}}.{part}")
         for part in ("weight", "bias")
     ]
-    return NameMap([*rows(table), *joined])
+    return NameMap([*rows(table), *highways])
 
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
@@ -180,7 +180,7 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
         ("*highways.*.carry.bias", constant(2.0)),
         ("*highways.*.weight", normal(filters**-0.5)),
         ("body.embeddings.projection.weight", normal(filters**-0.5)),
-        ("*state.bias", remembering),
+        ("*state.bias", open_forget_gates),
         ("*.input.weight", uniform(gates)),
         ("*.state.weight", uniform(gates)),
         ("body.stack.*.projection.weight", uniform((6 / (shape.dim + shape.cells)) ** 0.5)),
@@ -222,7 +222,7 @@ FAMILY = Family(
     # Marks before and behind every text; what is read of it are its words.
     framing=Framing("elmo", ("begin", 0, "end"), ("begin", 0, "end", "begin", 1, "end"), apart=True),
     special_ids={"begin": 0, "end": 1},
-    expressible=lambda shape: False,
+    fits_transformers=lambda shape: False,
     layout=bilm,
     layers=lambda shape: (shape.layers + 1, 2 * shape.dim),
 ).with_features(FeatureSettings())  # tasks read it in no other way

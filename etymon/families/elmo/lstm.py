@@ -131,7 +131,7 @@ class LstmLoop(torch.autograd.Function):
             cell = torch.addcmul(f * before_GNC[:, now], i, m)
             # Before clipping: the gradient needs to know what was cut off.
             cells_GNC[:, now] = cell
-            cell = _clipped(cell, cell_clip)
+            cell = _clip(cell, cell_clip)
             y_GRC = o * cell.tanh()
             if projections:
                 for g in range(directions):
@@ -139,11 +139,11 @@ class LstmLoop(torch.autograd.Function):
             else:
                 raw_GNP[:, now] = y_GRC
             # Rows that have ended keep their last state.
-            hidden_GRP[:, :active] = _clipped(raw_GNP[:, now], projection_clip)
+            hidden_GRP[:, :active] = _clip(raw_GNP[:, now], projection_clip)
             cell_GRC[:, :active] = cell
         ctx.save_for_backward(gates_GNF, cells_GNC, raw_GNP, before_GNP, before_GNC, *weights)
         ctx.steps, ctx.clips, ctx.rows = steps, (cell_clip, projection_clip), hidden_GRP.shape[1]
-        return _clipped(raw_GNP, projection_clip).clone(), hidden_GRP, cell_GRC
+        return _clip(raw_GNP, projection_clip).clone(), hidden_GRP, cell_GRC
 
     @staticmethod
     @once_differentiable
@@ -159,8 +159,8 @@ class LstmLoop(torch.autograd.Function):
             now, active = slice(begin, stop), stop - begin
             i, f, m, o = gates_GNF[:, now].chunk(4, -1)
             raw_cell = cells_GNC[:, now]
-            tanh_cell = _clipped(raw_cell, cell_clip).tanh()
-            error_P = _unclipped(
+            tanh_cell = _clip(raw_cell, cell_clip).tanh()
+            error_P = _clip_gradient(
                 output_GNP[:, now] + hidden_GRP[:, :active], raw_GNP[:, now], projection_clip
             )
             errors_GNP[:, now] = error_P
@@ -173,7 +173,7 @@ class LstmLoop(torch.autograd.Function):
             else:
                 error = error_P
             cell = torch.addcmul(cell_GRC[:, :active], error * o, 1 - tanh_cell * tanh_cell)
-            cell = _unclipped(cell, raw_cell, cell_clip)
+            cell = _clip_gradient(cell, raw_cell, cell_clip)
             by_i, by_f, by_m, by_o = errors_GNF[:, now].chunk(4, -1)
             torch.mul(cell * m, i * (1 - i), out=by_i)
             torch.mul(cell * before_GNC[:, now], f * (1 - f), out=by_f)
@@ -188,12 +188,12 @@ class LstmLoop(torch.autograd.Function):
         return errors_GNF, hidden_GRP, cell_GRC, None, None, None, *by_state, *by_projection
 
 
-def _clipped(x: Tensor, limit: float | None) -> Tensor:
+def _clip(x: Tensor, limit: float | None) -> Tensor:
     return x if limit is None else x.clamp(-limit, limit)
 
 
-def _unclipped(gradient: Tensor, x: Tensor, limit: float | None) -> Tensor:
-    """The gradient of `_clipped` by x: none where it was cut off."""
+def _clip_gradient(gradient: Tensor, x: Tensor, limit: float | None) -> Tensor:
+    """The gradient of `_clip` by x: none where it was cut off."""
     return gradient if limit is None else gradient * (x.abs() <= limit)
 
 

@@ -227,6 +227,6 @@ FAMILY = Family(
     tokenizer=TokenizerChoice("bpe", SPECIALS),
     framing=framing.BEGIN_END,
     special_ids={"pad": 0, "begin": 1, "end": 2},
-    expressible=lambda shape: False,
+    fits_transformers=lambda shape: False,
     layers=_layers,
 )

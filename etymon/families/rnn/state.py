@@ -50,14 +50,14 @@ class Source:
         # Beams of one source that change places attend to the same rows: nothing to copy.
         if numbers == self.numbers[: len(numbers)]:
             return self.first(len(numbers))
-        return self._picked(lambda part: part.index_select(0, rows), numbers)
+        return self._pick(lambda part: part.index_select(0, rows), numbers)
 
     def first(self, rows: int) -> Source:
         if rows == len(self.numbers):
             return self
-        return self._picked(lambda part: part[:rows], self.numbers[:rows])
+        return self._pick(lambda part: part[:rows], self.numbers[:rows])
 
-    def _picked(self, pick: Callable[[Tensor], Tensor], numbers: tuple[int, ...]) -> Source:
+    def _pick(self, pick: Callable[[Tensor], Tensor], numbers: tuple[int, ...]) -> Source:
         optional = (None if part is None else pick(part) for part in (self.keys_RTA, self.missing_RT))
         return Source(pick(self.values_RTH), pick(self.lengths_R), numbers, *optional)
 

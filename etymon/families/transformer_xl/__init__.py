@@ -150,8 +150,8 @@ def vocabulary(shape: Shape, body: Any, labels: int) -> nn.Module:
 class Reversed(Row):
     """Rows in the opposite order."""
 
-    def joined(self, parts: Any) -> Any:
-        return super().joined(parts).flip(0)
+    def join(self, parts: Any) -> Any:
+        return super().join(parts).flip(0)
 
     def split(self, whole: Any) -> Any:
         return super().split(whole.flip(0))
@@ -249,7 +249,7 @@ SETTINGS = SettingsMap(
 )
 
 
-def settled(shape: Shape) -> Shape:
+def shape_after_loading(shape: Shape) -> Shape:
     """As it is once its weights are read: the order of the file has no meaning any more."""
     return replace(shape, reversed_clusters=False)
 
@@ -266,7 +266,7 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     ]
 
 
-def published(warmup: int) -> Recipe:
+def published_recipe(warmup: int) -> Recipe:
     return Recipe(learning_rate=2.5e-4, weight_decay=0.0, clip=0.25, schedule="cosine", warmup_steps=warmup)
 
 
@@ -282,15 +282,15 @@ FAMILY = Family(
     architectures=classes("TransfoXL", "LMHeadModel", "ForSequenceClassification"),
     names=names,
     settings=SETTINGS,
-    settled=settled,
+    shape_after_loading=shape_after_loading,
     initial=initial,
     capabilities=frozenset({"causal", "state", "memory"}),
     objective="recurrent",
-    recipe=published(0),
+    recipe=published_recipe(0),
     size_recipes={
         "pocket": pocket_recipe(4e-3),
         "pocket-large": pocket_recipe(3e-3),
-        **{size: published(steps) for size, steps in WARMUPS.items()},
+        **{size: published_recipe(steps) for size, steps in WARMUPS.items()},
     },
     tokenizer=BYTE_BPE,
     framing=framing.PLAIN,

@@ -98,7 +98,7 @@ class RecurrentStack(Stack):
 
     def _decode(self, new: Layout, x_ND: Tensor, state: SlidingState) -> InputsOfLayer:
         """Where the new tokens of one call of a decode go, and what they see."""
-        past, reach, queries, device = state.cached, state.reach, new.longest, x_ND.device
+        past, reach, queries, device = state.cached_lengths, state.reach, new.longest, x_ND.device
         # A start of zeros is written to the caches with the first tokens.
         zeros = reach if state.filled and state.dropped < 0 and state.empty else 0
         zeros_RMD = x_ND.new_zeros(new.rows, zeros, x_ND.shape[-1])

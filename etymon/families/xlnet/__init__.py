@@ -22,7 +22,7 @@ from etymon.families import summary
 from etymon.families.decoders import vocabulary_head
 from etymon.families.encoders import LAYER, POCKET_RECIPE
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
-from etymon.families.shape import ACTIVATION_NAMES, ActivationName, divides
+from etymon.families.shape import ACTIVATION_NAMES, ActivationName, check_heads
 from etymon.families.xlnet.two_stream import SegmentAttention, TwoStreamBody, TwoStreamStack
 from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.embeddings import Embeddings
@@ -76,7 +76,7 @@ class Shape:
     residual_scale: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
-        divides(self.dim, self.heads)
+        check_heads(self.dim, self.heads)
 
 
 POCKET = {"vocabulary": 8192, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024, "memory": 96}
@@ -181,12 +181,12 @@ def names(shape: Shape) -> NameMap:
     # Published matrices are stored by head, `[D, H, K]`.
     by_head = (shape.dim, shape.heads, shape.head_dim or shape.dim // shape.heads)
     attention = [
-        Row((LAYER + f"attention.{ours}.weight",), THEIRS + f"rel_attn.{theirs}", True, stored=by_head)
+        Row((LAYER + f"attention.{ours}.weight",), THEIRS + f"rel_attn.{theirs}", True, their_shape=by_head)
         for ours, theirs in PARTS.items()
     ]
     # `o` meets its input by the last two axes there (ibnd,hnd->ibh): no transposition.
-    output = Row((LAYER + "attention.output.weight",), THEIRS + "rel_attn.o", stored=by_head)
-    blank = Row(("body.embeddings.blank",), "transformer.mask_emb", stored=(1, 1, shape.dim))
+    output = Row((LAYER + "attention.output.weight",), THEIRS + "rel_attn.o", their_shape=by_head)
+    blank = Row(("body.embeddings.blank",), "transformer.mask_emb", their_shape=(1, 1, shape.dim))
     return NameMap(
         [*rows(table), *attention, output, blank],
         prefix="transformer.",
