@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 from etymon.families.model import Model
 from etymon.runs.folder import Job, join_processes
@@ -20,10 +20,15 @@ from etymon.training.progress import Progress, format_bytes, format_count, forma
 from etymon.training.speed import memory_in_use
 
 if TYPE_CHECKING:
-    from etymon.runs.run import TrainingData
+    from etymon.runs.table_data import TableData
+    from etymon.runs.text_data import TextData
 
 
-def rehearse(job: Job, data: TrainingData) -> Any:
+@overload
+def rehearse(job: Job, data: TextData) -> Pretrained: ...
+@overload
+def rehearse(job: Job, data: TableData) -> Finetuned: ...
+def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
     """Returns the result of a run that was not trained, with a `plan` of what would be done, by name."""
     file, plan = data.file, data.model_plan
     asked_budget = file.budget or USUAL_BUDGET

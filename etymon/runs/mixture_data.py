@@ -27,7 +27,6 @@ from etymon.runs.table_data import (
 from etymon.runs.task_file import MemberFile, TaskFile
 from etymon.runs.task_report import describe_rows, score_figures, validation_curve
 from etymon.runs.text_data import verify_stores
-from etymon.runs.tokenizer import build_tokenizer
 from etymon.runs.validation import Evaluation, Log, MixtureValidator, PhasePlan, TaskRows, TaskValidator
 from etymon.tables.table import Table, read_table
 from etymon.tasks.language_model import family_options
@@ -153,15 +152,8 @@ class MixtureData(SupervisedData):
 
     def prepare(self, job: Job, given: Tokenizer | None) -> Tokenizer:
         """Returns the tokenizer, `given` or trained on the texts of all parts."""
-        file, plan = self.file, self.model_plan
         text = JoinedText([part.source for part in self.parts.values()])
-        return build_once(
-            job.world,
-            lambda is_first: build_tokenizer(
-                job.folder, file, plan.family, text, plan.vocabulary, given,
-                is_kept=job.resuming or not is_first, note=job.note,
-            ),
-        )  # fmt: skip
+        return self.build_tokenizer(job, job.folder, self.file, text, self.model_plan.vocabulary, given)
 
     def build_unit(
         self, job: Job, model: Model, start: StartModel, checkpoint: Path | None
@@ -173,10 +165,8 @@ class MixtureData(SupervisedData):
             if part.task is not None:
                 assert part.train is not None
                 part.task.bind(model, length)
-                train = part.task.encode(part.train, job.note, learn=True)
-                validation = None if part.held_out is None else part.task.encode(part.held_out)
-                part.data = TaskRows(train, validation, part.held_out)
-                lengths[name], sizes[name] = part.task.limits["length"], len(train)
+                part.data = TaskRows.encode(part.task, part.train, part.held_out, job.note)
+                lengths[name], sizes[name] = part.task.limits["length"], len(part.data.train)
             else:
                 length = length or USUAL_LENGTH
                 lengths[name] = min(length, model.positions or length)
@@ -270,22 +260,18 @@ class MixtureData(SupervisedData):
     ) -> ReportParts:
         """Returns what the report adds to that of every run: scores, and the loss of each part."""
         evaluation = evaluation or Evaluation()
+        described = []
+        for name, part in self.parts.items():
+            assert part.objective is not None
+            kind = part.objective.name
+            rows = f"{kind} on {part.source.description}"
+            if part.train is not None:
+                rows = describe_rows(kind, part.train, part.held_out)
+            described.append(f"{name}: {rows}")
         curves = (validation_curve(records, f"{name}/bits", "bits per target", name) for name in self.parts)
         return ReportParts(
             figures=score_figures(evaluation.scores, evaluation.metrics),
             sections=list(chain.from_iterable(curves)),
             samples_title="What it answers, as it learns",
-            subtitle=self.describe([])["task"],
+            subtitle="; ".join(described),
         )
-
-    def describe(self, phases: list[PhasePlan]) -> dict[str, str]:
-        """Returns a line with the parts and their data, by name."""
-        lines = []
-        for name, part in self.parts.items():
-            assert part.objective is not None
-            kind = part.objective.name
-            if part.train is None:
-                lines.append(f"{name}: {kind} on {part.source.description}")
-            else:
-                lines.append(f"{name}: {describe_rows(kind, part.train, part.held_out)}")
-        return {"task": "; ".join(lines)}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from etymon.errors import EtymonError
 from etymon.families.loading import load
@@ -47,12 +47,17 @@ USUAL_BUDGET = "10m"
 clock = time.perf_counter
 
 
-def run(job: Job, data: TrainingData) -> Any:
+@overload
+def run(job: Job, data: TextData) -> Pretrained: ...
+@overload
+def run(job: Job, data: TableData | MixtureData) -> Finetuned: ...
+def run(job: Job, data: TrainingData) -> Pretrained:
     """Trains a model as `job` asks on `data`; returns `Pretrained`, or `Finetuned` of tasks.
 
     The folder then holds `model/`, `report.html`, `run.yaml`, `metrics.jsonl` and checkpoints to resume from.
     """
     file, plan = data.file, data.model_plan
+    is_task = isinstance(file, TaskFile)
     with join_processes(job) as job, lock_folder(job.folder, job.world):
         world = job.world
         if not job.resuming:
@@ -158,7 +163,6 @@ def run(job: Job, data: TrainingData) -> Any:
                 parts = data.report_parts(job, model, evaluation, records)
                 write_run_report(report, model, records, samples, parts)
 
-        is_task = isinstance(file, TaskFile)
         name = file.start or f"{plan.family.name} --from-scratch" if is_task else plan.family.name
         verb, out = "finetune" if is_task else "pretrain", shlex.quote(str(job.folder))
         command = f"etymon {verb} {name} --out {out} --resume"

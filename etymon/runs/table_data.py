@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from etymon.runs.validation import Evaluation, Log, PhasePlan, TaskRows, TaskVal
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_class, task_for
 from etymon.tasks.task import Task, default_batch_tokens, value_to_minimise
-from etymon.text.sources import Texts
+from etymon.text.sources import Texts, TextSource
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.feeding import Feed
 from etymon.training.loop import Criterion
@@ -77,12 +76,25 @@ class SupervisedData:
         require_task_training(unit, feed, self.optimiser, title, job.world.device)
         return [PhasePlan(1.0, length, feed)]
 
-    def share_read(self) -> float:
-        return 1.0  # tables are read whole, in dry runs too
+    def build_tokenizer(
+        self,
+        job: Job,
+        folder: Path,
+        file: TaskFile,
+        text: TextSource,
+        vocabulary: int,
+        given: Tokenizer | None,
+    ) -> Tokenizer:
+        """Returns the tokenizer that `folder` keeps, built by the first process."""
 
-    def footprint(self, unit: TrainingUnit, phases: list[PhasePlan], device: torch.device) -> Footprint:
-        """Returns the memory that the run takes."""
-        return task_footprint(unit, phases[0].feed, self.optimiser, device)
+        def build(is_first: bool) -> Tokenizer:
+            is_kept = not is_first or (job.resuming and (folder / "tokenizer").is_dir())
+            family = self.model_plan.family
+            return build_tokenizer(
+                folder, file, family, text, vocabulary, given, is_kept=is_kept, note=job.note
+            )
+
+        return build_once(job.world, build)
 
 
 class TableData(SupervisedData):
@@ -135,10 +147,11 @@ class TableData(SupervisedData):
     def prepare(self, job: Job, given: Tokenizer | None) -> Tokenizer:
         """Returns the tokenizer of the target; the source has its own where its words are kept apart."""
         file, plan, sides = self.file, self.model_plan, self.task.texts(self.train)
+        place = self.train.description
         self.source_tokenizer: Tokenizer | None = None
         if not file.separate:
-            texts = [text for side in sides.values() for text in side]
-            return self._tokenizer(job, job.folder, file, texts, plan.vocabulary, given)
+            texts = Texts([text for side in sides.values() for text in side], place)
+            return self.build_tokenizer(job, job.folder, file, texts, plan.vocabulary, given)
         if "source" not in sides:
             raise EtymonError(
                 "only text2text has a source with words of its own: leave --source-tokenizer and "
@@ -146,31 +159,13 @@ class TableData(SupervisedData):
             )
         size = file.source_vocabulary
         source_file = replace(file, tokenizer=file.source_tokenizer or file.tokenizer, vocabulary=size)
-        self.source_tokenizer = self._tokenizer(
-            job, job.folder / "source", source_file, sides["source"], size or plan.vocabulary, given
+        source, target = Texts(sides["source"], place), Texts(sides["target"], place)
+        self.source_tokenizer = self.build_tokenizer(
+            job, job.folder / "source", source_file, source, size or plan.vocabulary, given
         )
         # Only now is it known how many words the source has.
         plan.fields = {"source_vocabulary": self.source_tokenizer.size}
-        return self._tokenizer(job, job.folder, file, sides["target"], plan.vocabulary, given)
-
-    def _tokenizer(
-        self,
-        job: Job,
-        folder: Path,
-        file: TaskFile,
-        texts: Sequence[str],
-        vocabulary: int,
-        given: Tokenizer | None,
-    ) -> Tokenizer:
-        text, family = Texts(texts, self.train.description), self.model_plan.family
-
-        def build(is_first: bool) -> Tokenizer:
-            is_kept = not is_first or (job.resuming and (folder / "tokenizer").is_dir())
-            return build_tokenizer(
-                folder, file, family, text, vocabulary, given, is_kept=is_kept, note=job.note
-            )
-
-        return build_once(job.world, build)
+        return self.build_tokenizer(job, job.folder, file, target, plan.vocabulary, given)
 
     def build_unit(
         self, job: Job, model: Model, start: StartModel, checkpoint: Path | None
@@ -191,13 +186,12 @@ class TableData(SupervisedData):
         task.bind_for_training(model, file.length, frozen=self.is_frozen)
         if file.teacher is not None:
             self._follow_teacher(file.teacher)
-        train = task.encode(self.train, job.note, learn=True)
+        self.rows = TaskRows.encode(task, self.train, self.held_out, job.note)
+        train, validation = self.rows.train, self.rows.validation
         # A batch is so many rows, or so many tokens; a slice its share of them.
         rows = file.batch or (None if file.batch_tokens else task.default_rows)
         task.batch_rows = None if rows is None else max(1, rows // file.slices)
         task.batch_tokens = max(1, (file.batch_tokens or default_batch_tokens(train)) // file.slices)
-        validation = None if self.held_out is None else task.encode(self.held_out)
-        self.rows = TaskRows(train, validation, self.held_out)
         job.note(
             f"{len(train):,} rows of {format_count(train.sizes.sum())} tokens to train on, "
             f"{0 if validation is None else len(validation):,} to judge by"
@@ -224,6 +218,20 @@ class TableData(SupervisedData):
         """Returns the validator that is called every `validate_every` steps."""
         baseline_rows = self.train if self.file.baselines else None
         return TaskValidator(job, unit, self.task, self.rows, self.metrics, log, baseline_rows)
+
+    # --- a dry run
+
+    def share_read(self) -> float:
+        return 1.0  # tables are read whole, in dry runs too
+
+    def describe(self, phases: list[PhasePlan]) -> dict[str, str]:
+        """Returns lines of a dry run's plan, by name."""
+        rows = describe_rows(self.task.name, self.train, self.held_out)
+        return {"task": f"{rows} ({', '.join(self.metrics)})"}
+
+    def footprint(self, unit: TrainingUnit, phases: list[PhasePlan], device: torch.device) -> Footprint:
+        """Returns the memory that the run takes."""
+        return task_footprint(unit, phases[0].feed, self.optimiser, device)
 
     # --- what is written of the run
 
@@ -277,11 +285,6 @@ class TableData(SupervisedData):
         line = str(self.train.rows[0][self.task.input_columns[0]]).strip().splitlines()[0][:80]
         line = line.replace('"', "'")
         return f'etymon {verb} {folder} "{line}"'
-
-    def describe(self, phases: list[PhasePlan]) -> dict[str, str]:
-        """Returns lines of a dry run's plan, by name."""
-        rows = describe_rows(self.task.name, self.train, self.held_out)
-        return {"task": f"{rows} ({', '.join(self.metrics)})"}
 
 
 def family_task(name: str, options: dict[str, Any], family: Family) -> Task:

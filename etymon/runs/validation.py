@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -159,6 +159,12 @@ class TaskRows:
     validation: Examples | None
     table: Table | None
     """The validation rows themselves; None if there are none."""
+
+    @classmethod
+    def encode(cls, task: Task, train: Table, held_out: Table | None, note: Callable[[str], None]) -> Self:
+        """Returns the rows as `task` reads them, once it is bound to a model."""
+        train_rows = task.encode(train, note, learn=True)
+        return cls(train_rows, None if held_out is None else task.encode(held_out), held_out)
 
     def count_during_run(self, writes: bool) -> int:
         """Returns how many validation rows are answered before the run's end, by a head or, if it `writes`,
