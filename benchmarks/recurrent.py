@@ -33,8 +33,8 @@ from benchmarks.harness import (
 from benchmarks.training_steps import RATE, our_step, tokenizer_of
 from etymon.nn.adaptive import AdaptiveEmbedding, AdaptiveVocabulary
 from etymon.nn.batch import Batch
-from etymon.objectives.permutation import Permutation, PermutationBatch
-from etymon.objectives.recurrent import Recurrent, RecurrentBatch
+from etymon.objectives.permutation import Permutation, PermutationBatch, PermutationOptions
+from etymon.objectives.recurrent import Recurrent, RecurrentBatch, RecurrentOptions
 from etymon.training.unit import TrainingUnit
 
 PEER = Path(os.environ.get("ETYMON_PEER", Path(__file__).parents[1] / ".venv-peer")) / "bin" / "python"
@@ -103,9 +103,8 @@ def xl_step() -> Callable[[], float]:
         streams=tuple(range(STEP["batch"])), fresh=(False,) * STEP["batch"],
     )  # fmt: skip
     memory = STEP["memory"]
-    objective = Recurrent(
-        tokenizer_of("transformer-xl"), STEP["length"], memory=memory, validation_memory=memory
-    )
+    options = RecurrentOptions(memory=memory, validation_memory=memory)
+    objective = Recurrent(tokenizer_of("transformer-xl"), STEP["length"], options)
     return our_step(TrainingUnit(model, objective), prepared)
 
 
@@ -243,9 +242,8 @@ def xlnet_ours() -> Callable[[], float]:
     )  # fmt: skip
     memory, length = PERMUTED["memory"], PERMUTED["length"]
     # All of a row is remembered, as the peer does; the two pieces behind it, which a row of the library has, are not there.
-    objective = Permutation(
-        tokenizer_of("xlnet"), 2 * length, reuse=length, memory=memory, validation_memory=memory
-    )
+    options = PermutationOptions(reuse=length, memory=memory, validation_memory=memory)
+    objective = Permutation(tokenizer_of("xlnet"), 2 * length, options)
     return our_step(TrainingUnit(model, objective), prepared)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from importlib import import_module
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from etymon.config import did_you_mean
+from etymon.config import did_you_mean, strict
 from etymon.errors import EtymonError
 
 if TYPE_CHECKING:
@@ -46,43 +44,26 @@ def objective_class(name: str) -> type[Objective]:
 
 
 def get_objective(name: str, tokenizer: Tokenizer, length: int, **options: Any) -> Objective:
-    """The objective of that name for a tokenizer, with inputs of up to `length` tokens, and options of its own."""
-    maker: Any = objective_class(name)
-    check_options(name, options)
-    return maker(tokenizer, length, **options)
-
-
-def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that the objective does not have, or that cannot be. A mixture takes those of each by its name."""
+    """The objective of that name for a tokenizer, with inputs of up to `length` tokens, and options of its
+    own."""
     kind: Any = objective_class(name)
-    if weights := getattr(kind, "weights", None):
-        for part, own in options.items():
-            if part not in weights or not isinstance(own, Mapping):
-                raise EtymonError(
-                    f"options of the mixture {name!r} are given for each of {', '.join(weights)}, not for {part!r}"
-                )
-            check_options(part, own)
-        return
-    known = list(signature(kind).parameters.values())[2:]
-    defaults = {parameter.name: parameter.default for parameter in known}
-    for option, value in options.items():
-        if option not in defaults:
+    return kind(tokenizer, length, read_options(name, options))
+
+
+def read_options(name: str, options: Mapping[str, Any]) -> Any:
+    """An object of the objective's `Options`; of a mixture, a dict of those of each member by its name.
+
+    Raises an EtymonError for options that the objective does not have, or that cannot be. It needs no
+    tokenizer, so that a run is refused before any work.
+    """
+    kind: Any = objective_class(name)
+    weights = getattr(kind, "weights", None)
+    if weights is None:
+        return strict(kind.Options, options, f"the options of the objective {name!r}")
+    for member, values in options.items():
+        if member not in weights or not isinstance(values, Mapping):
             raise EtymonError(
-                f"the objective {name!r} has no option {option!r}: {did_you_mean(option, defaults)}"
+                f"options of the mixture {name!r} are given for each of {', '.join(weights)}, "
+                f"not for {member!r}"
             )
-        where, wanted = f"{option} of the objective {name!r}", type(defaults[option])
-        if isinstance(value, bool) != (wanted is bool) or not isinstance(
-            value, (float, int) if wanted is float else wanted
-        ):
-            raise EtymonError(f"{where} is {value!r}, and must be a {wanted.__name__}")
-        if isinstance(value, str) and value not in kind.choices[option]:
-            raise EtymonError(f"{where} cannot be {value!r}: {did_you_mean(value, kind.choices[option])}")
-        if option in ("mean_span", "temperature", "samples") and not value:
-            raise EtymonError(f"{where} cannot be 0")
-        share = option in ("density", "recent", "smoothing")
-        if isinstance(value, (int, float)) and not 0 <= value <= (1 if share else sys.float_info.max):
-            raise EtymonError(f"{where} cannot be {value!r}{': it is a share of 1' if share else ''}")
-        if option == "smoothing" and value == 1:
-            raise EtymonError(f"{where} cannot be 1: nothing would be left of the targets")
-    if hasattr(kind, "check_amounts"):
-        kind.check_amounts(options)
+    return {member: read_options(member, options.get(member, {})) for member in weights}

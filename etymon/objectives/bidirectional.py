@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from etymon.sampling.streams import (
     split_by_sentence,
     stream_segments,
 )
+from etymon.settings import option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -65,21 +67,30 @@ class TwoWayBatch(StreamBatch):
     back_targets: Tensor
 
 
+@settings
+class BidirectionalOptions:
+    softmax: Literal["sampled", "full"] = option(
+        "sampled", "what training compares a word with: a sample of the others, or all; validation: all"
+    )
+    # ELMo's released configuration draws as many (`n_negative_samples_batch`).
+    samples: int = option(8192, "words of a sample, which all positions of a slice share", ge=1)
+
+
 class Bidirectional(Streaming):
-    """With the `sampled` softmax, training compares with `samples` words that all positions of a slice share;
-    validation always with all words. A model with an adaptive softmax needs no sample. Words beyond the ones
-    that the model predicts are read by their letters, and are unknown as targets."""
+    """A model with an adaptive softmax needs no sample. Words beyond the ones that the model predicts are
+    read by their letters, and are unknown as targets."""
 
     name = "bidirectional"
+    Options = BidirectionalOptions
     heads = frozenset({"vocabulary"})
     requires = frozenset({"two directions"})
-    choices = {"softmax": ("sampled", "full")}
     perplexities = ("forward", "backward")
 
     def __init__(
-        self, tokenizer: Tokenizer, length: int, softmax: str = "sampled", samples: int = 8192
+        self, tokenizer: Tokenizer, length: int, options: BidirectionalOptions | None = None
     ) -> None:
-        self.length, self.sampled, self.samples = length, softmax == "sampled", samples
+        options = options or BidirectionalOptions()
+        self.length, self.sampled, self.samples = length, options.softmax == "sampled", options.samples
         self.begin, self.end, self.unknown = (
             needed_id(tokenizer, role, self.name) for role in ("begin", "end", "unknown")
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +22,7 @@ from etymon.objectives.objective import (
     text_lengths,
 )
 from etymon.sampling import plans
+from etymon.settings import option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -60,18 +61,25 @@ def causal_fields(
     }
 
 
-class CausalLM(Objective):
-    """Documents follow one another, an end token between them, and are cut into windows of `length` tokens.
+@settings
+class CausalOptions:
+    # GPT-J was trained with 1e-4; GPT-2 and GPT-3 without.
+    z_loss: float = option(
+        0.0, "in training, weight of log² of the softmax's normaliser at every target", ge=0
+    )
 
-    In training, `z_loss` times log² of the softmax's normaliser is added for every target (GPT-J: 1e-4)."""
+
+class CausalLM(Objective):
+    """Documents follow one another, an end token between them, and are cut into windows of `length` tokens."""
 
     name = "causal"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"causal"})
     likelihood = "loss"
+    Options: ClassVar[type] = CausalOptions
 
-    def __init__(self, tokenizer: Tokenizer, length: int, z_loss: float = 0.0) -> None:
-        self.length, self.z_loss = length, z_loss
+    def __init__(self, tokenizer: Tokenizer, length: int, options: Any = None) -> None:
+        self.length, self.z_loss = length, (options or self.Options()).z_loss
         self.separator = needed_id(tokenizer, "end", self.name)
         self.text_lengths = text_lengths(tokenizer)
 

@@ -4,9 +4,9 @@ section 3.3; BART, section 2.2). How it is corrupted is one of the noises of `sa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, by_le
 from etymon.sampling import noise as algebra
 from etymon.sampling import plans
 from etymon.sampling.corruption import NOISES, Amounts, Text
+from etymon.settings import in_table, option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -73,32 +74,50 @@ class Seq2SeqBatch(MicroBatch):
         return head.loss(hidden, self.at, self.targets, Context(inputs))
 
 
+MEAN_SPAN = 3.0
+"""Tokens: T5's (table 7 of the paper) and, as the mean of a Poisson distribution, BART's."""
+
+
+@settings
+class SpanOptions:
+    """How much is corrupted. None, not a number, is the default, since not every noise has each amount."""
+
+    density: float | None = option(
+        None, "share of the tokens that are corrupted (the noise's published one)", gt=0, le=1
+    )
+    mean_span: float | None = option(None, "mean length of a corrupted span, in tokens or words (3)", gt=0)
+    # Off, as in the released code: a text then always begins uncorrupted.
+    random_roll: bool = option(False, "turn the corrupted spans round by a random number of tokens")
+
+
+@settings
+class DenoisingOptions(SpanOptions):
+    noise: Annotated[str, in_table(NOISES)] = option("bart", "how the text is corrupted")
+    smoothing: float = option(
+        0.0, "share of every target's probability that all words have, in training", ge=0, lt=1
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("density", "mean_span", "random_roll"):
+            if getattr(self, name) and name not in NOISES[self.noise].amounts:
+                raise ValueError(f"the noise {self.noise!r} has no {name}: leave it out")
+
+
 class Denoising(Objective):
-    """`length` is what the encoder reads at most. A `density` of 0 is the noise's published one. `smoothing`
-    is for training alone."""
+    """`length` is what the encoder reads at most."""
 
     name = "denoising"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"encoder-decoder"})
     likelihood = None
-    choices: ClassVar[Mapping[str, Collection[str]]] = {"noise": NOISES}
+    Options: ClassVar[type] = DenoisingOptions
     term = "denoising"
-    usual = "bart"
-    """The noise by default."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        noise: str = usual,
-        density: float = 0.0,
-        mean_span: float = 3.0,
-        random_roll: bool = False,
-        smoothing: float = 0.0,
-    ) -> None:
-        self.smoothing = smoothing
+    def __init__(self, tokenizer: Tokenizer, length: int, options: DenoisingOptions | None = None) -> None:
+        options = options or DenoisingOptions()
+        noise, random_roll, self.smoothing = options.noise, options.random_roll, options.smoothing
         self.noise, self.framing, self.word_starts = NOISES[noise], tokenizer.framing, tokenizer.word_starts
-        density = density or self.noise.density
+        density, mean_span = options.density or self.noise.density, options.mean_span or MEAN_SPAN
         around, sentinels = self.framing.overhead(), tokenizer.sentinels
         self.raw_length = length - around
         if noise == "spans":
@@ -127,18 +146,6 @@ class Denoising(Objective):
             mask = needed_id(tokenizer, "mask", self.name)
         self.amounts = Amounts(density, mean_span, random_roll, mask, sentinels, tokenizer.size)
 
-    @classmethod
-    def check_amounts(cls, options: Mapping[str, Any]) -> None:
-        """Refuses none at all, and those that the noise has no use for."""
-        if options.get("density") == 0:
-            raise EtymonError(
-                f"density of the objective {cls.name!r} cannot be 0: leave it out for the published one"
-            )
-        noise = options.get("noise", cls.usual)
-        for option in ("density", "mean_span", "random_roll"):
-            if option in options and option not in NOISES[noise].amounts:
-                raise EtymonError(f"the noise {noise!r} has no {option}: leave it out")
-
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         return plans.chunks(split, self.raw_length, seed, epoch, shuffle=shuffle)
 
@@ -164,14 +171,8 @@ class SpanCorruption(Denoising):
 
     name = "span-corruption"
     term = "spans"
-    usual = "spans"
+    Options = SpanOptions
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        density: float = 0.15,
-        mean_span: float = 3.0,
-        random_roll: bool = False,
-    ) -> None:
-        super().__init__(tokenizer, length, "spans", density, mean_span, random_roll)
+    def __init__(self, tokenizer: Tokenizer, length: int, options: SpanOptions | None = None) -> None:
+        amounts = asdict(options or SpanOptions())
+        super().__init__(tokenizer, length, DenoisingOptions(noise="spans", **amounts))

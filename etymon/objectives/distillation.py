@@ -24,9 +24,11 @@ from torch import Tensor
 from etymon.nn.batch import Batch
 from etymon.nn.trace import Trace, trace
 from etymon.nn.vocabulary import Context
-from etymon.objectives.causal import CausalBatch, CausalLM
-from etymon.objectives.masked import MaskedBatch, MaskedLM
+from etymon.objectives.causal import CausalBatch, CausalLM, CausalOptions
+from etymon.objectives.masked import MaskedBatch, MaskedLM, MaskedOptions, SchemeName
 from etymon.objectives.objective import Term, Unit
+from etymon.settings import option, settings
+from etymon.settings.training import DistillationSettings, EncoderDistillationSettings
 from etymon.text.tokenizer import Tokenizer
 
 
@@ -34,12 +36,9 @@ from etymon.text.tokenizer import Tokenizer
 class Teaching:
     """What is learned from the teacher, whatever the ordinary objective is."""
 
-    temperature: float
-    soft: float
-    hard: float
-    cosine: float
-    attention: float
+    options: DistillationSettings
     everywhere: bool = True
+    """Whether distributions are compared at every token, or at targets alone."""
 
     def counts(self, targets: int, tokens: int) -> dict[str, float]:
         return {"soft": tokens if self.everywhere else targets, "cosine": tokens, "attention": tokens}
@@ -49,19 +48,19 @@ class Teaching:
     ) -> dict[str, Term]:
         """The terms of the ordinary objective, which makes them of a model, a slice and its hidden states,
         and the teacher's."""
-        batch: Batch = micro.batch
+        options, batch = self.options, micro.batch
         # Attention is only traced if it is to be learned: that costs the fast path.
-        follow: Any = trace if self.attention else nullcontext
+        follow: Any = trace if options.attention else nullcontext
         with follow(unit.model) as student_trace, follow(unit.teacher) as teacher_trace:
             student_ND, _ = unit.model.hidden(batch)
             with torch.no_grad():
                 teacher_ND, _ = unit.teacher.hidden(batch)
         terms = {
             # Metrics keep their weight of 0.
-            name: replace(term, weight=term.weight * self.hard)
+            name: replace(term, weight=term.weight * options.hard)
             for name, term in ordinary(unit.model, micro, student_ND).items()
         }
-        if self.soft:
+        if options.soft:
             places = None if self.everywhere else micro.at
             index = torch.arange(len(student_ND), device=student_ND.device) if places is None else places
             head = unit.teacher.heads["vocabulary"]
@@ -73,24 +72,29 @@ class Teaching:
                 return head.logits(teacher_ND, index[part], Context(batch))
 
             divergence = unit.model.heads["vocabulary"].divergence(
-                student_ND, places, teacher_logits, self.temperature
+                student_ND, places, teacher_logits, options.temperature
             )
-            terms["soft"] = Term(divergence, self.soft)
-        if self.cosine:
+            terms["soft"] = Term(divergence, options.soft)
+        if options.cosine:
             # A student of another width is compared through a projection, which is trained and then dropped.
             projected_ND = student_ND
             if "projection" in unit.bridges:
                 projected_ND = unit.bridges["projection"](student_ND)
             distances_N = 1 - F.cosine_similarity(projected_ND, teacher_ND, dim=-1)
-            terms["cosine"] = Term(distances_N.sum(), self.cosine)
-        if self.attention:
+            terms["cosine"] = Term(distances_N.sum(), options.cosine)
+        if options.attention:
             sides = (
                 _relations(unit.teacher, teacher_trace, batch),
                 _relations(unit.model, student_trace, batch),
             )
             parts = [_divergence(*pair) for pair in zip(*sides, strict=True)]
-            terms["attention"] = Term(torch.stack(parts).sum(), self.attention)
+            terms["attention"] = Term(torch.stack(parts).sum(), options.attention)
         return terms
+
+
+@settings
+class DistilledMaskedOptions(MaskedOptions, EncoderDistillationSettings):
+    masking: SchemeName = option("rare", "how tokens are chosen and shown")
 
 
 class DistilledMasked(MaskedLM):
@@ -99,22 +103,13 @@ class DistilledMasked(MaskedLM):
     name = "distilled-masked"
     needs_teacher = True
 
+    Options = DistilledMaskedOptions
+
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        masking: str = "rare",
-        density: float = 0.15,
-        packing: str = "stream",
-        temperature: float = 2.0,
-        soft: float = 5.0,
-        hard: float = 2.0,
-        cosine: float = 1.0,
-        attention: float = 0.0,
-        everywhere: bool = True,
+        self, tokenizer: Tokenizer, length: int, options: DistilledMaskedOptions | None = None
     ) -> None:
-        super().__init__(tokenizer, length, masking=masking, density=density, packing=packing)
-        self.teaching = Teaching(temperature, soft, hard, cosine, attention, everywhere)
+        super().__init__(tokenizer, length, options)
+        self.teaching = Teaching(self.options, self.options.everywhere)
 
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
         return {**super()._counts(masked, tokens, rows), **self.teaching.counts(masked, tokens)}
@@ -129,18 +124,13 @@ class DistilledCausal(CausalLM):
     name = "distilled-causal"
     needs_teacher = True
 
+    Options = DistillationSettings
+
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        temperature: float = 2.0,
-        soft: float = 5.0,
-        hard: float = 2.0,
-        cosine: float = 1.0,
-        attention: float = 0.0,
+        self, tokenizer: Tokenizer, length: int, options: DistillationSettings | None = None
     ) -> None:
-        super().__init__(tokenizer, length)
-        self.teaching = Teaching(temperature, soft, hard, cosine, attention)
+        super().__init__(tokenizer, length, CausalOptions())
+        self.teaching = Teaching(options or DistillationSettings())
 
     def collate(self, examples: Any) -> CausalBatch:
         micro = super().collate(examples)

@@ -1,9 +1,8 @@
 """Masked language modelling (BERT, section 3.1): some tokens are hidden, and the model predicts what they
 were; alone, or of two texts and with a question about both: does the second follow the first?
 
-`masking` is one of the published ways to choose and to show them (`objectives.masking.SCHEMES`), `packing`
-one of the ways to cut the text into samples. Masks are drawn anew every epoch; with `copies` there are so
-many fixed ones of the whole text, used in turn, as when BERT's text was masked beforehand.
+The published ways to choose and to show them are `objectives.masking.SCHEMES`. Masks are drawn anew every
+epoch, unless there are fixed `copies`, as when BERT's text was masked beforehand.
 
 Next sentences (BERT, section 3.1) set a continuation against text from another document; sentence order
 (ALBERT, section 3.1) sets two consecutive texts against the same two swapped, which the topic alone does not
@@ -12,9 +11,9 @@ give away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,8 +33,12 @@ from etymon.objectives.objective import (
     target_terms,
 )
 from etymon.sampling import plans
+from etymon.settings import in_table, option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
+
+SchemeName = Annotated[str, in_table(SCHEMES)]
+Packing = Literal["stream", "full-sentences", "doc-sentences", "segments"]
 
 
 @dataclass(frozen=True)
@@ -59,30 +62,35 @@ class MaskedBatch(MicroBatch):
     uniforms: Tensor
 
 
+@settings
+class MaskingOptions:
+    """What every objective with masked tokens can be told."""
+
+    masking: SchemeName = option("bert", "how tokens are chosen and shown")
+    density: float = option(0.15, "share of the tokens that are predicted", ge=0, le=1)
+    # BERT's text was masked beforehand, several times over (`dupe_factor`); RoBERTa found drawing anew as
+    # good or better (section 4.1).
+    copies: int = option(0, "fixed masks of the whole text, used in turn (0: drawn anew every epoch)", ge=0)
+
+
+@settings
+class MaskedOptions(MaskingOptions):
+    packing: Packing = option("stream", "how the text is cut into samples")
+
+
 class MaskedLM(Objective):
     name = "masked"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"bidirectional"})
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        "masking": SCHEMES,
-        "packing": ("stream", "full-sentences", "doc-sentences", "segments"),
-    }
-    """What options that are names may be."""
+    Options: ClassVar[type] = MaskedOptions
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        masking: str = "bert",
-        density: float = 0.15,
-        packing: str = "stream",
-        copies: int = 0,
-    ) -> None:
-        self.length, self.packing, self.copies = length, packing, copies
+    def __init__(self, tokenizer: Tokenizer, length: int, options: Any = None) -> None:
+        self.options = options = options or self.Options()
+        self.length, self.copies = length, options.copies
         self.framing = tokenizer.framing
         needed_id(tokenizer, "mask", self.name)  # refused by the name of this objective
         self.separator = needed_id(tokenizer, "separator", self.name)
-        self.masking = Masking(masking, tokenizer, density, length)
+        self.masking = Masking(options.masking, tokenizer, options.density, length)
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         if not self.copies:
@@ -96,12 +104,13 @@ class MaskedLM(Objective):
 
     def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
         """The samples of an epoch: spans of the stream, or two spans of the tokens each."""
-        if self.packing == "segments":
+        how = self.options.packing
+        if how == "segments":
             return plans.segments(split, self.length, self.framing, seed, epoch, shuffle=shuffle)
         room = self.length - self.framing.overhead()
-        if self.packing == "stream":
+        if how == "stream":
             return plans.chunks(split, room, seed, epoch, self.separator, shuffle=shuffle)
-        across = self.packing == "full-sentences"
+        across = how == "full-sentences"
         return plans.whole_sentences(split, room, seed, epoch, across=across, shuffle=shuffle)
 
     def readings(self, split: Split, plan: np.ndarray) -> float:
@@ -159,13 +168,10 @@ class SentencePair(MaskedLM):
     first."""
 
     requires = frozenset({"bidirectional", "pairs"})
+    # No packing: how the text is cut is what these objectives are about.
+    Options = MaskingOptions
     head: ClassVar[str]
     pairs: ClassVar[Callable[..., np.ndarray]]
-
-    def __init__(
-        self, tokenizer: Tokenizer, length: int, masking: str = "bert", density: float = 0.15, copies: int = 0
-    ) -> None:
-        super().__init__(tokenizer, length, masking=masking, density=density, copies=copies)
 
     def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
         # The special tokens around two texts: [CLS] A [SEP] B [SEP] has three.
@@ -192,18 +198,14 @@ class MaskedNextSentence(SentencePair):
     pairs = staticmethod(plans.sentence_pairs)
 
 
+@settings
+class SentenceOrderOptions(MaskingOptions):
+    masking: SchemeName = option("ngram", "how tokens are chosen and shown")
+
+
 class MaskedSentenceOrder(SentencePair):
     name = "masked-sentence-order"
     head = "sentence_order"
     heads = frozenset({"vocabulary", head})
     pairs = staticmethod(plans.ordered_pairs)
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        masking: str = "ngram",
-        density: float = 0.15,
-        copies: int = 0,
-    ) -> None:
-        super().__init__(tokenizer, length, masking, density, copies)
+    Options = SentenceOrderOptions

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from etymon.errors import EtymonError
-from etymon.objectives import get_objective, objective_class
-from etymon.objectives.objective import MicroBatch, Objective, Term, Unit
+from etymon.objectives import objective_class
+from etymon.objectives.objective import MicroBatch, NoOptions, Objective, Term, Unit
 from etymon.sampling import plans
 from etymon.sampling.examples import NONE, pack_bundles, pad_rows, unpack_bundle
 from etymon.text.store import Split
@@ -143,6 +143,8 @@ class Blend:
     tokenizer."""
 
     streaming = False
+    Options = NoOptions
+    """Of its own; its members have theirs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -167,10 +169,9 @@ class Blend:
         self.needs_teacher = any(kind.needs_teacher for kind in kinds)
         self.folder: str = next((kind.folder for kind in kinds if kind.folder != "model"), "model")
 
-    def __call__(self, tokenizer: Tokenizer, length: int, **options: dict[str, Any]) -> WeightedMixture:
-        parts = {
-            name: get_objective(name, tokenizer, length, **options.get(name, {})) for name in self.weights
-        }
+    def __call__(self, tokenizer: Tokenizer, length: int, options: Mapping[str, Any]) -> WeightedMixture:
+        kinds: dict[str, Any] = {name: objective_class(name) for name in self.weights}
+        parts = {name: kind(tokenizer, length, options[name]) for name, kind in kinds.items()}
         return WeightedMixture(self, parts, tokenizer)
 
 

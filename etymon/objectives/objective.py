@@ -1,8 +1,8 @@
 """What an objective is: what is hidden from the model, what it predicts, and how that is scored.
 
 A new objective is a class in a file of this folder and a line in `etymon.objectives.REGISTRY`. It has a
-`name`, the `heads` that it needs, the capabilities that it `requires` of a family, `__init__(tokenizer,
-length, ...)` whose further parameters are its options, and four methods that run one after the other:
+`name`, the `heads` that it needs, the capabilities that it `requires` of a family, the class of
+its `Options`, `__init__(tokenizer, length, options)`, and four methods that run one after the other:
 
 1. `plan(split, seed, epoch)`: a table with a row for every sample of the epoch (`etymon.sampling.plans` has
    the usual ones).
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch
+from etymon.settings import option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -105,8 +106,15 @@ class Unit(Protocol):
         """Stores the state that the model gave back, for the streams' next segments."""
 
 
+@settings
+class NoOptions:
+    """Options of an objective that has none."""
+
+
 class Objective(Protocol):
     name: str
+    Options: ClassVar[type] = NoOptions
+    """The `@settings` class of its options."""
     heads: frozenset[str]
     """The heads it needs."""
     requires: frozenset[str]
@@ -144,8 +152,14 @@ class Objective(Protocol):
         return 1.0
 
 
-FROM_MODEL = -1
-"""The length of a memory that the model's shape decides."""
+@settings
+class MemoryOptions:
+    """What every streaming objective with a memory can be told."""
+
+    memory: int | None = option(
+        None, "tokens that a stream remembers; 0: none (as many as the model's shape says)", ge=0
+    )
+    validation_memory: int | None = option(None, "the same in validation (as in training)", ge=0)
 
 
 class Streaming(Objective, Protocol):
@@ -154,11 +168,11 @@ class Streaming(Objective, Protocol):
     `loss` has the unit `recall` the state of those streams and `keep` the new one."""
 
     streaming: bool = True
-    memory: int = FROM_MODEL
-    """Tokens that a stream remembers beside its segment; 0 for none, `FROM_MODEL` for as many as the model's
-    shape says."""
-    validation_memory: int = FROM_MODEL
-    """The same in validation; `FROM_MODEL` for as many as in training."""
+    memory: int | None = None
+    """Tokens that a stream remembers beside its segment; 0 for none, None for as many as the model's shape
+    says."""
+    validation_memory: int | None = None
+    """The same in validation; None for as many as in training."""
 
     def plan(
         self, split: Split, seed: int, epoch: int, *, shuffle: bool = True, streams: int = 1

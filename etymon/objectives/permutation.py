@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch, QueryPositions
 from etymon.objectives.objective import (
-    FROM_MODEL,
+    MemoryOptions,
     StreamBatch,
     Streaming,
     Term,
@@ -31,6 +32,7 @@ from etymon.objectives.objective import (
 )
 from etymon.sampling import plans
 from etymon.sampling.streams import FRESH, ORDER, START, STOP, STREAM, Reset, read, stream_segments
+from etymon.settings import option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -65,43 +67,41 @@ class PermutationBatch(StreamBatch):
     targets: Tensor
 
 
+@settings
+class PermutationOptions(MemoryOptions):
+    # Released XLNet predicts a sixth of 512 tokens (`num_predict` 85), in spans of 1 to 5.
+    predict: int = option(6, "tokens for each that is predicted", ge=1)
+    longest: int = option(5, "tokens of a predicted span at most; short spans are drawn more often", ge=1)
+    reuse: int = option(0, "tokens of a sample that are running text (0: half of its length)", ge=0)
+    # Read from the end, distances are counted the other way round: relative positions learn both signs.
+    both_ways: bool = option(True, "read every other stream from its end")
+    reset: Literal["epoch", "never"] = option("epoch", "when a stream forgets")
+
+
 class Permutation(Streaming):
-    """`reuse` tokens of the `length` are running text, half of them by default (0). With `both_ways`, every
-    other stream is read from its end, as distances are then counted the other way round too. Spans have up to
-    `longest` tokens, short ones more often. `memory` tokens of the running text before are remembered, as for
-    other streams."""
+    """A sample is running text, of which streams are made, and two pieces of text behind it."""
 
     name = "permutation"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"two-stream"})
-    choices = {"reset": ("epoch", "never")}
+    Options = PermutationOptions
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        predict: int = 6,
-        longest: int = 5,
-        reuse: int = 0,
-        both_ways: bool = True,
-        memory: int = FROM_MODEL,
-        validation_memory: int = FROM_MODEL,
-        reset: Reset = "epoch",
-    ) -> None:
-        self.length, self.predict, self.longest = length, predict, longest
-        self.reuse, self.both_ways = reuse or length // 2, both_ways
-        self.memory, self.validation_memory = memory, validation_memory
-        self.reset: Reset = reset
+    def __init__(self, tokenizer: Tokenizer, length: int, options: PermutationOptions | None = None) -> None:
+        options = options or PermutationOptions()
+        self.length, self.predict, self.longest = length, options.predict, options.longest
+        self.reuse, self.both_ways = options.reuse or length // 2, options.both_ways
+        self.memory, self.validation_memory = options.memory, options.validation_memory
+        self.reset: Reset = options.reset
         self.framing = tokenizer.framing
         self.separator = needed_id(tokenizer, "end", self.name)
         self.word_starts = tokenizer.word_starts
         # Spans of n tokens with a chance of 1/n, as in the released code.
-        chances = 1 / np.arange(1, longest + 1)
+        chances = 1 / np.arange(1, self.longest + 1)
         self.chances = (chances / chances.sum()).cumsum()[:-1]
         self.room = length - self.reuse - self.framing.overhead(pair=True)
         """Of A and B together."""
-        # Options and length meet here: no single one of them is wrong by itself.
-        if self.room < 2 or self.reuse < 2 or predict < 1 or longest < 1:
+        # Options and length meet here: none of them is wrong by itself.
+        if self.room < 2 or self.reuse < 2:
             raise EtymonError(
                 f"permutation needs room: of {length} tokens {self.reuse} are remembered and {self.room} are "
                 "for two pieces of text, with 1 or more in spans and between them; give a greater length"

@@ -11,7 +11,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import Context
 from etymon.objectives.causal import CausalBatch, CausalExample, causal_fields
 from etymon.objectives.objective import (
-    FROM_MODEL,
+    MemoryOptions,
     StreamBatch,
     Streaming,
     Term,
@@ -21,6 +21,7 @@ from etymon.objectives.objective import (
     text_lengths,
 )
 from etymon.sampling.streams import FRESH, START, STOP, STREAM, Reset, read, stream_segments
+from etymon.settings import option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
@@ -36,34 +37,34 @@ class RecurrentBatch(CausalBatch, StreamBatch):
     pass
 
 
+@settings
+class RecurrentOptions(MemoryOptions):
+    reset: Reset = option(
+        "epoch", "when a stream forgets: with each epoch, also with each document, or never"
+    )
+    # 0.5 is the second half of every segment: the paper's "half loss" (section 4.2).
+    recent: float = option(
+        1.0,
+        "the share of a segment, its end, that is predicted in training; in validation, all is",
+        ge=0,
+        le=1,
+    )
+
+
 class Recurrent(Streaming):
     """Streams of the text are read in segments of `length` tokens, and each segment sees what its stream
-    remembers of those before: up to `memory` tokens, `validation_memory` in validation, 0 for none. No
-    gradient goes back there.
-
-    `reset` says when a stream forgets: with each epoch, also with each document, or never. Only the `recent`
-    share of a segment is predicted in training (0.5: its second half, the paper's "half loss"); in validation
-    all of it.
-    """
+    remembers of those before. No gradient goes back there."""
 
     name = "recurrent"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"causal", "memory"})
     likelihood = "loss"
-    choices = {"reset": ("epoch", "document", "never")}
+    Options = RecurrentOptions
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        memory: int = FROM_MODEL,
-        validation_memory: int = FROM_MODEL,
-        reset: Reset = "epoch",
-        recent: float = 1.0,
-    ) -> None:
-        self.length, self.memory, self.validation_memory = length, memory, validation_memory
-        self.reset: Reset = reset
-        self.recent = recent
+    def __init__(self, tokenizer: Tokenizer, length: int, options: RecurrentOptions | None = None) -> None:
+        options = options or RecurrentOptions()
+        self.length, self.memory, self.validation_memory = length, options.memory, options.validation_memory
+        self.reset, self.recent = options.reset, options.recent
         self.separator = needed_id(tokenizer, "end", self.name)
         self.text_lengths = text_lengths(tokenizer)
 

@@ -13,10 +13,20 @@ from dataclasses import replace
 import numpy as np
 import torch.nn.functional as F
 
-from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM
+from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM, MaskedOptions, Packing, SchemeName
 from etymon.objectives.objective import Term, Unit
+from etymon.settings import option, settings
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
+
+
+@settings
+class ReplacedOptions(MaskedOptions):
+    masking: SchemeName = option("electra", "how tokens are chosen and shown")
+    packing: Packing = option("segments", "how the text is cut into samples")
+    # Binary losses are far smaller than those over a vocabulary: ELECTRA's λ is 50 (section 3.1).
+    weight: float = option(50.0, "of the discriminator's loss, beside the generator's", ge=0)
+    temperature: float = option(1.0, "at which the generator's guesses are drawn", gt=0)
 
 
 class Replaced(MaskedLM):
@@ -25,19 +35,11 @@ class Replaced(MaskedLM):
     requires = frozenset({"bidirectional", "generator"})
     folder = "discriminator"
     companions = frozenset({"generator"})
+    Options = ReplacedOptions
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        masking: str = "electra",
-        density: float = 0.15,
-        packing: str = "segments",
-        weight: float = 50.0,
-        temperature: float = 1.0,
-    ) -> None:
-        super().__init__(tokenizer, length, masking=masking, density=density, packing=packing)
-        self.weight, self.temperature = weight, temperature
+    def __init__(self, tokenizer: Tokenizer, length: int, options: ReplacedOptions | None = None) -> None:
+        super().__init__(tokenizer, length, options)
+        self.weight, self.temperature = self.options.weight, self.options.temperature
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
         example = super().prepare(split, row, rng)

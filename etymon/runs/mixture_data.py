@@ -11,7 +11,7 @@ from typing import Any
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.objectives import check_options, get_objective, objective_class
+from etymon.objectives import get_objective, objective_class, read_options
 from etymon.objectives.mixture import MixedSplit, RateMixture, mixing_rates
 from etymon.objectives.objective import Objective, check_fit
 from etymon.runs.folder import Job, build_once, check_job
@@ -121,7 +121,7 @@ class MixtureData(SupervisedData):
         if file.objective is not None:
             objective = objective_class(file.objective)
             check_fit(objective, plan.family)
-            check_options(file.objective, file.options)
+            read_options(file.objective, file.options)
             if objective.streaming or objective.needs_teacher or objective.companions:
                 raise EtymonError(
                     f"the objective {objective.name!r} cannot be a part of a mixture: "

@@ -13,7 +13,7 @@ import torch
 from etymon.errors import EtymonError
 from etymon.families.loading import read_shape
 from etymon.families.model import Model
-from etymon.objectives import check_options, get_objective, objective_class
+from etymon.objectives import get_objective, objective_class, read_options
 from etymon.objectives.objective import check_fit
 from etymon.runs.folder import Job, build_once, check_job
 from etymon.runs.memory import (
@@ -106,7 +106,7 @@ class TextData:
         positions: int | None = getattr(plan.shape, "positions", None)
         for phase, objective in zip(self.phases, objectives, strict=True):
             check_fit(objective, plan.family)
-            check_options(phase.objective, phase.options)
+            read_options(phase.objective, phase.options)
             if positions is not None and phase.length > positions and not job.resuming:
                 raise EtymonError(
                     f"samples of {phase.length} tokens do not fit {plan.title}, "

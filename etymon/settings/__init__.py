@@ -29,11 +29,11 @@ from typing import (
     get_origin,
 )
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.fields import FieldInfo
 
-from etymon.config import complaint
+from etymon.config import complaint, did_you_mean
 from etymon.errors import EtymonError
 
 Class = TypeVar("Class", bound=type)
@@ -217,6 +217,20 @@ def _limits(info: FieldInfo) -> str:
 
 
 # ------------------------------------------------------------ types that many settings have
+
+
+def in_table(table: Mapping[str, Any]) -> AfterValidator:
+    """For `Annotated[str, in_table(TABLE)]`: a name that the table has.
+
+    A Literal would repeat the table's names; so a row that is added there needs no other change.
+    """
+
+    def check(name: str) -> str:
+        if name not in table:
+            raise ValueError(did_you_mean(name, table))
+        return name
+
+    return AfterValidator(check)
 
 
 def one_or_several(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from inspect import signature
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -190,7 +190,7 @@ class LanguageModel(Task):
 
 def family_options(family: Family, kind: type[Objective]) -> dict[str, Any]:
     """As the family itself was trained, as far as an objective has the same options."""
-    available = signature(kind).parameters
+    available = {option.name for option in fields(kind.Options)}
     return {name: value for name, value in family.recipe.options.items() if name in available}
 
 

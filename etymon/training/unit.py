@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from etymon.errors import EtymonError
 from etymon.nn.initialise import align
-from etymon.objectives.objective import FROM_MODEL, MicroBatch, Objective, StreamBatch, Term
+from etymon.objectives.objective import MicroBatch, Objective, StreamBatch, Term
 from etymon.training.distributed import World
 
 
@@ -52,13 +52,13 @@ class TrainingUnit(nn.Module):
         model: Any = self.model
         objective: Any = self.objective
         length = objective.memory
-        if not self.training and objective.validation_memory != FROM_MODEL:
+        if not self.training and objective.validation_memory is not None:
             length = objective.validation_memory
         if length == 0 or "memory" not in model.capabilities:
             return None
 
         def new_state(rows: int) -> Any:
-            return model.remember(rows, None if length == FROM_MODEL else length)
+            return model.remember(rows, length)
 
         return self.memories.recall(batch, new_state, next(self.parameters()).device)
 

@@ -9,7 +9,7 @@ from typing import Any
 from etymon.errors import EtymonError
 from etymon.runs.result import Pretrained
 from etymon.settings import Files, PathText, argument, group, option, settings
-from etymon.settings.training import DistillationSettings, PretrainSettings, TrainOptions
+from etymon.settings.training import EncoderDistillationSettings, PretrainSettings, TrainOptions
 from etymon.verbs.pretrain import present as present
 from etymon.verbs.pretrain import start_run
 from etymon.verbs.verb import verb
@@ -28,7 +28,7 @@ class DistillOptions(TrainOptions):
     layers: int | None = option(None, "the student's layers (half of the teacher's)")
     size: str | None = option(None, "a size of the student's family, instead of the teacher's width")
     out: PathText = option(None, "the run's folder (runs/distilled-FAMILY)")
-    objective: dict[str, Any] = group(DistillationSettings)
+    objective: dict[str, Any] = group(EncoderDistillationSettings)
     run: dict[str, Any] = group(
         PretrainSettings, "teacher_layers budget batch length documents learning_rate seed"
     )

@@ -14,8 +14,8 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.nn.batch import Batch
-from etymon.objectives import check_options, get_objective, objective_class
-from etymon.objectives.denoising import SpanCorruption
+from etymon.objectives import get_objective, objective_class, read_options
+from etymon.objectives.denoising import SpanCorruption, SpanOptions
 from etymon.objectives.objective import Term, check_fit, weighted_loss
 from etymon.sampling.noise import raw_length_for
 from etymon.sampling.plans import key
@@ -180,7 +180,7 @@ def test_rolled_spans_lie_anywhere_and_still_fit(splits: dict[str, Split]) -> No
     tokenizer, split = tiny.tokenizer("t5"), splits["t5"]
     ends = {}
     for roll in (False, True):
-        objective = SpanCorruption(tokenizer, 12, random_roll=roll)
+        objective = SpanCorruption(tokenizer, 12, SpanOptions(random_roll=roll))
         row, ends[roll] = np.array([3, 3 + objective.raw_length]), set()
         for seed in range(200):
             example = objective.prepare(split, row, key(seed))
@@ -189,7 +189,7 @@ def test_rolled_spans_lie_anywhere_and_still_fit(splits: dict[str, Split]) -> No
             assert original.tolist() == split.tokens[slice(*row)].tolist()
             ends[roll].add(int(example.ids[-2]) in tokenizer.sentinels)
     assert ends == {False: {True}, True: {True, False}}
-    assert SpanCorruption(tokenizer, 512, random_roll=True).raw_length < 568
+    assert SpanCorruption(tokenizer, 512, SpanOptions(random_roll=True)).raw_length < 568
 
 
 def test_decoder_reads_the_target_shifted_right(splits: dict[str, Split]) -> None:
@@ -326,25 +326,28 @@ def test_unknown_objective_and_unfit_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"maskin": "bert"}, "no option 'maskin': did you mean 'masking'"),
-        ({"masking": "n-gram"}, "masking of the objective 'masked' cannot be 'n-gram': did you mean 'ngram'"),
-        ({"masking": 3}, "must be a str"),
-        ({"packing": "full-sentence"}, "did you mean 'full-sentences'"),
-        ({"density": "high"}, "must be a float"),
-        ({"density": 15}, "a share of 1"),
-        ({"copies": True}, "must be a int"),
-        ({"copies": -1}, "copies of the objective 'masked' cannot be -1"),
+        (
+            {"maskin": "bert"},
+            "unknown key 'maskin' in the options of the objective 'masked': did you mean 'masking'",
+        ),
+        ({"masking": "n-gram"}, 'masking is "n-gram", did you mean .ngram.'),
+        ({"masking": 3}, "masking is 3, expected a valid string"),
+        ({"packing": "full-sentence"}, "expected .*'full-sentences'"),
+        ({"density": "high"}, "density is .high., expected a valid number"),
+        ({"density": 15}, "density is 15, expected at most 1"),
+        ({"copies": True}, "copies is true, expected a valid integer"),
+        ({"copies": -1}, "copies is -1, expected at least 0"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(EtymonError, match=reason):
-        check_options("masked", options)
+        read_options("masked", options)
     with pytest.raises(EtymonError, match=reason):
         get_objective("masked", tiny.tokenizer("bert"), 24, **options)
 
 
 def test_options_may_be_whole_numbers_for_numbers() -> None:
-    check_options("masked", {"density": 1, "masking": "rare", "packing": "segments", "copies": 3})
+    read_options("masked", {"density": 1, "masking": "rare", "packing": "segments", "copies": 3})
 
 
 def test_the_normaliser_is_kept_small_in_training_alone(splits: dict[str, Split]) -> None:

@@ -80,7 +80,7 @@ def test_maskings_unless_told() -> None:
     tokenizer = tiny.tokenizer("bert")
     names = {name: get_objective(name, tokenizer, 24).masking.name for name in ("masked", *PAIRS)}  # type: ignore[attr-defined]
     assert names == {"masked": "bert", PAIRS[0]: "bert", PAIRS[1]: "ngram"}
-    with pytest.raises(EtymonError, match="no option 'packing'"):
+    with pytest.raises(EtymonError, match="unknown key 'packing'"):
         get_objective(PAIRS[1], tokenizer, 24, packing="stream")
 
 

@@ -178,9 +178,9 @@ def test_rows_that_cannot_be_used() -> None:
 
 def test_families_mask_as_they_were_trained() -> None:
     objective: Any = bound("roberta")[0].objective
-    assert (objective.masking.name, objective.packing) == ("roberta", "full-sentences")
+    assert (objective.masking.name, objective.options.packing) == ("roberta", "full-sentences")
     objective = bound("albert")[0].objective
-    assert (objective.masking.name, objective.packing) == ("ngram", "stream")
+    assert (objective.masking.name, objective.options.packing) == ("ngram", "stream")
 
 
 def test_a_feed_goes_on_from_any_position() -> None:

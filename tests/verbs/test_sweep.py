@@ -257,7 +257,7 @@ def test_texts_of_a_program(text: Path, tmp_path: Path) -> None:
         ({"grid": ["learning_rate"]}, "cannot read the grid 'learning_rate': write it as key=value,value"),
         ({"grid": ["learning_rat=1,2"]}, "unknown key 'learning_rat'.*did you mean 'learning_rate'"),
         ({"grid": ["learning_rate=fast,slow"]}, "learning_rate is \"fast\", expected a valid number"),
-        ({"grid": ["options.densty=0.1,0.2"]}, "has no option 'densty'"),
+        ({"grid": ["options.densty=0.1,0.2"]}, "unknown key 'densty'"),
         ({"grid": ["shape.layer=1,2"]}, "unknown key 'layer'.*did you mean 'layers'"),
         ({"grid": ["batch=4,4"]}, r"needs different values for batch, and it has \[4, 4\]"),
         ({"grid": ["batch=4", "batch=5"]}, "names batch twice"),

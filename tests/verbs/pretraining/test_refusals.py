@@ -71,7 +71,7 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"data": []}, "there is no text to train on"),
         ("gpt2", {"data": "nowhere.txt"}, "no such file or folder: nowhere.txt"),
         ("gpt2", {"resume": True}, "there is no run in .* to resume"),
-        ("bart", {"set": ["options.mean_span=0"]}, "mean_span of the objective 'denoising' cannot be 0"),
+        ("bart", {"set": ["options.mean_span=0"]}, "objective 'denoising': mean_span is 0, expected above 0"),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused_before_any_work(

@@ -80,9 +80,12 @@ def test_the_streams_of_phases(tmp_path: Path) -> None:
     [
         ("ramp=0.5", "would change the number of streams"),
         ("phases=[{share: 0.5, batch: 2}, {share: 0.5}]", "2, 4 samples a step"),
-        ("options.reset=sometimes", "reset of the objective 'recurrent' cannot be 'sometimes'"),
-        ("options.recent=1.5", "it is a share of 1"),
-        ("options.memory=-3", "cannot be -3"),
+        (
+            "options.reset=sometimes",
+            "options of the objective 'recurrent': reset is .sometimes., expected 'epoch', 'document' or",
+        ),
+        ("options.recent=1.5", "recent is 1.5, expected at most 1"),
+        ("options.memory=-3", "memory is -3, expected at least 0"),
     ],
 )
 def test_refusals(setting: str, reason: str, tmp_path: Path) -> None:
