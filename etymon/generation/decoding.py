@@ -8,8 +8,6 @@ Legend: R rows, V vocabulary.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ from etymon.generation.processors import ScoreProcessor, draw, likeliest, token_
 from etymon.generation.sequences import Continuations, OnToken, Sequence
 from etymon.generation.speculative import Speculation, check_draft
 from etymon.generation.stepper import SlidingStepper, Stepper, fork_rows
+from etymon.nn.layers import eval_mode
 from etymon.settings.decoding import DEFAULT_NEW_TOKENS, DecodingSettings
 
 
@@ -218,14 +217,3 @@ def absent_ids(model: Model, vocabulary: int) -> Tensor | None:
     gaps = [number for number, token in enumerate(model.tokenizer.tokens) if token == ""]
     absent = gaps + list(range(model.tokenizer.size, vocabulary))
     return torch.tensor(absent, device=model.device) if absent else None
-
-
-@contextmanager
-def eval_mode(model: Model) -> Iterator[None]:
-    """Turns dropout off, and afterwards back to what it was."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

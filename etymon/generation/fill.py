@@ -18,9 +18,10 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import absent_ids, decode, eval_mode
+from etymon.generation.decoding import absent_ids, decode
 from etymon.generation.text import encode_prompts, tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.nn.layers import eval_mode
 from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer
 

@@ -15,9 +15,10 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import check_ids, eval_mode, first_token, first_tokens, start_token
+from etymon.generation.decoding import check_ids, first_token, first_tokens, start_token
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.nn.layers import eval_mode
 from etymon.nn.vocabulary import Context
 
 BATCH_TOKENS = 8192

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import decode, eval_mode, start_token
+from etymon.generation.decoding import decode, start_token
 from etymon.generation.text import encode_prompts, source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.nn.layers import eval_mode
 from etymon.nn.trace import trace
 from etymon.report.plots import AttentionMap
 from etymon.settings.decoding import DecodingSettings

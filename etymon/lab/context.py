@@ -23,10 +23,11 @@ import torch
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.files import atomic_write, json_text
-from etymon.generation.decoding import check_ids, eval_mode
+from etymon.generation.decoding import check_ids
 from etymon.generation.likelihood import BATCH_TOKENS, SEGMENT
 from etymon.generation.text import tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.nn.layers import eval_mode
 from etymon.nn.vocabulary import Context
 from etymon.report.page import Cell, Curve, Paragraph, ReportTable, Section, write_report
 from etymon.text.encoding import SPACES

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
-from etymon.generation.decoding import eval_mode
 from etymon.generation.text import source_tokenizer_of
 from etymon.nn.batch import Batch, Layout
+from etymon.nn.layers import eval_mode
 
 POOLINGS = ("mean", "cls", "last")
 """Of all tokens of a text, special ones included; the class token; the last token."""

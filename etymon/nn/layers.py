@@ -12,7 +12,8 @@ Legend: R rows, H heads, Q queries, T keys, K head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
@@ -208,3 +209,14 @@ ACTIVATIONS: dict[str, Activation] = {
 """`gelu` is x * Phi(x) by the error function; `gelu_tanh` its approximation by tanh. Published folders
 spell one function in several ways, all of which are names here, so that a folder is written with the
 spelling it was read with."""
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Turns dropout off, and afterwards back to what it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -25,8 +25,8 @@ from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
-from etymon.generation.decoding import eval_mode
 from etymon.nn.batch import Batch
+from etymon.nn.layers import eval_mode
 from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.objective import Term, Unit
 from etymon.sampling.examples import NONE, Examples, bundles

@@ -71,8 +71,8 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
     import numpy as np
     import torch
 
-    from etymon.generation.decoding import eval_mode
     from etymon.lab.representations import Reader
+    from etymon.nn.layers import eval_mode
 
     out, layer = options.out, options.layer
     require_writable(out, *WRITERS)

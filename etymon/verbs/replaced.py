@@ -44,8 +44,8 @@ def replaced(options: ReplacedOptions) -> list[Inspection]:
     """
     import torch
 
-    from etymon.generation.decoding import eval_mode
     from etymon.nn.batch import Batch
+    from etymon.nn.layers import eval_mode
     from etymon.verbs.load_inputs import load_model, read_texts
 
     texts = read_texts(options.texts, options.file, on_note=options.on_note)
