@@ -38,6 +38,7 @@ def attention_maps(model: Model, source: str, target: str | None = None) -> list
 
 def _self_maps(model: Model, source: str, target: str | None) -> list[AttentionMap]:
     tokenizer = tokenizer_of(model)
+    # An encoder frames two texts as a pair; a decoder reads the second as more of the first.
     if "bidirectional" in model.capabilities and "causal" not in model.capabilities:
         first, second = tokenizer.encode(source), None if target is None else tokenizer.encode(target)
         framed = tokenizer.framing.frame(first, second)
@@ -61,6 +62,7 @@ def _encoder_decoder_maps(model: Model, source: str, target: str | None) -> list
         output_ids = decode(model, [source_ids], DecodingSettings())[0][0].ids
     else:
         output_ids = tokenizer.framing.frame(tokenizer.encode(target)).ids.tolist()
+    # Teacher forcing: the decoder reads what it writes, a place later; row i attends while i is written.
     start = start_token(model, generating=target is None)
     assert start is not None
     input_ids = [start, *output_ids[:-1]]
@@ -76,6 +78,7 @@ def _encoder_decoder_maps(model: Model, source: str, target: str | None) -> list
         if each.attention:
             kind, tokens = ("encoder", sources) if "encoder" in name else ("decoder", inputs)
             maps.append(AttentionMap(kind, tokens, tokens, _stack(each.attention)))
+    # Cross-attention first: it is what people open the page of a translation for.
     return sorted(maps, key=lambda attention: attention.kind != "cross")
 
 

@@ -102,6 +102,7 @@ def compare(
         on_progress(f"decoding: {name}")
         texts_by_way[name] = generate_texts(model, prompts, way, batch_size=batch_size)
     texts = [text for way_texts in texts_by_way.values() for text in way_texts]
+    # Special tokens are no part of a text: every text ends with the same one.
     rows = [[number for number in text.ids if number not in tokenizer.special_ids] for text in texts]
     with ExitStack() as stack:
         on_progress("looking for copies")
@@ -114,6 +115,7 @@ def compare(
                     copies[place] = copy, copied
     if not splits:
         notes.append("Without the training text there are no copies to look for: give --data.")
+    # Texts of a way lie side by side, and so do their rows and copies.
     results, begin = [], 0
     for name, way_texts in texts_by_way.items():
         end = begin + len(way_texts)
@@ -134,6 +136,7 @@ def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
 
     Limits and penalties are the given ones for all.
     """
+    # Limits and penalties that forbid repetition hold for all ways: only what chooses a token is reset.
     greedy = replace(
         settings,
         sample=False,
@@ -150,6 +153,8 @@ def ways(settings: DecodingSettings) -> dict[str, DecodingSettings]:
         returns=1,
     )
     returns = settings.returns if settings.sample else 1
+    # Usual values of beams, of contrastive search (Su et al. 2022), nucleus (Holtzman et al. 2020) and
+    # typical sampling (Meister et al. 2022), unless the settings have others.
     beams = replace(settings, returns=1) if settings.beams > 1 else replace(greedy, beams=4)
     contrastive = settings if settings.contrastive else replace(greedy, penalty_alpha=0.6, top_k=4)
     sampling = settings if settings.sample else replace(greedy, sample=True)
@@ -198,11 +203,13 @@ def _training_text(
         source = text_source([str(path) for path in data])
         if isinstance(source, PreparedText):
             return [TokenStore.open(source.folder, tokenizer).train]
+        # Copies are looked for in tokens, so raw text is encoded as the model would read it.
         aside = Path(stack.enter_context(TemporaryDirectory())) / "store"
         build_store(source.documents(), tokenizer, aside, validation=0.0, source=source)
         return [TokenStore.open(aside, tokenizer).train]
     # A run keeps its text beside its model, and other texts for some phases. A hub's name is no folder.
     places = [] if folder is None or not folder.is_dir() else [folder, folder.absolute().parent]
     paths = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
+    # Other tokens cannot be compared: a store of another tokenizer is passed over.
     stores = [TokenStore.open(path) for path in paths]
     return [store.train for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]

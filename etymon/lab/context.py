@@ -35,10 +35,11 @@ from etymon.text.reading import Document
 from etymon.text.sentences import cut_spans
 from etymon.text.tokenizer import Tokenizer
 
+# Characters that are read at most: a thousand targets are spread over them, and more text is no better.
 MOST = 1 << 22
-"""Characters of the text that are looked at."""
+# Effective lengths are of the hardest targets, these shares of them, as published.
 SHARES = (0.1, 0.5, 1.0)
-"""Of the targets, the hardest ones: as published."""
+# A relative gain in perplexity below it counts as none.
 THRESHOLD = 0.01
 
 
@@ -128,9 +129,10 @@ def measure(
             rows.append(_losses(model, texts, spans, length, memory, segment))
         losses_CT = np.stack(rows)
         bits_CT = losses_CT / math.log(2)
+        # The error of a ratio of sums: how far each target lies from what its bytes would take at the mean.
         rates_C = bits_CT.sum(1) / sizes_T.sum()
         errors_C = np.sqrt(((bits_CT - rates_C[:, None] * sizes_T) ** 2).sum(1)) / sizes_T.sum()
-        # A model that cannot read more gains nothing from more.
+        # A model that cannot read more gains nothing from more: its last loss stands for longer contexts.
         losses.append(np.pad(losses_CT, ((0, len(lengths) - len(rows)), (0, 0)), mode="edge"))
         rates, margins = rates_C.tolist(), (1.96 * errors_C).tolist()
         family, bytes_a_token = model.family.name, chosen.widths[number]
@@ -154,6 +156,7 @@ def effective_length(
     """
     for short, long in pairwise(range(len(lengths))):
         baseline_T = np.min([each[short] for each in losses], axis=0)
+        # A stable order: among equal losses the same targets for every model.
         hardest = np.argsort(-baseline_T, kind="stable")[: max(1, round(share * len(baseline_T)))]
         after = np.minimum(baseline_T, losses[model][long])[hardest].mean()
         if 1 - math.exp(after - baseline_T[hardest].mean()) < THRESHOLD:
@@ -207,6 +210,7 @@ def choose(
         total += len(text.encode())
         rows.append(_stretches(text, number, by_model, before))
     table = np.concatenate(rows) if rows else np.zeros((0, 2))
+    # Evenly spread rather than drawn: the same targets in every run, and no seed.
     picked = table[np.unique(np.linspace(0, len(table) - 1, min(count, len(table))).round().astype(int))]
     spans = [
         [(row[1], row[2 + 2 * model], row[3 + 2 * model]) for row in picked.tolist()]
@@ -238,6 +242,7 @@ def tokenize(tokenizer: Tokenizer, text: str, same: bool) -> TokenizedText:
         ids, starts, stops = tokenizer.offsets(text[first:last])
         pieces.append((ids, starts + first, stops + first))
     ids, starts, stops = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    # Tokens of one character share its end; ends that never go back can be searched.
     stops = np.maximum.accumulate(stops) if len(stops) else stops
     ends = stops
     if not same:
@@ -257,6 +262,7 @@ def _stretches(
 ) -> np.ndarray:
     """(bytes, number of the text, then first token and stop of every model) of the shortest stretches that
     begin and end with a token of every tokenizer, and have `before` tokens before them."""
+    # Ends that all tokenizers share, of tokens that leave no part of a character to the next one.
     common = reduce(np.intersect1d, [np.unique(tokens.ends[tokens.clean]) for tokens in by_model])
     codes = _codes(text)
     widths = np.append(0, np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)))  # in UTF-8
@@ -279,36 +285,29 @@ def _losses(
     segment: int | None,
 ) -> np.ndarray:
     """Every target's negative log-likelihood, each of its tokens from exactly `length` tokens."""
+    # A target of several tokens is several rows: each of its tokens is predicted from a context of its own.
     places = [
         (target, text, at) for target, (text, first, stop) in enumerate(spans) for at in range(first, stop)
     ]
     losses_T = np.zeros(len(spans))
     together = max(1, BATCH_TOKENS // length)
+    head: Any = model.heads["vocabulary"]
+    # A model that remembers reads its rows in segments, cut from the end: only the first may be short.
+    remembers = "memory" in model.capabilities and memory != 0
+    cuts = [0, *reversed(range(length, 0, -(segment or SEGMENT)))] if remembers else [0, length]
     with eval_mode(model):
         for begin in range(0, len(places), together):
             part = places[begin : begin + together]
             rows = np.stack([texts[text][at - length : at] for _, text, at in part])
             following = torch.tensor([int(texts[text][at]) for _, text, at in part], device=model.device)
-            log_probs = _last_log_probs(model, rows, following, memory, segment)
-            np.subtract.at(losses_T, [target for target, _, _ in part], log_probs)
+            state = model.remember(len(rows), memory) if remembers else None
+            for start, stop in pairwise(cuts):
+                batch = Batch.of(list(rows[:, start:stop]), device=model.device)
+                hidden_ND, state = model.hidden(batch, state)
+            at_last = batch.layout.last
+            log_probs = head.target_log_probs(hidden_ND, at_last, following, Context(batch))
+            np.subtract.at(losses_T, [target for target, _, _ in part], log_probs.double().cpu().numpy())
     return losses_T
-
-
-def _last_log_probs(
-    model: Model, rows: np.ndarray, following: torch.Tensor, memory: int | None, segment: int | None
-) -> np.ndarray:
-    """The log-probability of what follows each row; a model that remembers reads its rows in segments, the
-    last one whole."""
-    state, cuts = None, [0, rows.shape[1]]
-    if "memory" in model.capabilities and memory != 0:
-        state = model.remember(len(rows), memory)
-        cuts = [0, *reversed(range(rows.shape[1], 0, -(segment or SEGMENT)))]
-    for start, stop in pairwise(cuts):
-        batch = Batch.of(list(rows[:, start:stop]), device=model.device)
-        hidden_ND, state = model.hidden(batch, state)
-    head: Any = model.heads["vocabulary"]
-    log_probs: torch.Tensor = head.target_log_probs(hidden_ND, batch.layout.last, following, Context(batch))
-    return log_probs.double().cpu().numpy()
 
 
 HOW_TO_READ = """\
@@ -368,14 +367,8 @@ def write_results(contexts: Contexts, folder: Path) -> None:
     series = {
         model.name: list(zip(model.lengths, model.bits_per_byte, strict=True)) for model in contexts.models
     }
-    header = [
-        "model",
-        "family",
-        "bytes a token",
-        *(f"RECL {share:g}" for share in SHARES),
-        "bits per byte",
-        "±",
-    ]
+    lengths = [f"RECL {share:g}" for share in SHARES]
+    header = ["model", "family", "bytes a token", *lengths, "bits per byte", "±"]
     rows: list[list[Cell]] = []
     for model in contexts.models:
         last = [model.bits_per_byte[-1], model.margins[-1]]

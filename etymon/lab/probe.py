@@ -84,6 +84,7 @@ class TaskScore:
     @property
     def margin(self) -> float:
         """Half the 95% interval of the best layer's accuracy, for the number of test examples."""
+        # The normal approximation; not quite 0 where everything is right.
         return 1.96 * (max(self.best.accuracy * (1 - self.best.accuracy), 1e-9) / self.test) ** 0.5
 
 
@@ -116,6 +117,7 @@ def probe_model(
     for pooling in poolings:
         if pooling not in POOLINGS:
             raise EtymonError(f"there is no pooling {pooling!r}: {did_you_mean(pooling, POOLINGS)}")
+    # Tasks share texts (a pooling each, a word each): all units are numbered before anything is read.
     unit_numbers: dict[tuple[str, Place], int] = {}
     problems = [
         _problem(task, reading, unit_numbers, pieces, seed)
@@ -130,6 +132,7 @@ def probe_model(
 
         return represent(reader, list(unit_numbers), pieces=pieces, batch_size=batch_size, on_batch=on_batch)
 
+    # One pass over all texts, then classifiers: `represent` has checked that all states fit into memory.
     vectors = read(model, "reading")
     if vectors.cut:
         notes.append(f"{vectors.cut:,} texts were cut at the model's {model.positions} tokens")
@@ -141,6 +144,8 @@ def probe_model(
     del vectors  # the twin's take as much memory
     if twin:
         states = read(untrained(model, seed), "reading with the untrained twin").states
+        # Random weights alone give useful features: an accuracy only counts beyond the twin's. Its penalty
+        # is chosen by validation, too: anything else would make it look worse.
         for place, problem in enumerate(problems):
             on_progress(f"probing the untrained twin: {problem.task.name}")
             layers = []
@@ -181,6 +186,7 @@ def control_labels(examples: Sequence[Example], seed: int) -> list[str]:
         trained = [example for example in members if example.split == "train"]
         lacking = Counter(example.label for example in trained)
         names = sorted(lacking) or sorted({example.label for example in members})
+        # Types that training does not have draw by the shares of the labels in training.
         shares = np.array([lacking[name] for name in names]) + 1e-6
         counts = Counter(dict.fromkeys((example.type for example in members), 0))
         counts.update(example.type for example in trained)
@@ -202,6 +208,7 @@ def _problem(
         units.append(unit_numbers.setdefault((example.text, place), len(unit_numbers)))
     labels = sorted({example.label for example in examples})
     groups = list(dict.fromkeys(example.group for example in examples))
+    # Every task draws by its name; `hash` would differ from process to process.
     control = control_labels(examples, seed + zlib.crc32(task.name.encode()))
     return Problem(
         task,
@@ -231,6 +238,7 @@ def _without_absent(problem: Problem, present: np.ndarray, notes: list[str]) -> 
     examples = [example for example, here in zip(problem.task.examples, kept) if here]
     task = ProbeTask(problem.task.name, problem.task.level, examples)
     task.check()
+    # Labels keep their numbers: only rows go.
     columns = (problem.units, problem.labels, problem.control, problem.groups, problem.splits)
     return Problem(task, problem.reading, *(column[kept] for column in columns))
 
@@ -244,6 +252,7 @@ def _probe(problem: Problem, states_LUD: np.ndarray) -> TaskScore:
         # The control has the strength that was chosen for the task: it is not tuned again.
         (control,) = predictions(x_ND, problem.control, problem, (strength,))
         layers.append((accuracy, problem.accuracy(control, control=True), validation, strength))
+    # The mix takes the penalty that the best layer has chosen: like the control, it is not tuned again.
     strength = max(layers, key=lambda layer: layer[2])[3]
     weights, mixed = scalar_mix(states_LUD, problem, strength)
     types: dict[str, list[tuple[str, str]]] = {split: [] for split in SPLITS}
@@ -297,7 +306,11 @@ def report_lines(score: TaskScore) -> Iterator[str]:
     for row in rows:
         mark = " *" if row[0] == score.best.layer else ""
         yield "  ".join(f"{cell:>11}" if isinstance(cell, int) else f"{cell:>11.1f}" for cell in row) + mark
-    yield summary(score)
+    best = score.best
+    yield (
+        f"layer {best.layer} is best: accuracy {best.accuracy:.1%} ± {score.margin:.1%}, "
+        f"selectivity {100 * best.selectivity:.1f} points; mix of all layers {score.mix_accuracy:.1%}"
+    )
 
 
 def describe(score: TaskScore) -> str:
@@ -305,14 +318,6 @@ def describe(score: TaskScore) -> str:
         f"{score.task} ({score.level}, {score.reading}): {score.labels} labels, "
         f"{score.train:,} + {score.validation:,} + {score.test:,} examples, commonest label "
         f"{score.majority:.1%}"
-    )
-
-
-def summary(score: TaskScore) -> str:
-    best = score.best
-    return (
-        f"layer {best.layer} is best: accuracy {best.accuracy:.1%} ± {score.margin:.1%}, "
-        f"selectivity {100 * best.selectivity:.1f} points; mix of all layers {score.mix_accuracy:.1%}"
     )
 
 
@@ -331,6 +336,7 @@ def write_results(probes: Probes, folder: Path) -> None:
     """results.json, results.csv (a row a task and layer, and one for the mix) and report.html."""
     with atomic_write(folder / "results.json") as file:
         file.write(json_text(as_record(probes), indent=2))
+    # The mix has fewer figures than a layer: what it lacks is empty in the table.
     names = "task level reading layer accuracy control selectivity validation strength random mix".split()
     rows: list[dict[str, Any]] = []
     for score in probes.tasks:
@@ -342,6 +348,7 @@ def write_results(probes: Probes, folder: Path) -> None:
 
 
 def _sections(probes: Probes) -> Iterator[Section]:
+    # With several poolings a task has several scores: their names say which.
     names = Counter(score.task for score in probes.tasks)
     by_name = {
         f"{score.task}, {score.reading}" if names[score.task] > 1 else score.task: score

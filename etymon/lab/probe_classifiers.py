@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from etymon.errors import EtymonError
 from etymon.lab.probe_tasks import SPLITS, ProbeTask, Split
 
+# Of the L2 penalty beside the mean loss, the strongest first; each layer's is chosen by the validation split.
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3)
-"""Of the L2 penalty beside the mean loss, the strongest first; each layer's is chosen by the validation
-split."""
+# The same for the scores of layers in the mix: without a reason to differ, their weights are even.
 EVEN = 1e-3
-"""The same for the scores of layers in the mix: without a reason to differ, their weights are even."""
 ITERATIONS = 200
 
 
@@ -73,6 +72,7 @@ def standardised(x_UD: np.ndarray, problem: Problem) -> np.ndarray:
     """The features of the examples with mean 0 and deviation 1 over the training split."""
     x_ND = x_UD[problem.units]
     mean, deviation = x_ND[problem.fitted].mean(0), x_ND[problem.fitted].std(0)
+    # In place: the indexing above has made a copy, and a second one would double the memory.
     x_ND -= mean
     x_ND /= np.where(deviation > 1e-8, deviation, 1)
     return x_ND
@@ -101,8 +101,10 @@ def predictions(
             for answers in predicted:
                 answers[here] = y_n[0] if len(y_n) else -1
             continue
+        # With a warm start each fit goes on from the stronger penalty's, which is near and cheap.
         classifier = logistic_regression()(warm_start=True, max_iter=ITERATIONS)
         for strength, answers in zip(strengths, predicted):
+            # scikit-learn's C weighs the sum of the losses; our penalty stands beside their mean.
             classifier.set_params(C=1 / (strength * len(y_n)))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a probe that needs more iterations is no simple one
@@ -125,6 +127,7 @@ def scalar_mix(states_LUD: np.ndarray, problem: Problem, strength: float) -> tup
     classes = int(labels.max()) + 1
     known_GK = torch.zeros(int(groups.max()) + 1, classes, dtype=torch.bool)
     known_GK[groups[fitted], labels[fitted]] = True
+    # Every group counts the same, however many examples it has.
     share_n = 1 / torch.bincount(groups[fitted]).float()[groups[fitted]]
     scores_L = torch.zeros(len(x_LND), requires_grad=True)
     weight_DK = torch.zeros(x_LND.shape[2], classes, requires_grad=True)
@@ -134,12 +137,13 @@ def scalar_mix(states_LUD: np.ndarray, problem: Problem, strength: float) -> tup
         return torch.tensordot(scores_L.softmax(0), x_LmD, 1)
 
     def logits(x_mD: torch.Tensor, groups_m: torch.Tensor, deviation_D: torch.Tensor) -> torch.Tensor:
-        # Like a layer, the sum has deviation 1: else the penalty would favour one layer, since sums of many
-        # are small.
+        # Like a layer, the sum has deviation 1: else the penalty would favour a single layer, since sums of
+        # many are small.
         scaled_mD = x_mD / deviation_D.clamp(min=1e-6)
         return (scaled_mD @ weight_DK + bias_K).masked_fill(~known_GK[groups_m], -1e9)
 
     x_LnD, groups_n, labels_n = x_LND[:, fitted], groups[fitted], labels[fitted]
+    # L-BFGS, as scikit-learn has for the layers: deterministic, and no learning rate to choose.
     solver = torch.optim.LBFGS(
         [scores_L, weight_DK, bias_K],
         max_iter=ITERATIONS // 2,

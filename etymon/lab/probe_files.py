@@ -35,6 +35,7 @@ SPLIT_NAMES: dict[str, Split] = {
     )
     for name in names.split()
 }
+# By suffix; None where the first lines have to tell.
 FORMATS: dict[str, Format | None] = {
     ".conllu": "conllu",
     **dict.fromkeys((".conll", ".bio", ".iob", ".tags"), "tags"),
@@ -42,11 +43,11 @@ FORMATS: dict[str, Format | None] = {
     ".tsv": None,
     ".txt": None,
 }
-"""By suffix; None where the first lines have to tell."""
+# Scripts without spaces: a letter of them is as good as a word.
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 FIRST_WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W_{IDEOGRAPHS}]+")
+# Of raw text that pseudo-words are made from: more of it would not make them better.
 RAW_CHARACTERS = 1 << 25
-"""Of raw text that pseudo-words are made from: more of it would not make them better."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def read_tasks(
             read = list(READERS[kind](path, columns))
             if not read:
                 raise EtymonError(f"{path} is empty: there is nothing to probe")
+            # Beside files with splits in their names, one without is for training.
             for sentence in read:
                 sentence.split = sentence.split or (split or "train" if len(files) > 1 else None)
             sentences += read
@@ -128,6 +130,7 @@ def _grouped(
             files[path] = None
     if not files:
         raise EtymonError("there is nothing to probe: give --data with files or folders of tasks")
+    # Files whose names differ only in words for a split (sst-train.tsv, sst-dev.tsv) are one task.
     groups: dict[tuple[Path, str], list[tuple[Path, Split | None]]] = {}
     for path in files:
         words = [word.lower() for word in re.split(r"[-_.]", path.stem)]
@@ -137,6 +140,7 @@ def _grouped(
     by_name: dict[str, list[tuple[Path, Split | None]]] = {}
     for (folder, rest), group in groups.items():
         name = rest or folder.resolve().name
+        # Two folders may have a task of the same name: folders are put before it until it is unique.
         for parent in (folder, *folder.resolve().parents):
             if name in by_name:
                 name = f"{parent.name}/{name}"
@@ -158,6 +162,7 @@ def _kind(path: Path, columns: ProbeColumns) -> Format:
     first = head[0].split("\t")
     if len(first) == 3 and first[0] in ("tr", "va", "te"):
         return "senteval"
+    # Empty lines separate the sentences of a file of tags; a table has none.
     blank = any(not line.strip() for line in head[1:])
     if path.suffix.lower() == ".tsv":
         return "table" if columns.text in first or not blank else "tags"
@@ -193,6 +198,7 @@ def _labelled(place: str, text: str, label: str, split: str | None) -> Sentence:
         raise EtymonError(f"{place} has no {'label' if text else 'text'}: mend it, or leave it out")
     if split is not None and split.strip().lower() not in SPLIT_NAMES:
         raise EtymonError(f"{place} is in no split ({split!r}): write train, validation or test")
+    # The control label of a sentence has to come back in other sentences, or no probe could learn it.
     word = FIRST_WORD.search(text)
     item = Item(label, (word[0] if word else text[0]).casefold())
     return Sentence(text, [item], None if split is None else SPLIT_NAMES[split.strip().lower()])
@@ -226,6 +232,7 @@ def _read_raw(path: Path, columns: ProbeColumns) -> Iterator[Sentence]:
         text += part.text[: RAW_CHARACTERS - len(text)]
         if len(text) == RAW_CHARACTERS:
             break
+    # Lines of a book break sentences anywhere: white space is made one space.
     starts = sentence_starts(text).tolist()
     for start, stop in zip(starts, [*starts[1:], len(text)]):
         yield Sentence(" ".join(text[start:stop].split()), [])

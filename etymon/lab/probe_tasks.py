@@ -77,6 +77,7 @@ class ProbeTask:
 
 def shuffled(texts: Sequence[str]) -> list[str]:
     """Distinct texts in an order that depends on each text alone."""
+    # By a digest: neither the order of lines in a file nor a seed decides what is held out.
     return sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
 
 
@@ -119,6 +120,7 @@ def limit(sentences: list[Sentence], most: int, name: str) -> list[str]:
     for split in SPLITS:
         here = [sentence for sentence in sentences if sentence.split == split]
         total, used = sum(len(sentence.items) for sentence in here), 0
+        # Whole sentences are left out: a text is read once for all its words anyway.
         room = most if split == "train" else most // 2
         if total <= room:
             continue
@@ -132,10 +134,10 @@ def limit(sentences: list[Sentence], most: int, name: str) -> list[str]:
 
 
 WORD = re.compile(r"[^\W\d_]+")
+# The most frequent words make no pseudo-words: they are mostly function words.
 COMMON = 100
-"""The most frequent words make no pseudo-words: they are mostly function words."""
+# Occurrences in training that a word needs.
 FEWEST = 20
-"""Occurrences in training that a word needs."""
 
 
 def pseudo_word_task(
@@ -162,6 +164,7 @@ def pseudo_word_task(
             here = by_pair[pair, split]
             rank = {text: place for place, text in enumerate(shuffled([example.text for example in here]))}
             here.sort(key=lambda example: rank[example.text])
+            # As many of either word: chance is one half, whatever their frequencies.
             sides = [[example for example in here if example.label == word] for word in pair]
             limit = max(1, (most if split == "train" else most // 2) // (2 * len(chosen)))
             kept = min(limit, *map(len, sides))
@@ -179,6 +182,7 @@ def _pairs(
         if sentence.split == "train"
         for match in WORD.finditer(sentence.text)
     )
+    # Neighbours in the list of frequencies, so that neither word is the better guess.
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[COMMON:]
     ranked = [word for word in ranked if counts[word] >= FEWEST and len(word) > 2]
     neighbours = list(zip(ranked[::2], ranked[1::2]))

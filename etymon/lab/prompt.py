@@ -109,11 +109,12 @@ class PromptRun:
         task, prompter = self.task, self.prompter
         numbers = range(len(task.queries))[: self.limit]
         cases = [task.queries[number] for number in numbers]
+        # Choosing does not depend on the room: two models see the same examples, as far as they fit.
         selected = [task.select(number, shots) for number in numbers]
         shown = [self._fitting(number, examples) for number, examples in zip(numbers, selected)]
         prompts = [task.prompt(number, examples) for number, examples in zip(numbers, shown)]
         progress = None if self.on_progress is None else partial(self.on_progress, shots)
-        split_before = prompter.apart
+        split_before = prompter.apart  # a counter over all shots: the difference is this number's
         results: Iterable[tuple[str, float, tuple[Choice, ...]]]
         if task.has_choices:
             results = self._choose(cases, prompts, progress)
@@ -124,6 +125,7 @@ class PromptRun:
         for number, (text, log_prob, choices) in enumerate(results):
             labels, kept = cases[number].labels, len(shown[number])
             dropped, prompt = len(selected[number]) - kept, prompts[number].text
+            # White space around an answer is not part of it; anything else is (exact match).
             correct = text.strip() in (label.strip() for label in labels) if labels else None
             answers.append(
                 PromptAnswer(shots, number, kept, dropped, prompt, text, labels, correct, choices, log_prob)
@@ -142,6 +144,8 @@ class PromptRun:
         def needed(dropped: int) -> int:
             text = self.task.prompt(query, examples[dropped:]).text
             encoded = self.prompter.encode(text, completions)
+            # Choices are scored and take no room beyond themselves; what an encoder-decoder writes is not
+            # in its source.
             is_scored = completions or encoded.source
             return encoded.length + (0 if is_scored else self.task.file.max_new_tokens)
 
@@ -150,9 +154,10 @@ class PromptRun:
         if not self.drop:
             raise EtymonError(
                 f"{case.place}: the prompt with {len(examples)} examples and its answer take {needed(0)} "
-                "tokens, but the "
-                f"model has {limit} positions: ask for fewer shots, or allow examples to be left out (--drop)"
+                f"tokens, but the model has {limit} positions: ask for fewer shots, or allow examples to be "
+                "left out (--drop)"
             )
+        # Every example left out makes a prompt shorter: a binary search encodes few of them.
         dropped = bisect_left(range(len(examples) + 1), True, key=lambda dropped: needed(dropped) <= limit)
         if dropped > len(examples):
             raise EtymonError(
@@ -164,6 +169,8 @@ class PromptRun:
     def _choose(
         self, cases: Sequence[Case], prompts: Sequence[Prompt], progress: OnProgress | None
     ) -> Iterator[tuple[str, float, tuple[Choice, ...]]]:
+        # The three scores of GPT-3's evaluation (Brown et al. 2020, section 2.4): the log-probability, the
+        # same a token, or the same against that of the completion after "Answer:" alone.
         how, prompter = self.task.file.normalise, self.prompter
         completions = [[case.completion(choice) for choice in case.choices] for case in cases]
         if how == "unconditional":
@@ -190,9 +197,8 @@ class PromptRun:
             fewest = min(answer.examples for answer in outcome.answers if answer.dropped)
             self.notes.append(
                 f"shots {outcome.shots}: {outcome.shortened} of {queries} prompts were too long for the "
-                "model's "
-                f"{self.prompter.model.positions} positions and lost their first examples (the longest "
-                f"kept {fewest})"
+                f"model's {self.prompter.model.positions} positions and lost their first examples (the "
+                f"longest kept {fewest})"
             )
         if 0 < outcome.judged < queries:
             self.notes.append(

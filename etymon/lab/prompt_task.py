@@ -120,6 +120,7 @@ class PromptTask:
             raise EtymonError(f"{where}: seed is {file.seed}: it must be 0 or more")
         if file.choices and file.choices_column is not None:
             raise EtymonError(f"{where}: give choices or choices_column, not both")
+        # After its answer a model goes on with the next example: the separator ends it.
         stop = file.stop if file.stop is not None else (file.separator,) if file.separator else ()
         self.decoding = DecodingSettings(
             max_new_tokens=file.max_new_tokens,
@@ -134,7 +135,7 @@ class PromptTask:
                 f"{where}: the template must hold {{{file.label}}} once, and it does "
                 f"{columns.count(file.label)} times; it is where the answer goes (another column: label)"
             )
-        # What stands before the answer, and behind it.
+        # The template in two: what stands before the answer, which is the prompt, and what stands behind it.
         answer = columns.index(file.label)
         self._before, self._behind = Template("", ""), Template("", "")
         self._before.parts = [*template.parts[:answer], (template.parts[answer][0], None)]
@@ -170,6 +171,8 @@ class PromptTask:
     def _case(self, placed: Record) -> Case:
         place, record = placed
         context, rest = self._before.fill(record, place), self._behind.fill(record, place)
+        # A prompt that ends in a space asks for a word without one, which most vocabularies do not have: the
+        # space goes with the answer.
         bare = context.rstrip(" \t")
         choices = tuple(choice.fill(record, place) for choice in self._choices)
         if (column := self.file.choices_column) is not None:
@@ -190,6 +193,7 @@ class PromptTask:
         text = _cell_text(value, self.file.label, place)
         if not choices:
             return text
+        # Tables number their choices from 0, and true and false are 1 and 0.
         number = int(value) if isinstance(value, bool) or text.isdecimal() else -1
         is_number = 0 <= number < len(choices)
         if text in choices:
@@ -207,6 +211,7 @@ class PromptTask:
         """The examples before a query: a function of (seed, number of the query). More shots add to fewer."""
         case, order = self.queries[query], list(range(len(self.examples)))
         if self.file.selection == "random":
+            # By query, not in a row: with a limit on queries, or more shots, the others stay the same.
             order = np.random.default_rng((self.file.seed, query)).permutation(len(order)).tolist()
 
         def is_query(example: Case) -> bool:

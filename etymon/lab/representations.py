@@ -20,8 +20,8 @@ from etymon.generation.text import source_tokenizer_of
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.layers import eval_mode
 
+# Of all tokens of a text, special ones included; the class token; the last token.
 POOLINGS = ("mean", "cls", "last")
-"""Of all tokens of a text, special ones included; the class token; the last token."""
 Pieces = Literal["first", "mean"]
 Place = str | tuple[int, int]
 """What is read of a text: one of `POOLINGS`, or the word at the characters [start, stop)."""
@@ -71,6 +71,7 @@ class Reader:
 
     def batches(self, encoded: Sequence[np.ndarray], size: int) -> Iterator[tuple[np.ndarray, Batch]]:
         """Texts by number and as a batch, the short ones first."""
+        # Texts of similar length together: attention pads within a batch.
         order = np.argsort([len(ids) for ids in encoded], kind="stable")
         for first in range(0, len(order), size):
             chosen = order[first : first + size]
@@ -155,6 +156,8 @@ def _tokens(
         if place == "mean":
             return 0, row
         return (row - 1, row) if place == "last" or reader.class_last else (0, 1)
+    # The first token that ends behind the word's start, up to the first that starts at its end. A token may
+    # reach beyond the word, such as one with the space before it.
     start, stop = place
     first = int(np.searchsorted(np.maximum.accumulate(stops), start, side="right"))
     last = min(int(np.searchsorted(starts, stop, side="left")), length)
@@ -165,6 +168,7 @@ def _tokens(
 
 def _means(x_ND: Tensor, ranges: np.ndarray) -> Tensor:
     """The mean of the tokens [start, stop) of every range."""
+    # Ranges may overlap (a word and its text): every range gathers its tokens, T in all, and adds them up.
     lengths = ranges[:, 1] - ranges[:, 0]
     unit = np.repeat(np.arange(len(ranges)), lengths)
     within = np.arange(len(unit)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -38,6 +38,7 @@ class Cell:
     @property
     def unit(self) -> str:
         """The metric that cells are ranked by; lower is better."""
+        # Bits per target depend on the tokenizer; bits per byte compare across them, where there are any.
         has_bytes = any("bits_per_byte" in (run.figures or {}) for run in self.runs)
         return "bits_per_byte" if has_bytes else "bits_per_target"
 
@@ -93,6 +94,7 @@ class Swept:
 
     @property
     def exit_code(self) -> int:
+        # As shells report a process that a signal has ended.
         return 128 + self.signal if self.signal else 0
 
 

@@ -27,14 +27,15 @@ from etymon.training.unit import TrainingUnit
 Settings = TypeVar("Settings")
 Unit = Literal["seconds", "steps", "tokens", "epochs", "words", "flops"]
 
+# Operations are counted in several slices, since their rows may be of any length.
 FLOPS_SLICES = 4
-"""Slices in which operations are counted, since their rows may be of any length."""
+# Shares of the budget after which the clock is looked at, at the latest and at the earliest.
 EVERY, NEAR_END = 0.1, 0.02
-"""Shares of the budget after which the clock is looked at, at the latest and at the earliest."""
+# A revision changes at least this share of the steps: smaller ones are noise of the clock.
 SMALLEST = 0.01
-"""Share of the steps by which a revision changes them at least."""
+# However late a run is, this share of the steps taken is left for the schedule to reach its end:
+# stopping before the learning rate has fallen would waste the run.
 DECAY = 0.02
-"""Share of the steps taken that are left at least for the schedule to reach its end, however late it is."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,7 @@ class StepPlan:
         assert self.time is not None
         before, then = self._last_look
         self._last_look = (step, seconds)
+        # One factor for all phases: a busy machine slows them all down, and of later ones nothing is known.
         slowdown = (seconds - then) / self._measured_seconds(before, step)
         budget = self.time.seconds
         remaining = max(budget - slowdown * self.time.last_validation, budget / 2) - seconds

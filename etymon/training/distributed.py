@@ -24,8 +24,8 @@ from torch import nn
 from etymon.errors import EtymonError
 
 CPU = torch.device("cpu")
+# How long processes wait for each other: the first one may have a large text to prepare.
 PATIENCE = timedelta(hours=12)
-"""How long processes wait for each other: the first one may have a large text to prepare."""
 
 
 @dataclass(frozen=True)
@@ -167,5 +167,6 @@ def stop_on_signal() -> Iterator[StopRequest]:
 
 def seed_device(seed: int, step: int, number: int) -> None:
     """Sets the device's generator from (seed, step, number of the slice)."""
+    # A digest: a sum such as seed + step would give neighbouring runs each other's dropout.
     digest = hashlib.blake2b(f"{seed}/{step}/{number}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)

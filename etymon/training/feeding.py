@@ -76,7 +76,7 @@ class Feed:
 
     @cached_property
     def words_per_step(self) -> float:
-        """Words of the text, all of them once an epoch, as the rules of small-data challenges count."""
+        """Words of the text, each once an epoch, as the rules of small-data challenges (BabyLM) count."""
         return self.epochs_per_step * float(self.split.words.sum())
 
     @property
@@ -90,10 +90,11 @@ class Feed:
 
     def addresses(self, position: Position) -> tuple[list[tuple[Position, ...]], Position]:
         """The samples of every slice of the step that begins at `position`, and where the next one begins."""
+        # Steps cross the border of epochs: no sample is dropped to make an epoch a whole number of steps.
         samples = []
         for _ in range(self.batch_size):
-            while position.offset >= len(self.plan(position.epoch)):
-                position = Position(position.epoch + 1, 0)  # of a tiny text, an epoch's plan may be empty
+            while position.offset >= len(self.plan(position.epoch)):  # a tiny text may have empty plans
+                position = Position(position.epoch + 1, 0)
             samples.append(position)
             position = Position(position.epoch, position.offset + 1)
         slices = [tuple(samples[first : first + self.rows]) for first in range(0, self.batch_size, self.rows)]
@@ -102,6 +103,7 @@ class Feed:
     def slice(self, samples: Sequence[Position]) -> MicroBatch:
         """One slice, as a function of its samples' positions."""
         prepare, split = self.objective.prepare, self.split
+        # Every sample has a random key of its own: nothing depends on which samples were made before it.
         examples = [
             prepare(split, self.plan(at.epoch)[at.offset], key(self.seed, "sample", at.epoch, at.offset))
             for at in samples
@@ -217,8 +219,7 @@ class StepStream(Dataset[MicroBatch]):
         for step in range(first, first + count):
             phase, anew = self.phase(step), step == 0
             if phase.first == step > 0:
-                # A phase with other samples begins a new epoch; one that only takes more of them a step goes
-                # on.
+                # A phase with other samples begins a new epoch; one that only takes more a step goes on.
                 before, now = self.phase(step - 1).feed, phase.feed
                 anew = before.objective is not now.objective or before.split is not now.split
                 if anew:
@@ -231,6 +232,7 @@ class StepStream(Dataset[MicroBatch]):
 
 def _ahead(items: Iterator[MicroBatch], most: int = 3) -> Generator[MicroBatch]:
     """The same items, made by a thread while the reader is busy; an error is raised in its item's place."""
+    # A single thread: items come in order, and no generator may be run by two.
     maker = ThreadPoolExecutor(1, "etymon-feed")
     try:
         ready = deque(maker.submit(next, items, None) for _ in range(most))
@@ -275,6 +277,7 @@ def validation_slices(
     There are as many streams as in a step of `slices` slices, so that processes which share the slices keep
     their streams; `most` are their beginnings.
     """
+    # A plan of streams depends on how many run side by side; other plans do not.
     streams = slices * rows
     plan = _plan(objective, split, seed, 0, streams, shuffle=False)
     if most is None:

@@ -81,8 +81,8 @@ class TrainingSettings:
                 raise EtymonError(f"training.{name} must be at least 1, not {value}")
 
 
+# Prefixes of the tensors that are saved beside the optimiser's.
 BRIDGE, MEMORY = "bridge/", "memory/"
-"""What the names of tensors begin with that are saved beside the optimiser's."""
 
 
 class Diverged(EtymonError):
@@ -131,6 +131,7 @@ class Trainer:
         self.validate, self.save_members, self.progress = validate, save_members, progress
         self.milestones, self.clock, self.world = milestones, clock, world or World()
         self.criterion = criterion or bits_per_byte_or_target
+        # Who stops early, or names a criterion, wants the best model: each new best is a checkpoint.
         self.keeps_best = criterion is not None or settings.patience is not None
         self.wrapped: torch.nn.Module = unit
         self.device = next(unit.parameters()).device
@@ -145,7 +146,8 @@ class Trainer:
             stream, settings.steps, settings.paced, settings.time, settings.revisions, record_revisions
         )
         self.plan.start(self.state.step, self.state.seconds)
-        if self.state.step and not self.state.words_read:  # a checkpoint of a version that did not count them
+        # Checkpoints of earlier versions do not have this count.
+        if self.state.step and not self.state.words_read:
             self.state.words_read = stream.words_read(self.state.step)
 
     def train(self, title: str) -> TrainingResult:
@@ -154,7 +156,7 @@ class Trainer:
         self._began = self.clock() - state.seconds
         with stop_on_signal() as request:
             if state.step == 0:
-                self._validate()
+                self._validate()  # so that curves begin with the untrained model
             else:
                 self.metrics = self.run.last_validation()
             self.progress.start(self.plan.steps, title)
@@ -184,9 +186,12 @@ class Trainer:
                 step = next(steps)
                 record = self.train_step(step)
                 elapsed = time.perf_counter() - started  # with the time that it waited for its samples
-                before = replace(state)
-                self._advance(step, int(record.pop("step_tokens")))
-                tokens, phase = state.tokens - before.tokens, self.stream.phase_number_after(state.step)
+                before, feed, tokens = replace(state), step.feed, int(record.pop("step_tokens"))
+                state.step, state.position, state.tokens = state.step + 1, step.after, state.tokens + tokens
+                state.words += feed.words_per_step
+                state.epochs += feed.epochs_per_step
+                state.words_read += feed.words_read_per_step
+                phase = self.stream.phase_number_after(state.step)
                 state.seconds = self.clock() - self._began
                 record |= {
                     "tokens_per_second": tokens / elapsed,
@@ -213,9 +218,8 @@ class Trainer:
                     self.save()
                 if not is_over and self.plan.revise(state.step, self.clock() - self._began, world):
                     self.progress.expect(self.plan.steps)
-                    if (
-                        len(self.stream.phases) > 1
-                    ):  # other samples from here on: what was made ahead is wrong
+                    # Phases have moved: samples that were made ahead are of the wrong phase.
+                    if len(self.stream.phases) > 1:
                         steps.close()
                         steps = self._open_steps()
         finally:
@@ -225,6 +229,8 @@ class Trainer:
         """Takes one step of the optimiser, at the schedule's learning rate unless given; returns its
         metrics."""
         settings, world, objective = self.settings, self.world, step.feed.objective
+        # The denominators of the whole step, before the first backward: so the gradient does not depend on
+        # how a step is cut into slices and processes.
         counts = world.add(add_counts(step.slices.values()))
         totals: dict[str, float] = {}
         late_counts: dict[str, float] = {}
@@ -236,9 +242,8 @@ class Trainer:
         unfreezing: Any = nullcontext()
         # Where steps are only measured (at a given rate) everything trains: later ones take as long.
         if settings.unfreeze is not None and learning_rate is None:
-            unfreezing = gradual_unfreezing(
-                self.unit, position / (settings.steps * (settings.unfreeze or 1.0))
-            )
+            share = position / (settings.steps * (settings.unfreeze or 1.0))
+            unfreezing = gradual_unfreezing(self.unit, share)
         with unfreezing:
             for number, batch in step.slices.items():
                 ends_step = number == next(reversed(step.slices))
@@ -275,8 +280,8 @@ class Trainer:
         is_local = isinstance(self.wrapped, DistributedDataParallel) and not (ends_step and last)
         with self.wrapped.no_sync() if is_local else nullcontext():  # type: ignore[operator]
             terms: dict[str, Term] = self.wrapped(batch)
-            # The wrapper takes the mean over the processes, but counts are the whole step's: the sum is
-            # right.
+            # The wrapper takes the mean over the processes, but the counts are those of the whole step, so
+            # the sum is right.
             backward(weighted_loss(terms, counts) * self.world.size)
         return terms
 
@@ -318,6 +323,7 @@ class Trainer:
                 enough = seconds if len(times) > 3 else 10 * seconds
                 if self.world.any(sum(times) > enough and len(times) > 1):
                     break
+        # At rate 0 no weight has moved, but moments and step counters have.
         self.optimiser.state.clear()
         # The first steps warm allocators and caches up; the median forgives a busy moment.
         median = sorted(times[1:] or times)[len(times[1:] or times) // 2]
@@ -325,6 +331,8 @@ class Trainer:
 
     def _wrap(self) -> None:
         """From now on processes add up their gradients."""
+        # Without `find_unused`, DDP fails after a step that left a head's parameters out; with it, every step
+        # walks the whole graph to find them.
         objectives = [phase.feed.objective for phase in self.stream.phases]
         varies = len({objective.heads for objective in objectives}) > 1
         skips = varies or any(objective.skips_heads for objective in objectives)
@@ -334,13 +342,6 @@ class Trainer:
         # A run whose number of steps may grow does not say how many samples to make ahead.
         left = self.plan.steps - self.state.step if self.settings.time is None else sys.maxsize // 2
         return self.stream.steps(self.state.step, self.state.position, left)
-
-    def _advance(self, step: Step, tokens: int) -> None:
-        """Moves the state behind a step that was taken."""
-        state, feed = self.state, step.feed
-        state.step, state.position, state.tokens = state.step + 1, step.after, state.tokens + tokens
-        state.words, state.epochs = state.words + feed.words_per_step, state.epochs + feed.epochs_per_step
-        state.words_read += feed.words_read_per_step
 
     def _act_on_milestones(self, before: TrainingState) -> None:
         for milestone in self.milestones:

@@ -67,6 +67,8 @@ def step_footprint(
     """
     parameters = [value for value in unit.parameters() if isinstance(value, FakeTensor)]
     assert parameters, "a unit with values would be trained, not measured"
+    # What is read off `live` in between: weights, forward, backward, then the optimiser's first step, which
+    # makes its state.
     with parameters[0].fake_mode, _LiveBytes() as live, _Recurrences():
         for module in [unit, *([] if unit.teacher is None else [unit.teacher])]:
             for tensor in [*module.parameters(), *module.buffers()]:
@@ -87,6 +89,7 @@ def step_footprint(
             del loss
             # The peak beyond both forward and backward is where logits and their gradient are alive.
             logits = live.peak - weights - max(activations, live.bytes - weights)
+        # Without a batch there was no backward: gradients of the same size stand in.
         gradients = 0.0
         for value in unit.parameters():
             if value.requires_grad and value.grad is None:
@@ -119,6 +122,7 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor) -> None:
+        # Views share a storage, so bytes are those of storages; a weak reference tells when one is gone.
         storage = tensor.untyped_storage()
         number, size = storage._cdata, storage.nbytes()
         if number not in self._storages:

@@ -160,12 +160,12 @@ def restore_optimiser(
         optimiser.state[parameters[name]][quantity] = value.to(parameters[name].device).clone()
 
 
+# Parts of a name that only say where the module hangs.
 WRAPPERS = {"model", "body", "stack"}
-"""Parts of a name that only say where the module hangs."""
 BOTTOM = {"embeddings", "words", "position_bias"}
 LAYER = re.compile(r"(.*)layers\.(\d+)")
+# What a training unit puts before the names of its members.
 MEMBER = re.compile(r"^(model|companions|bridges)\.")
-"""What a training unit puts before the names of its members."""
 
 
 def section(name: str) -> str:

@@ -1,8 +1,10 @@
 """Progress of a long run: a live bar on a terminal or in a notebook, plain lines elsewhere, or silence.
 
-    display = make_progress() display.start(total_steps=1000, title="pretrain bert") display.update(10,
-    {"loss": 5.1, "bits_per_byte": 2.3, "tokens_per_second": 12_000, "mfu": 0.31}) display.note("saved
-    runs/bert at step 10") display.close()
+    display = make_progress()
+    display.start(total_steps=1000, title="pretrain bert")
+    display.update(10, {"loss": 5.1, "bits_per_byte": 2.3, "tokens_per_second": 12_000, "mfu": 0.31})
+    display.note("saved runs/bert at step 10")
+    display.close()
 
 Known names get units (`_VALUES` below); any other value is shown as it is. Displays write to stderr, so that
 stdout stays free for results.
@@ -28,10 +30,8 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 Value = float | str
 ProgressKind = Literal["auto", "rich", "plain", "silent"]
-
-
+# Seconds between lines of a log.
 OFTEN = 10.0
-"""Seconds between lines of a log."""
 
 
 class Progress:
@@ -102,7 +102,7 @@ class PlainProgress(Progress):
         self.run = None
 
     def _show(self, run: _Run) -> None:
-        tenth = int(run.fraction * 10 + 1e-9)
+        tenth = int(run.fraction * 10 + 1e-9)  # rounding must not cost a tenth
         waited = self.clock() - self.printed_at
         if self.printed_step < 0 or waited >= OFTEN or tenth > self.printed_tenth:
             self._print_step(run)

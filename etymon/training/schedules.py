@@ -48,6 +48,7 @@ class ScheduleChoice:
 
     def share(self, step: float, steps: int) -> float:
         """The share of the peak rate at `step` (from 0) of `steps`."""
+        # Rates are those of step + 1, so that no step of a warm-up has a rate of 0.
         warmup, stable = self.warmup, self.name.startswith("wsd")
         if self.name in ("inverse-square-root", "noam") and step >= warmup:
             return max(self.final, math.sqrt(max(warmup, 1) / (step + 1)))
@@ -55,6 +56,7 @@ class ScheduleChoice:
             return 1.0 if self.name == "inverse-square-root" else min(1.0, (step + 1) / warmup)
         if self.name == "constant":
             return 1.0
+        # The decay of `wsd` never begins inside the warm-up (Hu et al. 2024, MiniCPM).
         begin = max(warmup, steps - round(self.decay_share * steps)) if stable else warmup
         last = steps if stable else self.end * steps
         done = min(1.0, max(0, step - begin) / max(1, last - begin))

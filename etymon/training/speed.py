@@ -73,12 +73,16 @@ def slice_flops(unit: torch.nn.Module, batch: Any) -> float:
     return float(counter.get_total_flops())
 
 
+# Counters are called with the shapes of an operation's arguments. A product [.., m, k] x [.., k, n] is k
+# multiplications and additions for each of m * n numbers.
 def _product(into: Shape, left: Shape, right: Shape, *rest: Any, **options: Any) -> int:
     return 2 * prod(left) * right[-1]
 
 
 def _attention(query: Shape, key: Shape, value: Shape, *rest: Any, **options: Any) -> int:
     rows, heads, queries, width = query
+    # Queries with keys, then weights with values. A causal mask is not subtracted, as in PyTorch's
+    # own counters.
     return 2 * rows * heads * queries * key[2] * (width + value[3])
 
 
@@ -89,6 +93,7 @@ def _attention_backward(grad: Shape, *rest: Any, **options: Any) -> int:
 
 def _recurrence(x: Shape, inputs: Shape, states: Shape, *rest: Any, **options: Any) -> int:
     steps, rows, _ = x
+    # Both matrices hold all gates: [gates * width, input width] and [gates * width, width].
     return 2 * steps * rows * (inputs[0] * inputs[1] + states[0] * states[1])
 
 

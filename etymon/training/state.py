@@ -20,8 +20,8 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_folder, atomic_write, finite, parse_json, read_json, remove, write_json
 from etymon.training.feeding import Position
 
+# Before the names of a validation's metrics in metrics.jsonl.
 VALIDATION_PREFIX = "validation_"
-"""What the names of a validation's metrics begin with in metrics.jsonl."""
 
 
 @dataclass

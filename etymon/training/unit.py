@@ -51,6 +51,7 @@ class TrainingUnit(nn.Module):
         """The state of the batch's streams; None if the objective or the model remembers nothing."""
         model: Any = self.model
         objective: Any = self.objective
+        # Transformer-XL validates with a longer memory than it trains with (Dai et al. 2019, section 4.1).
         length = objective.memory
         if not self.training and objective.validation_memory is not None:
             length = objective.validation_memory
@@ -95,6 +96,7 @@ class StreamMemories:
         """The state of the batch's streams, fresh ones forgotten; `new_state(rows)` makes an empty one."""
         streams = batch.streams
         prefix = _prefix(streams)
+        # Loaded when a batch first asks for it: only now it is clear which streams this process computes.
         if any(name.startswith(prefix) for name in self._saved):
             names = [name for name in self._saved if name.startswith(prefix)]
             parts = {name.removeprefix(prefix): self._saved.pop(name).to(device, copy=True) for name in names}
@@ -144,8 +146,8 @@ def _prefix(streams: tuple[int, ...]) -> str:
     return f"{streams[0]}-{streams[-1]}/"
 
 
+# Added up over the processes beside the counts of terms; no term has a name with a slash in front.
 BYTES, CHARACTERS, TOKENS = "/bytes", "/characters", "/tokens"
-"""What is added up over the processes beside the terms' counts."""
 
 
 def add_counts(slices: Iterable[MicroBatch]) -> dict[str, float]:
@@ -176,6 +178,7 @@ def averages(totals: dict[str, float], counts: dict[str, float], likelihood: str
     Without a likelihood, or where nobody knows the bytes, bits per target of the first term.
     """
     means = {name: total / max(counts[name], 1.0) for name, total in totals.items()}
+    # Bits per byte compare models with different tokenizers; a mean over tokens does not.
     if likelihood is not None and counts.get(BYTES):
         bits = totals[likelihood] / math.log(2)
         characters = max(counts[CHARACTERS], 1.0)  # a few bytes may begin none

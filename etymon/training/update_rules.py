@@ -110,9 +110,8 @@ class Adafactor(Optimiser):
 
     def _move(self, parameter: Tensor, gradient: Tensor, rate: float, weight_decay: float) -> None:
         state, axes = self.state[parameter], factored_axes(parameter.shape)
-        squares = gradient.square().add_(1e-30)
-        # The means over the columns of every row and over the rows of every column; or else every square
-        # itself.
+        squares = gradient.square().add_(1e-30)  # epsilon_1 of the paper
+        # The means over the columns of every row and the rows of every column; else every square itself.
         moments = {"square": squares}
         if axes is not None:
             rows, columns = squares.mean(axes[1], keepdim=True), squares.mean(axes[0], keepdim=True)
@@ -128,9 +127,11 @@ class Adafactor(Optimiser):
         if axes is None:
             update = state["square"].rsqrt().mul_(gradient)
         else:
+            # The squares as an outer product of row and column means (the paper's section 3).
             row, column = state["row"], state["column"]
             update = gradient * (row / row.mean(axes[0], keepdim=True)).rsqrt_()
             update.mul_(column.rsqrt())
+        # Steps relative to the parameter (section 8, epsilon_2) and clipped updates (section 6).
         scale = root_mean_square(parameter).clamp_(min=1e-3)
         step = scale / root_mean_square(update).clamp_(min=1.0)
         if weight_decay:
@@ -177,11 +178,11 @@ class Lamb(Optimiser):
 
 
 MOMENTUM = 0.95
+# Of Muon's quintic, steep at 0: singular values end up between about 0.7 and 1.2, not at 1 exactly.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of Muon's quintic, steep at 0: singular values end up between about 0.7 and 1.2, not at 1 exactly."""
 ITERATIONS = 5
+# At most so many numbers are iterated as one stack: a step takes a few copies of it.
 STACKED = 1 << 24
-"""Numbers of a stack of matrices that are iterated together."""
 
 
 class Muon(Optimiser):
@@ -223,6 +224,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """
     dtype = torch.bfloat16 if matrices.is_cuda else torch.promote_types(matrices.dtype, torch.float32)
     stack = matrices if matrices.dim() == 3 else matrices[None]
+    # Legend: S matrices of r rows and c columns, r <= c from here on.
     is_tall = stack.shape[1] > stack.shape[2]
     x = (stack.mT if is_tall else stack).to(dtype)  # the smaller side makes the smaller products
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)

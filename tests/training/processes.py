@@ -26,16 +26,16 @@ from tests.verbs.small_runs import pretrain, resume, with_test_sizes
 
 def stop_at(step: int, by: signal.Signals = signal.SIGTERM) -> None:
     """A signal, to the last process alone, when it has taken a step."""
-    plain = Trainer._advance
+    plain = Trainer._show
 
     def passing(trainer: Trainer, *arguments: Any) -> Any:
         found = plain(trainer, *arguments)
         if trainer.state.step == step and trainer.world.rank == trainer.world.size - 1:
-            Trainer._advance = plain  # type: ignore[method-assign]
+            Trainer._show = plain  # type: ignore[method-assign]
             os.kill(os.getpid(), by)
         return found
 
-    Trainer._advance = passing  # type: ignore[method-assign]
+    Trainer._show = passing  # type: ignore[method-assign]
 
 
 def do(job: dict[str, Any]) -> dict[str, Any]:

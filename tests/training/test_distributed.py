@@ -60,13 +60,13 @@ class Together:
             self.alone["phases"] = pretrain("bert", folder / "phases-alone", set=IN_PHASES)
             with carrying():
                 self.alone["streams"] = pretrain("gpt2", folder / "streams-alone", **STREAMS)
-            plain = Trainer._advance
+            plain = Trainer._show
             stop_at(7)
             stopped = pretrain("t5", folder / "t5-handed-over")
             stop_at(7)
             with carrying():
                 pretrain("gpt2", folder / "streams-handed-over", **STREAMS)
-            Trainer._advance = plain  # type: ignore[method-assign]
+            Trainer._show = plain  # type: ignore[method-assign]
             assert stopped.stopped
         jobs: list[dict[str, Any]] = [{"family": family, "folder": family} for family in FAMILIES]
         jobs[0]["present"] = True
