@@ -36,6 +36,7 @@ def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
     with join_processes(job) as joined, TemporaryDirectory(prefix="etymon-") as place:
         device = joined.world.device
         data.require_memory(device)
+        # Each process tries on its own: there is nothing to share.
         job = replace(job, world=World(device=device))
         trial = replace(job, folder=Path(place), progress=Progress())
         unit, phases, _ = prepare(trial, data)
@@ -45,6 +46,7 @@ def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
         each = sum(phase.share * seconds for phase, seconds in zip(phases, times, strict=True))
         resident = memory_in_use(device)
         pace, share = measure_pace(unit, phases, budget.unit), data.share_read()
+        # Where only the beginning of a text was read, a pass over all of it is so many times longer.
         pace = replace(pace, epochs=pace.epochs * share)
         is_timed = budget.unit == "seconds"
         steps = max(1, int(budget.amount / each)) if is_timed else pace.steps(budget)

@@ -62,6 +62,7 @@ def resume_job(job: Job) -> Job:
     """
     folder, given = job.folder, job.file
     file = begun(folder, type(given))
+    # By family, not by name: upper case and hyphens do not matter.
     if get_family(file.family) is not get_family(given.family):
         raise EtymonError(f"the run in {folder} trains {file.family}, not {given.family}")
     if (difference := differing(given, file)) is not None:
@@ -78,6 +79,7 @@ def resume_job(job: Job) -> Job:
 
 def check_job(job: Job, recipe: Recipe, model_name: str = "model") -> None:
     """Refuses settings that contradict each other and folders that are in use, before any work."""
+    # Made only to see that recipe and options go together.
     training_settings(recipe, job.file, steps=1, validations=1)
     if job.workers < 0:
         raise EtymonError(f"workers cannot be fewer than 0, and {job.workers} were asked for")
@@ -107,6 +109,7 @@ def require_free(folder: Path) -> None:
     """Refuses a folder that holds a run, or files that no run wrote."""
     if (folder / "run.yaml").exists():
         raise EtymonError(f"{folder} holds a run already: go on with --resume, or give another --out")
+    # The nearest folder that exists is where new ones would be made.
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not place.is_dir():
         raise EtymonError(f"{place} is a file, and the run needs a folder there: give another --out")
@@ -180,6 +183,7 @@ def require_agreement(folder: Path, resuming: bool, world: World) -> None:
 def build_once(world: World, build: Callable[[bool], Built]) -> Built:
     """Returns `build(True)` in the first process; the others wait for it, then read its files by
     `build(False)`."""
+    # Processes that write the same files at once would spoil them for each other.
     with world.first_alone() as is_first:
         if is_first:
             return build(True)

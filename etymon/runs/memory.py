@@ -95,6 +95,8 @@ class Plan:
         return 2 * sum(times * each.weights + tokens * each.activations for each, times in members)
 
     def _measured(self, samples: Samples) -> Footprint:
+        # Cost is linear in layers and rows, and at most quadratic in length: a few small steps tell what a
+        # large one would take.
         tokenizer = stand_in_tokenizer(self.family, self.shape.vocabulary)
         points = self._points()
 
@@ -164,6 +166,7 @@ def require_states(
 ) -> None:
     """The same as far as it does not depend on samples: weights, gradients and what the optimiser keeps."""
     free = available_memory(device)
+    # Five times, as in `Plan.bound`.
     if 5 * outline(family, shape, heads).weights <= SAFE * free:
         return
 
@@ -184,6 +187,7 @@ def require_task_training(
     """Refuses slices of a table that do not fit, before the model has gradients."""
     free, prepared = available_memory(device), _large_slice(feed)
     held = sum(value.numel() * value.element_size() for value in unit.parameters())
+    # Beside the weights: gradients, two moments, and as much while the optimiser steps.
     if 2 * (4 * held + prepared.tokens * token_bound(unit)) <= SAFE * free:
         return
     needed = task_footprint(unit, feed, choice, device)
@@ -201,6 +205,7 @@ def task_footprint(
 
 
 def _large_slice(feed: Feed) -> MicroBatch:
+    # Evenly over the plan: preparing all slices of a large table would take as long as an epoch.
     places = sorted({int(place) for place in np.linspace(0, feed.samples - 1, min(LOOKS, feed.samples))})
     slices = (feed.slice([Position(0, place)]) for place in places)
     return max(slices, key=lambda prepared: prepared.tokens)

@@ -122,6 +122,7 @@ class MixtureData(SupervisedData):
             objective = objective_class(file.objective)
             check_fit(objective, plan.family)
             read_options(file.objective, file.options)
+            # A stream needs every step, and the others need models that the tasks beside them do not train.
             if objective.streaming or objective.needs_teacher or objective.companions:
                 raise EtymonError(
                     f"the objective {objective.name!r} cannot be a part of a mixture: "
@@ -152,6 +153,7 @@ class MixtureData(SupervisedData):
 
     def prepare(self, job: Job, given: Tokenizer | None) -> Tokenizer:
         """Returns the tokenizer, `given` or trained on the texts of all parts."""
+        # One vocabulary for all parts, which share the word vectors.
         text = JoinedText([part.source for part in self.parts.values()])
         return self.build_tokenizer(job, job.folder, self.file, text, self.model_plan.vocabulary, given)
 
@@ -174,6 +176,7 @@ class MixtureData(SupervisedData):
         rates = mixing_rates(sizes, self.mixture.rates, self.mixture.limit, self.mixture.temperature)
         listed = ", ".join(f"{name} {rates[name]:.1%} ({size:,})" for name, size in sizes.items())
         job.note(f"shares of the examples, and how many there are: {listed}")
+        # Parts have rows of very different lengths: by tokens, not rows, their steps cost the same.
         batch = file.batch_tokens or MOST_TOKENS
         # The members' examples are mixed by rate; each step is of one member (T5, section 3.5.2).
         objectives: dict[str, Any] = {name: part.objective for name, part in self.parts.items()}
@@ -212,12 +215,14 @@ class MixtureData(SupervisedData):
         """Returns the labels of all tasks, one after the other: each has outputs of its own in a shared
         head."""
         labelled = {name: part for name, part in self.parts.items() if part.labels}
+        # A single set of labels keeps its names, as in a run of that task alone.
         if len(labelled) == 1:
             return next(part.labels for part in labelled.values())
         labels: list[str] = []
         for name, part in labelled.items():
             task: Any = part.task
             task.outputs, task.label_names = (len(labels), len(labels) + len(part.labels)), part.labels
+            # Two tasks may call different things by the same label.
             labels += [f"{name}/{label}" for label in part.labels]
         return tuple(labels)
 

@@ -55,6 +55,7 @@ def plan_model(file: CommonFile, resuming: bool) -> ModelPlan:
     if isinstance(file, TaskFile) and file.features is not None:
         family = family.with_features(file.features)
     size, shape = file.size, shape_of(family, file.size, **file.shape)
+    # A resumed run has its size in its file: the model that it began with may be gone.
     if file.start is not None and not resuming:
         with pass_over(file.ignore_config_key):
             start_family, shape = read_shape(file.start)
@@ -145,6 +146,7 @@ def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
         raise EtymonError(
             f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer out"
         )
+    # The tokenizer is to grow: what cannot is refused before the text is read.
     if file.vocabulary is not None:
         require_room(tokenizer, file.vocabulary)
     specials, framing = model.family.tokenizer.specials, model.family.framing
@@ -216,6 +218,7 @@ def load_teacher(
     if teacher.tokenizer is None:
         raise EtymonError(f"{file.teacher} has no tokenizer, which its student would read the text with")
     theirs, ours = teacher.family.framing, family.framing
+    # Both read the same batch, so special tokens must stand in the same places.
     if (theirs.single, theirs.pair) != (ours.single, ours.pair):
         raise EtymonError(
             f"{teacher.family.title} puts other tokens around a text than {family.title}: "
@@ -292,5 +295,6 @@ def save_models(
     unit: TrainingUnit, name: str, folder: Path, *, history: Sequence[Mapping[str, Any]], fold: bool = True
 ) -> None:
     """Writes a model folder for each model of a unit."""
+    # A generator is a model, too, in a folder beside.
     for place, model in models_of(unit, name).items():
         save(model, folder / place, history=history, fold=fold)

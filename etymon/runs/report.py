@@ -32,6 +32,7 @@ def xz_bits_per_byte(store: TokenStore, tokenizer: Tokenizer) -> float | None:
     if tokenizer.byte_lengths is None or total > XZ_LIMIT or not len(store.validation):
         return None
     if (key := json.dumps(store.description, sort_keys=True)) not in _XZ_BITS:
+        # xz, too, may learn from the training text: what it needs beyond that compares with a model's bits.
         training, validation = _text(store.train, tokenizer), _text(store.validation, tokenizer)
         # The strongest setting: its window of 64 MB sees all of a text up to the limit.
         strongest = 9 | lzma.PRESET_EXTREME
@@ -85,6 +86,7 @@ def write_run_report(
             )
     figures = {**parts.figures, "parameters": f"{model.parameter_count():,}"}
     if validated:
+        # A task has scored all rows in the end, which counts more than the last validation of a few.
         figures.setdefault(f"validation {label}", f"{validated[-1][VALIDATION_PREFIX + unit]:.3f}")
         if (by_character := validated[-1].get(f"{VALIDATION_PREFIX}bits_per_character")) is not None:
             figures["validation bits per character"] = f"{by_character:.3f}"
@@ -110,6 +112,7 @@ def write_run_report(
         *parts.sections,
     ]
     if samples:
+        # From the first to the last, evenly.
         few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
         sections.append(ReportSamples(few, title=parts.samples_title))
     shape = ", ".join(f"{name} {value}" for name, value in asdict(model.shape).items())

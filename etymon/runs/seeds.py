@@ -42,6 +42,7 @@ def finetune_seeds(job: Job, seeds: Sequence[int], train: Any, validation: Any, 
         seed: {name: result.metrics[name] for name in data.metrics if name in result.metrics}
         for seed, result in results.items()
     }
+    # Smaller is better for every metric: it negates those that rise.
     criterion = value_to_minimise(data.metrics[0])
     best = min(results, key=lambda seed: criterion(results[seed].metrics) or 0.0)
     if not results[best].quiet:  # of several processes, only the first has the scores

@@ -182,6 +182,7 @@ class TableData(SupervisedData):
                     f"{file.start} needs more words than it has, and adapters a base that has them: "
                     "fine-tune it without --lora first"
                 )
+            # After the heads were made, which are trained whole beside the adapters.
             adapt(model, file.lora, file.seed, base=str(file.start))
         task.bind_for_training(model, file.length, frozen=self.is_frozen)
         if file.teacher is not None:
@@ -317,6 +318,7 @@ def hold_out_rows(
         if each is not None:
             task.texts(each)
     if share is None:
+        # Scores of a handful of rows say little: small tables give a larger share.
         share = max(USUAL_SHARE, min(LARGEST_SHARE, FEW_HELD_OUT / len(table)))
     if held_out is not None or not share:
         return table, held_out

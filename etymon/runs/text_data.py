@@ -139,6 +139,7 @@ class TextData:
         objectives = [objective_class(phase.objective) for phase in self.phases]
         self.teacher = load_teacher(file, plan.family, objectives, job.world.device)
         if self.teacher is not None:
+            # Logits are compared entry by entry, so the vocabularies are equal, padding included.
             given, plan.fields = self.teacher.tokenizer, {"vocabulary": self.teacher.shape.vocabulary}
 
         def build(is_first: bool) -> tuple[Tokenizer, list[TokenStore]]:

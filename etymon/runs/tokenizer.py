@@ -47,6 +47,7 @@ def training_choice(
 
         recipe, framing = get_family(home).tokenizer, get_family(home).framing
         specials = dict(recipe.specials)
+        # Sentinels are for corrupted spans: a kind that only borrows the special tokens has none.
         sentinels = recipe.sentinels if family is not None or kind == recipe.kind else 0
         kind = kind or recipe.kind
         if family is not None:
@@ -106,6 +107,7 @@ def build_tokenizer(
     else:
         assert text is not None, "only a resumed run does without its text"
         tokenizer = _train_on_text(place, file, family, text, vocabulary, given, note)
+    # Whatever it framed texts by before: from now on it reads for this family.
     tokenizer.framing = family.framing
     return tokenizer
 

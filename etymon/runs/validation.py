@@ -146,6 +146,7 @@ def sample_text(model: Model, seed: int) -> str | None:
         return None
     from etymon.generation import DecodingSettings, generate_texts  # which few objectives need
 
+    # One position is for the token that begins a text.
     room = min(SAMPLE_TOKENS, (model.positions or SAMPLE_TOKENS) - 1)
     settings = DecodingSettings(max_new_tokens=room, sample=True, temperature=0.8, top_k=40, seed=seed)
     return generate_texts(model, [""], settings)[0].text
@@ -276,6 +277,7 @@ class TaskValidator:
         ):
             answers, loss = both  # a head gives both in one pass
             return averages({"loss": loss}, {"loss": 1.0}, None), answers
+        # Loss and answers apart: processes share the loss, and texts have to be decoded.
         slices = list(validation_slices(self.task, examples, self.job.file.seed, rows=1))
         figures = evaluate(self.unit, slices, world)
         return figures, self.task.predict(model, table, decoding) if self.scored and world.first else []
