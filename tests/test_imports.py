@@ -30,8 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "runs": {"tasks", "training", "report"},
     "lab": {"runs"},
     "verbs": {"lab"},
-    "serving": {"verbs"},
-    "cli": {"verbs", "serving"},
+    "cli": {"verbs"},
     "__main__": {"cli"},
 }
 VISIBLE_TO_ALL = {"errors", "files", "config", "settings"}
@@ -111,7 +110,6 @@ def test_imports_point_one_way():
         ("training", "generate", False),
         ("generation", "families.model", True),
         ("verbs", "lab.probe", True),
-        ("serving", "verbs.generate", True),
         ("verbs", "cli", False),
         ("nn", "errors.EtymonError", True),
     ],

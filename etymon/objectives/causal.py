@@ -31,7 +31,9 @@ from etymon.text.tokenizer import Tokenizer
 class CausalExample:
     ids: np.ndarray
     targets: np.ndarray
-    """What the last of the ids predict. The ids before them, and the first that predicts, are a prefix."""
+    """What the last of the ids predict."""
+    prefix: int = 1
+    """So many ids at the beginning are read in both directions; one is as good as none."""
 
 
 @dataclass
@@ -93,9 +95,9 @@ class CausalLM(Objective):
 
     def collate(self, examples: Sequence[CausalExample]) -> CausalBatch:
         examples = by_length(examples)
-        # 1 for whole windows, which sees no more than causal attention: the prefix is for `prefix.py`.
-        prefix = [len(example.ids) - len(example.targets) + 1 for example in examples]
-        batch = Batch.of([example.ids for example in examples], prefix=prefix)
+        batch = Batch.of(
+            [example.ids for example in examples], prefix=[example.prefix for example in examples]
+        )
         return CausalBatch(**causal_fields(examples, batch, self.text_lengths))
 
     def loss(self, unit: Unit, micro: CausalBatch) -> dict[str, Term]:

@@ -187,7 +187,7 @@ SHORT_FORMS = {"lora": "rank", "features": "source", "adversarial": "name"}
 class OptimiserSettings:
     optimiser: OptimiserName | None = option(None, "the optimiser (the family's own)")
     learning_rate: float | None = option(None, "peak rate (the size's own; of a task, the family's)", gt=0)
-    weight_decay: float | None = option(None, "decoupled weight decay (the family's own)")
+    weight_decay: float | None = option(None, "decoupled weight decay (the family's own)", ge=0)
     layer_decay: float | None = option(None, "factor by which lower layers learn more slowly", gt=0, le=1)
     frozen: Words = option((), "patterns of parameters that are not trained: 'body.embeddings.*'")
     unfreeze: float | None = option(
