@@ -21,7 +21,7 @@ from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal
 from etymon.nn.layers import Rate
-from etymon.nn.relative import DistanceSinusoids, RelativeAttention, relative_biases
+from etymon.nn.relative import RelativeAttention, relative_biases
 from etymon.text import framing
 
 
@@ -77,6 +77,7 @@ class Shape:
         check_cutoffs(self, self.vocabulary)
 
 
+# The original PyTorch code begins with an empty memory, and clamps distances only when it evaluates.
 TORCH: dict[str, Any] = {"same_length": False, "zero_start": False, "clamp": 0, "own_biases": False}
 CHARACTERS = {"cutoffs": (), "divisor": 1, **TORCH}
 POCKET = {
@@ -128,15 +129,8 @@ def body(shape: Shape, heads: frozenset[str]) -> RecurrentBody:
     words = AdaptiveEmbedding(
         shape.vocabulary, shape.dim, shape.cutoffs, width=shape.embedding_dim, divisor=shape.divisor
     )
-    stack = RecurrentStack(
-        layers,
-        DistanceSinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout),
-        memory=shape.memory,
-        same_length=shape.same_length,
-        dropout=shape.dropout,
-    )
     embeddings = Embeddings(words, scale=shape.dim**0.5, dropout=shape.dropout)
-    return RecurrentBody(embeddings, stack, zero_start=shape.zero_start)
+    return RecurrentBody(embeddings, RecurrentStack(layers, shape), zero_start=shape.zero_start)
 
 
 def vocabulary(shape: Shape, body: Any, labels: int) -> nn.Module:
@@ -147,6 +141,7 @@ def vocabulary(shape: Shape, body: Any, labels: int) -> nn.Module:
 # --- as it is published
 
 
+# Cluster i is entry -i in the original PyTorch code, entry i - 1 in TensorFlow and Transformers.
 class Reversed(Row):
     """Rows in the opposite order."""
 
@@ -203,6 +198,7 @@ def names(shape: Shape) -> NameMap:
         [Row(attention, THEIRS + "dec_attn.qkv_net.*"), *clusters, *rows(table)],
         prefix=BODY,
         ties=ties,
+        # The speeds of the sinusoids, which Transformers stores as a buffer.
         ignored=[r"(transformer\.)?pos_emb\.inv_freq"],
     )
 
@@ -260,6 +256,7 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
         ("*.content_bias", usual),
         ("*.position_bias", usual),
         ("*.maps.*", normal(shape.map_deviation)),
+        # Norms begin around 1 and not at it, as in the original code.
         ("*norm.weight", lambda tensor, generator: tensor.normal_(1.0, shape.deviation, generator=generator)),
         *COMMON,
         ("*.weight", usual),

@@ -7,10 +7,10 @@ L distances, K head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch, Layout
@@ -19,6 +19,9 @@ from etymon.nn.cache import Places
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.memory import SegmentMemory, SlidingState
 from etymon.nn.relative import DistanceSinusoids, RelativeInputs, RelativeView
+
+if TYPE_CHECKING:
+    from etymon.families.transformer_xl import Shape
 
 PIECE = 512
 """Tokens of a row that a decode reads at once (or its reach, if that is more): scores of a long prompt
@@ -33,17 +36,10 @@ class RecurrentStack(Stack):
     """Layers of relative attention over a segment and what is remembered. With `same_length`, every query
     sees as many tokens as the memory is long, itself included, wherever in its segment it stands."""
 
-    def __init__(
-        self,
-        layers: Sequence[torch.nn.Module],
-        sinusoids: DistanceSinusoids,
-        *,
-        memory: int,
-        same_length: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(layers, [], dropout=dropout)
-        self.sinusoids, self.memory, self.same_length = sinusoids, memory, same_length
+    def __init__(self, layers: Sequence[nn.Module], shape: Shape) -> None:
+        super().__init__(layers, [], dropout=shape.dropout)
+        self.memory, self.same_length = shape.memory, shape.same_length
+        self.sinusoids = DistanceSinusoids(shape.dim, clamp=shape.clamp, dropout=shape.dropout)
 
     def forward(
         self,
@@ -64,6 +60,7 @@ class RecurrentStack(Stack):
         if decodes:
             state.advance(layout)
         elif state is not None:
+            # The inputs of the layers, not their outputs: each maps the past through its own matrices.
             state.extend([layout.lift(part) for part in hidden[:-1]], layout.lengths)
         return self.dropout(hidden[-1] if at is None else hidden[-1].index_select(0, at))
 

@@ -125,6 +125,7 @@ class TwoStreamStack(Stack):
                 g_nD = layer(g_nD, replace(inputs, view=query))
         self._record(x_ND, g_nD)
         if state is not None:
+            # Of the content stream alone: queries know no tokens that could be remembered.
             reuse = layout.longest if reuse is None else reuse
             lengths = [min(reuse, length) for length in layout.lengths]
             state.extend([layout.lift(part)[:, :reuse] for part in layer_inputs], lengths)
