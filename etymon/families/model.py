@@ -1,6 +1,6 @@
-"""A model: a family's body and the heads that somebody asked for.
+"""A model: a family's body and the heads that somebody asked for, how heads read it, and what it is.
 
-Legend: N tokens, D width.
+Legend: N tokens, n positions that a head reads, D width.
 """
 
 from __future__ import annotations
@@ -10,26 +10,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from etymon.checkpoints.sentences import Sentences
-from etymon.config import did_you_mean
 from etymon.errors import EtymonError
-from etymon.families.family import Family
-from etymon.families.head_reader import HeadReader
+from etymon.families.backbone import Backbone
+from etymon.families.family import Family, Where
 from etymon.families.special_tokens import start_id, token_ids
 from etymon.nn import features as feature_heads
 from etymon.nn import pointer
-from etymon.nn.attention import Memory
-from etymon.nn.batch import Batch, Letters, QueryPositions
-from etymon.nn.blocks import Body, EncoderDecoder
-from etymon.nn.cache import KeyValueState, StreamState
+from etymon.nn.batch import Batch, QueryPositions
+from etymon.nn.blocks import Stack
 from etymon.nn.features import FeatureSettings
 from etymon.nn.initialise import initialise
 from etymon.nn.int8 import shrink
 from etymon.nn.lora import LoraSettings, merge
-from etymon.nn.pointer import PointerVocabulary
-from etymon.nn.vocabulary import DenseVocabulary
+from etymon.nn.trace import trace
 
 if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
@@ -42,7 +38,7 @@ FEATURES_KEY = "etymon_features"
 WEIGHTS_KEY = "etymon_weights"
 
 
-class Model(HeadReader):
+class Model(Backbone):
     """`body` turns tokens into hidden states; `heads`, by name, turn hidden states into what a task wants.
 
     Parameters are blank until `initialise` or a checkpoint fills them (see `etymon.load` and `etymon.build`).
@@ -56,24 +52,7 @@ class Model(HeadReader):
         labels: Sequence[str] = ("0", "1"),
         features: FeatureSettings | None = None,
     ) -> None:
-        super().__init__()
-        family = family if features is None else family.with_features(features)
-        self.family, self.shape = family, shape
-        names = frozenset(heads)
-        for name in names - family.heads.keys():
-            raise EtymonError(f"{family.title} has no head {name!r}: {did_you_mean(name, family.heads)}")
-        # A head that only serves another one (BERT's pooler) is built with it and not listed.
-        self.head_names = names - {family.heads[name].after for name in names}
-        self.labels = tuple(labels)
-        self.body: Any = family.body(shape, self.head_names - family.feature_heads)
-        self.heads = nn.ModuleDict()
-        for name in family.heads:
-            if name in family.with_required(self.head_names):
-                self.heads[name] = family.heads[name].build(shape, self.body, len(self.labels))
-        window, vocabulary = getattr(shape, "pointer", 0), self._vocabulary
-        if window and isinstance(vocabulary, DenseVocabulary):
-            self.heads["vocabulary"] = PointerVocabulary(vocabulary, shape.dim, window)
-        self.tokenizer: Tokenizer | None = None
+        super().__init__(family, shape, heads, labels, features)
         # Of an encoder whose words are not the decoder's.
         self.source_tokenizer: Tokenizer | None = None
         # Values of a foreign `config.json` that are not ours to read, and its `generation_config.json`, None
@@ -82,9 +61,8 @@ class Model(HeadReader):
         self.generation: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []  # how it was trained, one entry a run
         self.sentences = Sentences()  # how one vector is made of a text
-        self.new_heads: tuple[
-            str, ...
-        ] = ()  # that the checkpoint did not have and that were initialised instead
+        # Heads that the checkpoint did not have, and that begin with first values.
+        self.new_heads: tuple[str, ...] = ()
         # Adapters (`etymon.nn.lora.adapt`), the folder or hub id of the model that they were put on, and the
         # parameters of heads that train, and are stored, with them.
         self.lora: LoraSettings | None = None
@@ -100,66 +78,94 @@ class Model(HeadReader):
         initialise(self, rules, seed, None if only is None else lambda name: name.startswith(begins))
         return self
 
-    # --- what it computes
+    # --- how heads read it
 
-    def hidden(self, batch: Batch, state: Any = None, embedded: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Hidden states `[N, D]`; with a state (of `start` or of `remember`), of the new tokens only, which
-        it then holds."""
-        assert isinstance(self.body, Body), (
-            f"{self.family.title} has an encoder and a decoder: encode, then decode"
-        )
-        if "letters" in self.capabilities and batch.letters is None and embedded is None:
-            assert self.tokenizer is not None, (
-                "a model that reads letters needs a tokenizer, or a batch with them"
+    def read(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """A task head's output at the positions its family reads (or at the flat positions `at`)."""
+        if head in self.family.feature_heads:
+            raise EtymonError(
+                f"the head {head!r} reads features of every layer, and not the last states alone"
             )
-            letters, index = self.tokenizer.lexicon.spell(batch.ids.cpu().numpy())
-            index_N = torch.from_numpy(index).to(batch.device)
-            batch = replace(
-                batch, letters=Letters(torch.from_numpy(letters).to(batch.device), index_N, index_N)
-            )
-        hidden_ND: Tensor = self.body(batch, state=state, embedded=embedded)
-        if state is not None and isinstance(self._vocabulary, PointerVocabulary):
-            assert state.window is not None, "a state of this model comes from its `start`"
-            state.window.append(hidden_ND, batch.ids, batch.layout)
-        return hidden_ND, state
+        return self.read_from(head, self.pick(head, hidden_ND, batch, at))
 
-    def encode(self, batch: Batch, embedded: Tensor | None = None) -> Memory:
-        """The encoder's hidden states of a batch, for `decode`."""
-        assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
-        return self.body.encode(batch, embedded)
+    def pick(self, head: str, hidden_ND: Tensor, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """The states that a head reads in its family (or those at the flat positions `at`)."""
+        if at is None and self._reads_at(head) == "mean":
+            return batch.layout.mean(hidden_ND)
+        at = self._places(head, batch) if at is None else at
+        return hidden_ND if at is None else hidden_ND.index_select(0, at)
 
-    def decode(
-        self, batch: Batch, memory: Memory, state: KeyValueState | None = None, embedded: Tensor | None = None
-    ) -> tuple[Tensor, KeyValueState | None]:
-        """The decoder's hidden states `[N, D]` of the new tokens, which the state then holds."""
-        assert isinstance(self.body, EncoderDecoder), f"{self.family.title} is one stack: use hidden"
-        return self.body.decode(batch, memory, state, embedded), state
+    def pick_states(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """The same of a batch: where single places are read, the last layer computes no others."""
+        at = self._places(head, batch) if at is None else at
+        return self.pick(head, self.states(batch), batch) if at is None else self.states(batch, at)
 
-    def start(self, rows: int, capacity: int = 0) -> KeyValueState:
-        """An empty state for `rows` rows, with room for `capacity` tokens each."""
-        state: KeyValueState = self.body.start(rows, capacity)
-        if isinstance(self._vocabulary, PointerVocabulary):
-            state.window = self._vocabulary.pointer.start()
-        return state
+    def read_from(self, head: str, x_nD: Tensor) -> Tensor:
+        """A task head's output of the states `pick` gives."""
+        if (before := self.family.heads[head].after) is not None:
+            x_nD = self.heads[before](x_nD)
+        return self.heads[head](x_nD)
 
-    def remember(self, rows: int, length: int | None = None) -> StreamState:
-        """What `rows` streams of text carry from segment to segment, before their first: `length` tokens, or
-        the shape's number of them."""
-        return self.body.remember(rows, length)
+    def _reads_at(self, head: str) -> Where:
+        after = self.family.heads[head].after
+        at = self.family.heads[after or head].at
+        return at(self.shape) if callable(at) else at
 
-    def two_stream(
-        self,
-        batch: Batch,
-        queries: QueryPositions,
-        state: Any = None,
-        embedded: Tensor | None = None,
-        reuse: int | None = None,
-    ) -> tuple[Tensor, Any]:
-        """Hidden states `[n, D]` of what stands in some places, given what comes before them in the batch's
-        `order` and not them; without an order, given all but them. The state takes up the rows' first `reuse`
-        tokens, the shape's number by default."""
-        assert "two-stream" in self.capabilities, f"{self.family.title} has one stream: use hidden"
-        return self.body.two_stream(batch, queries, state, embedded, reuse), state
+    def _places(self, head: str, batch: Batch) -> Tensor | None:
+        """The flat positions that a head reads in its family; None for all."""
+        return {"first": batch.layout.first, "last": batch.layout.last}.get(self._reads_at(head))
+
+    def answer(self, head: str, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """What a task head says of texts: one row of outputs for every text or, if it looks at all of them,
+        every token."""
+        if head in self.family.feature_heads:
+            return self.answer_from(head, self.layers(batch), batch, at)
+        return self.read_from(head, self.pick_states(head, batch, at))
+
+    def answer_from(
+        self, head: str, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None
+    ) -> Tensor:
+        """The same of a head that reads features, of `layers` that were computed before: a frozen body's do
+        not change."""
+        # Words that only their letters tell apart have one vector in a task.
+        if "letters" in self.family.capabilities:
+            unknown = self.token("unknown") or 0
+            batch = replace(batch, ids=batch.ids.where(batch.ids < self.shape.vocabulary, unknown))
+        return self.heads[head](layers_ND, batch, at)
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The states `[N, D]` of every layer, the input of the first before them; of an encoder and a
+        decoder, the encoder's."""
+        was_training = self.body.training
+        needs_gradient = torch.is_grad_enabled() and not self.frozen_body
+        self.body.train(was_training and not self.frozen_body)
+        try:
+            with torch.set_grad_enabled(needs_gradient), trace(self, attention=False) as seen:
+                last = self.last_layer(batch)
+        finally:
+            self.body.train(was_training)
+        return next((stack.hidden for stack in seen.values() if stack.hidden), [last])
+
+    def last_layer(self, batch: Batch) -> Tensor:
+        """The last of these alone."""
+        return self.encode(batch).hidden_MD if self.encoder_decoder else self.hidden(batch)[0]
+
+    def states(self, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """The hidden states `[N, D]` that task heads look at, or those at some flat positions. A decoder over
+        an encoder reads the same text behind its start."""
+        last, memory = self.body, None
+        if self.encoder_decoder and last.decoder is None:
+            last = last.encoder
+        elif self.encoder_decoder:
+            last, memory = last.decoder, self.encode(batch)
+            ids_N = batch.ids.roll(1)
+            ids_N[batch.layout.first] = self.decoder_start
+            batch = replace(batch, ids=ids_N, segments=None, views={})
+        # The last layer of a plain stack need not compute what nobody reads.
+        if at is not None and isinstance(getattr(last, "stack", None), Stack):
+            return last.at(at, batch, memory)
+        whole_ND: Tensor = self.hidden(batch)[0] if last is self.body else last(batch, memory)
+        return whole_ND if at is None else whole_ND.index_select(0, at)
 
     def hidden_behind_masks(self, batch: Batch, at_n: Tensor) -> Tensor:
         """Hidden states `[n, D]` of what stands behind the mask tokens at these places, which are in order. A
@@ -177,10 +183,6 @@ class Model(HeadReader):
         """The token that a decoder over an encoder begins with, but for generation
         (`etymon.families.special_tokens`)."""
         return start_id(self)
-
-    @property
-    def _vocabulary(self) -> nn.Module | None:
-        return dict(self.heads.items()).get("vocabulary")
 
     def require_vocabulary(self, doing: str) -> None:
         """Refuses what only a language model can do."""
@@ -204,10 +206,6 @@ class Model(HeadReader):
     def features(self) -> FeatureSettings | None:
         """How its task heads read features; None if they do not."""
         return self.family.features
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        return self.family.capabilities
 
     @property
     def positions(self) -> int | None:

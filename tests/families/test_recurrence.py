@@ -8,13 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from etymon.families.transformer_xl import recurrence
-from etymon.families.transformer_xl.recurrence import RecurrentBody, RecurrentStack
+from etymon.families.transformer_xl import Shape, recurrence
+from etymon.families.transformer_xl import body as build_body
+from etymon.families.transformer_xl.recurrence import RecurrentBody
 from etymon.nn.batch import Batch
-from etymon.nn.blocks import Block, FeedForward
-from etymon.nn.embeddings import Embeddings
-from etymon.nn.layers import Embedding
-from etymon.nn.relative import DistanceSinusoids, RelativeAttention
 
 WORDS, WIDTH, LENGTH = 40, 16, 24
 generator = torch.Generator().manual_seed(0)
@@ -30,19 +27,23 @@ def built(
     clamp: int = 0,
 ) -> RecurrentBody:
     torch.manual_seed(0)
-    layers = [
-        Block(
-            RelativeAttention(WIDTH, 2),
-            FeedForward(WIDTH, 32, "relu"),
-            [nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)],
-            norm_first=norm_first,
-        )
-        for _ in range(3)
-    ]
-    stack = RecurrentStack(
-        layers, DistanceSinusoids(WIDTH, clamp=clamp), memory=length, same_length=same_length
+    shape = Shape(
+        vocabulary=WORDS,
+        dim=WIDTH,
+        layers=3,
+        heads=2,
+        head_dim=WIDTH // 2,
+        inner_dim=32,
+        memory=length,
+        clamp=clamp,
+        same_length=same_length,
+        zero_start=zero_start,
+        cutoffs=(),
+        divisor=1,
+        norm_first=norm_first,
+        dropout=0.0,
     )
-    body = RecurrentBody(Embeddings(Embedding(WORDS, WIDTH), scale=4.0), stack, zero_start=zero_start)
+    body = build_body(shape, frozenset())
     for parameter in body.parameters():
         nn.init.normal_(parameter, 0.0, 0.3)
     return body.double().eval()

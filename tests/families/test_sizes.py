@@ -129,7 +129,7 @@ EVERY_SIZE = [
     (family, size)
     for family in FAMILIES
     for size, fields in family.sizes.items()
-    if family.expressible(family.shape(**fields))
+    if family.fits_transformers(family.shape(**fields))
 ]
 
 

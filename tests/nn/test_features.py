@@ -141,7 +141,7 @@ def test_dropout_is_on_features_while_training() -> None:
     made.train()
     assert not torch.equal(made(layers, batch), made(layers, batch))
     words = head(dropout=0.5, place="output", words=4).train()
-    assert torch.equal(words._entering(layers, batch), words._entering(layers, batch))
+    assert torch.equal(words._inputs(layers, batch), words._inputs(layers, batch))
 
 
 def test_everything_learns() -> None:
