@@ -54,7 +54,7 @@ def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:
 
 
 def _last_tasks(model: Model) -> dict[str, Any]:
-    """What the model was last fine-tuned for, by name: the tasks of a mixture, or one without a name. None
+    """What the model was last fine-tuned for, by name: the tasks of a mixture, or one without a name. Empty
     if it was not."""
     for entry in reversed(model.history):
         if tasks := {"": entry["task"]} if entry.get("task") else entry.get("tasks", {}):

@@ -191,7 +191,8 @@ class AnswerQuestion(HeadTask):
             answers.append(None if start < 0 else tokens[number].of(start, stop))
             if start >= 0 and answers[-1] is None:
                 raise EtymonError(
-                    f"{table.places[number]}: the tokenizer drops every character of the answer: leave the row out"
+                    f"{table.places[number]}: the tokenizer drops every character of the answer: leave "
+                    "the row out"
                 )
         # A model that never saw a question without an answer has not learnt to score that.
         if learn:
@@ -338,8 +339,8 @@ class AnswerQuestion(HeadTask):
             if start < stop and len(best) < self.options.best:
                 best.setdefault((start, stop), AnswerCandidate(context[start:stop], start, stop, score))
         candidates = tuple(best.values())
-        # XLNet's head scores the question itself; of other heads, the class token's score is compared with the
-        # best span's.
+        # XLNet's head scores the question itself; of other heads, the class token's score is compared with
+        # the best span's.
         absolute = self.head == CONDITIONAL
         if not candidates:
             return AnswerPrediction("", null_score=none if self.unanswerable and absolute else None)

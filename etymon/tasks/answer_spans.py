@@ -72,13 +72,15 @@ def read_answers(value: Any, context: str, place: str, column: str) -> list[tupl
         first = context.find(text)
         if first < 0:
             raise EtymonError(
-                f"{place}: the answer {shown} is not in its context: correct one of them, or leave the row out"
+                f"{place}: the answer {shown} is not in its context: correct one of them, or leave the "
+                "row out"
             )
         if start is None:
             start = first
         if not isinstance(start, int) or start < 0 or not context.startswith(text, start):
             raise EtymonError(
-                f"{place}: the answer {shown} does not begin at {start!r}, but at {first}: correct its answer_start"
+                f"{place}: the answer {shown} does not begin at {start!r}, but at {first}: correct its "
+                "answer_start"
             )
         answers.append((text.strip(), start + len(text) - len(text.lstrip())))
     return answers
@@ -95,7 +97,8 @@ def _texts_and_starts(value: Any) -> list[tuple[Any, Any]]:
     texts, starts = value.get("text"), value.get("answer_start")
     if isinstance(texts, str):
         return [(texts, starts)]
-    return list(zip(texts, [None] * len(texts) if starts is None else starts, strict=True))  # type: ignore[arg-type]
+    starts = [None] * len(texts) if starts is None else starts  # type: ignore[arg-type]
+    return list(zip(texts, starts, strict=True))  # type: ignore[arg-type]
 
 
 # --- windows: a context that is too long is read in parts, each with the question
@@ -133,20 +136,20 @@ class ContextWindow:
     """A question and a part of its context, as a model reads them."""
 
     number: int
-    """Of the question in its table."""
+    """That of the question in its table."""
     framed: Framed
     at: int
-    """Where the part begins,"""
+    """The place of the part's first token in the row."""
     first: int
-    """which token of the context that is,"""
+    """The number of that token in the context."""
     count: int
-    """and how many there are."""
+    """How many tokens the part has."""
     words: int
     """White-space words of what is read."""
 
     def target(self, answer: tuple[int, int] | None, nothing: int) -> tuple[int, int]:
-        """Where an answer, its first and its last token, stands in the window; `nothing` unless all of it
-        does."""
+        """The places of an answer's first and last token in the window; `nothing` twice unless it holds all
+        of it."""
         if answer is None or answer[0] < self.first or answer[1] >= self.first + self.count:
             return nothing, nothing
         return answer[0] - self.first + self.at, answer[1] - self.first + self.at
@@ -196,12 +199,13 @@ def context_windows(
             windows.append(ContextWindow(number, framed, at, first, len(part), words))
     if cut:
         notify(
-            f"{cut:,} of {len(questions):,} questions are longer than {most} tokens and are cut (question_length)"
+            f"{cut:,} of {len(questions):,} questions are longer than {most} tokens and are cut "
+            "(question_length)"
         )
     if long:
         notify(
-            f"{long:,} of {len(questions):,} contexts do not fit into {reader.length} tokens and are read in parts: "
-            f"{len(windows):,} windows in all"
+            f"{long:,} of {len(questions):,} contexts do not fit into {reader.length} tokens and are "
+            f"read in parts: {len(windows):,} windows in all"
         )
     return windows, tokens
 

@@ -128,7 +128,7 @@ class Classify(TextTask):
 
     def __init__(self, options: ClassifyOptions) -> None:
         super().__init__(options)
-        self.own_metrics = MULTI_LABEL_METRICS if options.multi_label else LABEL_METRICS
+        self.kind_metrics = MULTI_LABEL_METRICS if options.multi_label else LABEL_METRICS
         self.problem_type = f"{'multi' if options.multi_label else 'single'}_label_classification"
 
     def fit(self, family: Family) -> Fit:
@@ -144,11 +144,11 @@ class Classify(TextTask):
 
     @property
     def default_metrics(self) -> tuple[str, ...]:
-        return self.own_metrics[:1]
+        return self.kind_metrics[:1]
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
         super().check_metrics(metrics)
-        available = ("loss", *self.own_metrics)
+        available = ("loss", *self.kind_metrics)
         for metric in metrics:
             if metric not in available:
                 kind = "several labels a row" if self.options.multi_label else "one label a row"

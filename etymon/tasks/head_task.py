@@ -71,11 +71,10 @@ class HeadTask(Task):
     keeps_end: ClassVar[bool] = False
     """Whether a first text that is too long loses its beginning: the question stands at its end."""
     distributions: ClassVar[int] = 1
-    """That the head gives for an example; losses are means over them."""
+    """How many the head gives for an example, such as of beginnings and of ends; its loss is their mean."""
     options: HeadOptions
     outputs: tuple[int, int] | None = None
-    """Where several tasks share a head: the outputs that are this one's, from the first to behind the
-    last."""
+    """Where tasks share a head: the outputs of this one, from the first to behind the last."""
     label_names: tuple[str, ...] = ()
     """In the order of the head's outputs."""
     problem_type: str | None = None
@@ -102,7 +101,8 @@ class HeadTask(Task):
             )
         if family.features is not None and (options.language_model or getattr(options, "symmetric", False)):
             raise EtymonError(
-                "features take the place of a head that reads the last states: leave language_model and symmetric out"
+                "features take the place of a head that reads the last states: leave language_model "
+                "and symmetric out"
             )
         if options.language_model and "causal" not in family.capabilities:
             raise EtymonError(
@@ -130,11 +130,13 @@ class HeadTask(Task):
             self.cache = FeatureCache(model)
         if self.options.language_model and type(model.heads["vocabulary"]) is not DenseVocabulary:
             raise EtymonError(
-                "language_model needs an ordinary softmax, and this model has another: set language_model to 0"
+                "language_model needs an ordinary softmax, and this model has another: set "
+                "language_model to 0"
             )
         if self.options.r_drop and not model.drops:
             raise EtymonError(
-                "R-Drop compares two passes with different dropout, and this model has none: leave --r-drop out"
+                "R-Drop compares two passes with different dropout, and this model has none: leave "
+                "--r-drop out"
             )
         if self.problem_type is not None:
             model.carried = {**model.carried, "problem_type": self.problem_type}
@@ -146,7 +148,8 @@ class HeadTask(Task):
         same = isinstance(task, type(self)) and task.problem_type == self.problem_type
         if not self.teachable or not same:
             raise EtymonError(
-                f"the task {self.name!r} cannot follow {name}, which does {task.name!r}: leave the teacher out"
+                f"the task {self.name!r} cannot follow {name}, which does {task.name!r}: leave the "
+                "teacher out"
             )
         labels = [task.model_label(label) for label in self.label_names]
         if set(task.label_names) != set(labels):
@@ -188,8 +191,8 @@ class HeadTask(Task):
         }
 
     def encode_texts(self, table: Table, notify: Notify = ignore_note) -> Examples:
-        """The table's texts as tokens, whether it has answers or not. A column `places` has the tokens that the
-        head reads of every example, counted in its row; without it, they are those that the family reads."""
+        """The table's texts as tokens, whether it has answers or not. A column `places` has the tokens that
+        the head reads of every example, counted in its row; without it, it reads those of the family."""
         return self.reader.examples(self.pairs(table), table, notify, keeps_end=self.keeps_end)
 
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
@@ -214,7 +217,7 @@ class HeadTask(Task):
         )
         # No column stands for segment 0 everywhere, as of every single text.
         batch = Batch.of(ids, segments=segments if any(map(np.any, segments)) else None)
-        targets = np.zeros((len(chosen), 0))
+        has_places, targets = "places" in chosen[0], np.zeros((len(chosen), 0))
         if "target" in chosen[0]:
             targets = np.concatenate([example["target"] for example in chosen])
         prepared = HeadBatch(
@@ -222,9 +225,7 @@ class HeadTask(Task):
             tokens=batch.layout.tokens,
             batch=batch,
             targets=torch.from_numpy(targets),
-            at=batch.layout.flat([example["places"] for example in chosen])
-            if "places" in chosen[0]
-            else None,
+            at=batch.layout.flat([example["places"] for example in chosen]) if has_places else None,
             rows=tuple(len(example["lengths"]) for example in chosen),
             keys=tuple(
                 (*example["key"].tolist(), number)
@@ -250,8 +251,8 @@ class HeadTask(Task):
 
     @abstractmethod
     def targets(self, table: Table) -> np.ndarray:
-        """The targets of all examples, or of all their places, in the order of the table. Refuses values
-        that cannot be."""
+        """The targets of all examples, or of all their places, in the order of the table. Raises an error for
+        values that cannot be."""
 
     def model_label(self, label: str) -> str:
         """A label of a table as the model calls it: many published ones have numbers, and no names."""
@@ -278,8 +279,7 @@ class HeadTask(Task):
     # --- loss: from logits to terms
 
     def head_logits(self, model: Model, prepared: HeadBatch, states_ND: Tensor | None = None) -> Tensor:
-        """The head's logits of every example, or of every place. `states_ND` are the last states, if they
-        are known."""
+        """The head's logits of every example, or of every place. `states_ND` are the last states, or None."""
         batch = prepared.batch
         if states_ND is not None:
             return model.read(self.head, states_ND, batch, prepared.at)
@@ -298,7 +298,7 @@ class HeadTask(Task):
         """The summed loss, over as many targets as `loss_count` says."""
 
     def log_probabilities(self, logits: Tensor, prepared: HeadBatch) -> Tensor:
-        """Those that exclude one another are in the last dimension."""
+        """Log-probabilities; what excludes one another is in the last dimension."""
         return logits.log_softmax(-1)
 
     def loss(self, unit: Unit, prepared: HeadBatch) -> dict[str, Term]:

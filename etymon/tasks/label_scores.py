@@ -232,7 +232,8 @@ def require_spans(labels: Sequence[str], metrics: Sequence[str]) -> None:
     """Refuses scores of spans where labels say nothing of such."""
     if any(name in TAG_LIBRARIES for name in metrics) and not says_spans(labels):
         raise EtymonError(
-            f"the labels {', '.join(labels[:5])} say not where spans begin (as B-PER does): say --metric accuracy"
+            f"the labels {', '.join(labels[:5])} say not where spans begin (as B-PER does): say "
+            "--metric accuracy"
         )
 
 

@@ -50,19 +50,20 @@ class LanguageModel(Task):
     record_fields = ("prediction", "kind", "bits_per_byte", "perplexity", "tokens")
     heads = frozenset({"vocabulary"})
     options: LanguageModelOptions
-    likely: bool
-    """Whether the family that it was fitted, or bound, to tells how likely a text is."""
+    is_causal: bool
+    """Whether the family reads from left to right, and so tells how likely a text is (`fit`, `bind`)."""
     objective: Objective
     """What it does, bound to a model."""
 
     def fit(self, family: Family) -> Fit:
-        kind, self.likely = self._kind(family), "causal" in family.capabilities
+        kind, self.is_causal = self._kind(family), "causal" in family.capabilities
         check_fit(kind, family)
         # Streams carry memory from segment to segment, and a second model (a teacher, ELECTRA's generator)
         # comes with a run of its own: rows of a table have neither.
         if kind.streaming or kind.needs_teacher or kind.companions:
             raise EtymonError(
-                f"the objective {kind.name!r} cannot be learnt from rows: leave it out, or give it a run of its own (etymon pretrain)"
+                f"the objective {kind.name!r} cannot be learnt from rows: leave it out, or give it a "
+                "run of its own (etymon pretrain)"
             )
         return Fit("native", kind.heads)
 
@@ -74,8 +75,8 @@ class LanguageModel(Task):
             return objective_class("causal")
         if objective_class(family.objective).streaming:
             raise EtymonError(
-                f"{family.title} learns from long texts that it reads as streams, not from rows: etymon pretrain {family.name} "
-                "--from MODEL --data TEXT goes on with it"
+                f"{family.title} learns from long texts that it reads as streams, not from rows: "
+                f"etymon pretrain {family.name} --from MODEL --data TEXT goes on with it"
             )
         # A family that learnt otherwise (ELECTRA) can still fill masks, if it reads both ways.
         return objective_class("masked" if "bidirectional" in family.capabilities else family.objective)
@@ -83,13 +84,14 @@ class LanguageModel(Task):
     @property
     def default_metrics(self) -> tuple[str, ...]:
         # Both: those of the loss, which are of rows side by side, have the same names.
-        return self.metrics if self.likely else ("loss",)
+        return self.metrics if self.is_causal else ("loss",)
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
         super().check_metrics(metrics)
-        if set(metrics) - {"loss"} and not self.likely:
+        if set(metrics) - {"loss"} and not self.is_causal:
             raise EtymonError(
-                "bits of a text need a model that reads from left to right, which this family's are not: say --metric loss"
+                "bits of a text need a model that reads from left to right, which this family's are "
+                "not: say --metric loss"
             )
 
     @property
@@ -102,7 +104,7 @@ class LanguageModel(Task):
     # --- tied to a model
 
     def bind(self, model: Model, length: int | None = None) -> None:
-        kind, self.likely = self._kind(model.family), "causal" in model.capabilities
+        kind, self.is_causal = self._kind(model.family), "causal" in model.capabilities
         require_one_tokenizer(model)
         tokenizer, room = tokenizer_of(model), model.positions
         length = length or self.limits.get("length") or USUAL_LENGTH
@@ -159,7 +161,8 @@ class LanguageModel(Task):
         """How likely every text is by itself, as `etymon score` tells."""
         if model.encoder_decoder:
             raise EtymonError(
-                f"{model.family.title} tells how likely a target is given a source, not a text alone: there is nothing to predict"
+                f"{model.family.title} tells how likely a target is given a source, not a text alone: "
+                "there is nothing to predict"
             )
         return likelihood.score_texts(model, self.texts(table)["text"])
 

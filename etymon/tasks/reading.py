@@ -36,8 +36,8 @@ def require_one_tokenizer(model: Model) -> None:
     """Refuses a model with a tokenizer for its source alone: here encoder and decoder read the same text."""
     if model.source_tokenizer is not None:
         raise EtymonError(
-            "this model has a tokenizer for the source and another for the target, and can only turn one text "
-            "into another (text2text): fine-tune one that has a single tokenizer"
+            "this model has a tokenizer for the source and another for the target, and can only turn "
+            "one text into another (text2text): fine-tune one that has a single tokenizer"
         )
 
 
@@ -104,7 +104,8 @@ class TextReader:
                 raise EtymonError(f"{place}: its text has no tokens; leave the row out")
         if self.cut:
             notify(
-                f"{self.cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and are cut (finetune --length)"
+                f"{self.cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and "
+                "are cut (finetune --length)"
             )
         words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
         return framed_examples(framed, words)
@@ -175,22 +176,21 @@ class FeatureCache:
     def layers(self, keys: Sequence[Hashable], batch: Batch) -> list[Tensor]:
         """As `Model.layers(batch)`; `keys` are those of its rows."""
         new = [place for place, key in enumerate(keys) if key not in self.kept]
-        computed = dict(zip(new, self._compute(batch, new), strict=True)) if new else {}
-        for place, states in computed.items():
+        computed: dict[Hashable, np.ndarray] = {}
+        if new:
+            chosen = batch if len(new) == batch.layout.rows else _rows(batch, new)
+            states_LND = torch.stack(self.model.layers(chosen)).float().cpu().numpy()
+            parts = np.split(states_LND, np.cumsum(chosen.layout.lengths)[:-1], axis=1)
+            # Copies: a part of a larger array would keep all of it.
+            computed = {keys[place]: part.copy() for place, part in zip(new, parts, strict=True)}
+        for key, states in computed.items():
             if self.bytes + states.nbytes <= MOST_BYTES:
-                self.kept[keys[place]] = states
+                self.kept[key] = states
                 self.bytes += states.nbytes
-        rows = [computed[place] if place in computed else self.kept[key] for place, key in enumerate(keys)]
         # Rows that were kept and rows that are new, in the order of the batch.
+        rows = [computed[key] if key in computed else self.kept[key] for key in keys]
         whole_LND = torch.from_numpy(np.concatenate(rows, 1)).to(batch.device)
         return list(whole_LND.unbind())
-
-    def _compute(self, batch: Batch, places: Sequence[int]) -> list[np.ndarray]:
-        chosen = batch if len(places) == batch.layout.rows else _rows(batch, places)
-        states_LND = torch.stack(self.model.layers(chosen)).float().cpu().numpy()
-        stops = np.cumsum(chosen.layout.lengths)[:-1]
-        # Copies: a part of a larger array would keep all of it.
-        return [part.copy() for part in np.split(states_LND, stops, axis=1)]
 
 
 def _rows(batch: Batch, places: Sequence[int]) -> Batch:

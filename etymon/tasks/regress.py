@@ -47,7 +47,8 @@ class Regress(TextTask):
         super().bind(model, length)
         if self.outputs is None and len(model.labels) > 1:
             raise EtymonError(
-                f"this model tells {len(model.labels)} labels apart and says no number: use it with --task classify"
+                f"this model tells {len(model.labels)} labels apart and says no number: use it with "
+                "--task classify"
             )
 
     def labels(self, table: Table) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class Tag(HeadTask):
 
     def __init__(self, options: TagOptions) -> None:
         super().__init__(options)
-        self.raw = options.text is not None or options.entities is not None
+        self.has_entities = options.text is not None or options.entities is not None
         """Whether rows are texts with entities, and not words with tags."""
         self.widened = 0
         """Entities of the table that was read last that begin or end inside a word."""
@@ -100,24 +100,24 @@ class Tag(HeadTask):
             raise EtymonError(
                 "tags are read off a head, word by word, and are not written: leave the way out"
             )
-        if self.raw and (options.tokens is not None or options.tags is not None):
+        if self.has_entities and (options.tokens is not None or options.tags is not None):
             raise EtymonError("name the columns of tokens and tags, or those of text and entities, not both")
 
     @property
     def columns(self) -> tuple[str, ...]:
         options = self.options
-        if self.raw:
+        if self.has_entities:
             return (options.text or "text", options.entities or "entities")
         return (options.tokens or "tokens", options.tags or "tags")
 
     @property
     def default_metrics(self) -> tuple[str, ...]:
         """By entities, where tags say such; by words otherwise, and as long as the tags are not known."""
-        return ("f1",) if self.raw else tag_metrics(self.label_names)[:1]
+        return ("f1",) if self.has_entities else tag_metrics(self.label_names)[:1]
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
         super().check_metrics(metrics)
-        if self.label_names and not self.raw:
+        if self.label_names and not self.has_entities:
             require_spans(self.label_names, metrics)
 
     # --- rows
@@ -125,7 +125,7 @@ class Tag(HeadTask):
     def row_words(self, table: Table) -> list[WordSpans]:
         """The words of every row."""
         column = self.columns[0]
-        if self.raw:
+        if self.has_entities:
             table.texts(column)  # refuses what is no text
             texts = (SURROGATE.sub("\ufffd", value) for value in table.values(column))
             return [WordSpans(text, words_of(text)) for text in texts]
@@ -179,7 +179,7 @@ class Tag(HeadTask):
         column, all_tags = self.columns[1], []
         self.widened = 0
         for value, words, place in zip(table.values(column), rows, table.places, strict=True):
-            if self.raw:
+            if self.has_entities:
                 longest = self.options.overlapping == "longest"
                 entities = read_entities(value, words.text, place, column, longest=longest)
                 tags, widened = tags_of(entities, words.spans, self.options.scheme)
@@ -197,7 +197,7 @@ class Tag(HeadTask):
     def labels(self, table: Table) -> tuple[str, ...]:
         rows = self.row_tags(table, self.row_words(table))
         labels = tuple(sorted({tag for tags in rows for tag in tags}, key=number_or_name))
-        if self.raw:  # every tag that an entity of these labels can have, whether it was seen or not
+        if self.has_entities:  # every tag that an entity of these labels can have, whether it was seen or not
             labels = scheme_tags(_entity_labels(rows), self.options.scheme)
         if len(labels) < 2:
             raise EtymonError(
@@ -234,7 +234,7 @@ class Tag(HeadTask):
         for words, best in zip(rows, by_row, strict=True):
             tags = [self.label_names[int(number)] for number in best[:, 1]]
             confidences, entities = tuple(best[:, 0].tolist()), None
-            if self.raw:
+            if self.has_entities:
                 entities = tuple(entities_of(tags, words.spans, words.text, confidences))
                 # The tags of exactly these entities: what was answered is what is scored.
                 tags, _ = tags_of(entities, words.spans, self.options.scheme)
@@ -246,7 +246,7 @@ class Tag(HeadTask):
     ) -> dict[str, MetricScore]:
         actual = self.row_tags(table, self.row_words(table))
         given, labels = [prediction.tags for prediction in predictions], self.label_names
-        if self.raw:  # a published model's labels may be of another scheme
+        if self.has_entities:  # a published model's labels may be of another scheme
             labels = scheme_tags(_entity_labels([*actual, *given]) or ["none"], self.options.scheme)
         return tag_scores(given, actual, labels, metrics, resamples)
 
@@ -264,7 +264,7 @@ class Tag(HeadTask):
         return f"{words.text}\n-> {self._format_tags(words, prediction.tags)}\n({actual})"
 
     def _format_tags(self, words: WordSpans, tags: Sequence[str]) -> str:
-        if not self.raw:
+        if not self.has_entities:
             return " ".join(f"{token}/{tag}" for token, tag in zip(words.tokens, tags, strict=True))
         entities = entities_of(tags, words.spans, words.text, [1.0] * len(tags))
         return ", ".join(f"{entity.text} ({entity.label})" for entity in entities) or "no entities"

@@ -107,7 +107,8 @@ class Task(Objective, ABC):
         for name in self.record_fields:
             if any(name in row for row in table.rows):
                 raise EtymonError(
-                    f"{table.description}: the column {name!r} would be replaced by that of the answers: rename it"
+                    f"{table.description}: the column {name!r} would be replaced by that of the "
+                    "answers: rename it"
                 )
 
     # --- tied to a model

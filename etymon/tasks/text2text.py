@@ -76,7 +76,8 @@ class Text2Text(Task):
         if not _writes_text(family):
             able = ", ".join(name for name in REGISTRY if _writes_text(get_family(name)))
             raise EtymonError(
-                f"{family.title} cannot write a text, which the task {self.name!r} asks for: take one of {able}"
+                f"{family.title} cannot write a text, which the task {self.name!r} asks for: take one "
+                f"of {able}"
             )
         return Fit("native", self.heads)
 
@@ -94,8 +95,8 @@ class Text2Text(Task):
         tokenizer = tokenizer_of(model)
         self.reader: Tokenizer = source_tokenizer_of(model)
         self.writer: Tokenizer = tokenizer
-        self.apart, self.prefixed = model.encoder_decoder, model.reads_prefix
-        if self.apart:
+        self.has_encoder, self.reads_prefix = model.encoder_decoder, model.reads_prefix
+        if self.has_encoder:
             rooms = [room for room in (model.positions, model.decoder_positions) if room is not None]
             room = min(rooms, default=None)
         else:
@@ -118,7 +119,7 @@ class Text2Text(Task):
         texts = self.texts(table)
         sources, targets = self.sources(texts["source"]), self.writer.encode_batch(texts["target"])
         length = self.limits["length"]
-        if self.apart:
+        if self.has_encoder:
             targets = [self.writer.framing.frame(ids).ids for ids in targets]
         else:
             targets = [np.append(ids, np.int32(self.end)) for ids in targets]
@@ -127,7 +128,7 @@ class Text2Text(Task):
             longest = max(map(len, targets))
             self.limits["target"] = longest + longest // 4 + 8
         targets, many = _cut(targets, [self.room_for_targets] * len(targets))
-        rooms = [length if self.apart else length - len(target) for target in targets]
+        rooms = [length if self.has_encoder else length - len(target) for target in targets]
         sources, more = _cut(sources, rooms, self.tail)
         self._notify_cut(more, table, self.options.source, notify)
         self._notify_cut(many, table, self.options.target, notify)
@@ -140,7 +141,7 @@ class Text2Text(Task):
     def sources(self, texts: Sequence[str]) -> list[np.ndarray]:
         """What a model reads of texts (with their prefix) before it writes, whole."""
         encoded = self.reader.encode_batch(list(texts))
-        if self.apart:
+        if self.has_encoder:
             return [self.reader.framing.frame(ids).ids for ids in encoded]
         return [np.concatenate([self.before, ids, self.between]) for ids in encoded]
 
@@ -149,12 +150,12 @@ class Text2Text(Task):
     def collate(self, examples: Sequence[list[dict[str, np.ndarray]]]) -> Seq2SeqBatch:
         pairs = [(example["source"], example["target"]) for bundle in examples for example in bundle]
         pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])))
-        if self.apart:
+        if self.has_encoder:
             return Seq2SeqBatch.of("loss", pairs)
         # The last token of the source predicts the first of the target, and behind its end nothing follows.
         # The source itself is no target: in use it is given.
         rows = [np.concatenate([source, target[:-1]]) for source, target in pairs]
-        batch = Batch.of(rows, prefix=[len(source) for source, _ in pairs] if self.prefixed else None)
+        batch = Batch.of(rows, prefix=[len(source) for source, _ in pairs] if self.reads_prefix else None)
         at = batch.layout.flat([np.arange(len(pair[0]) - 1, len(row)) for row, pair in zip(rows, pairs)])
         targets = torch.from_numpy(np.concatenate([target for _, target in pairs]).astype(np.int64))
         return Seq2SeqBatch({"loss": len(targets)}, batch.layout.tokens, None, batch, targets, at)
@@ -179,23 +180,23 @@ class Text2Text(Task):
     def _notify_cut(self, count: int, table: Table, column: str, notify: Notify) -> None:
         if count:
             notify(
-                f"{count:,} of {len(table):,} texts in {column!r} are longer than {self.limits['length']} tokens "
-                "and are cut (finetune --length)"
+                f"{count:,} of {len(table):,} texts in {column!r} are longer than "
+                f"{self.limits['length']} tokens and are cut (finetune --length)"
             )
 
     @property
     def tail(self) -> int:
         """Tokens at the end of a prompt that say that the source is over."""
-        return 1 if self.apart else len(self.between)
+        return 1 if self.has_encoder else len(self.between)
 
     @property
     def room_for_targets(self) -> int:
-        return self.limits["length"] // (1 if self.apart else 2)
+        return self.limits["length"] // (1 if self.has_encoder else 2)
 
     @property
     def room_for_sources(self) -> int:
         """How long a prompt may be."""
-        return self.limits["length"] - (0 if self.apart else self.new_tokens)
+        return self.limits["length"] - (0 if self.has_encoder else self.new_tokens)
 
     @property
     def new_tokens(self) -> int:
@@ -272,7 +273,8 @@ class WrittenTask(Task):
     def __init__(self, task: Any) -> None:
         super().__init__(task.options)
         self.task = task
-        self.name, self.metrics, self.default_rows = task.name, task.metrics, task.default_rows  # type: ignore[misc]
+        self.name, self.metrics = task.name, task.metrics  # type: ignore[misc]
+        self.default_rows = task.default_rows  # type: ignore[misc]
         self.writing = Text2Text(Text2TextOptions())
         self.limits = self.writing.limits
 
@@ -287,7 +289,8 @@ class WrittenTask(Task):
         for name, default in HEAD_OPTIONS.items():
             if getattr(self.options, name, default) not in (default, recipe.get(name)):
                 raise EtymonError(
-                    f"{name} is for a head, and {family.title} writes its answers: leave it out, or say --way head"
+                    f"{name} is for a head, and {family.title} writes its answers: leave it out, or say "
+                    "--way head"
                 )
         return Fit("text-to-text", self.heads)
 
@@ -342,8 +345,8 @@ class WrittenTask(Task):
         }
         if len(self.task.label_by_text) < len(self.label_names):
             raise EtymonError(
-                f"of the labels {', '.join(self.label_names)}, this model's tokenizer writes some in the same way: "
-                "rename them, or say --way head"
+                f"of the labels {', '.join(self.label_names)}, this model's tokenizer writes some in "
+                "the same way: rename them, or say --way head"
             )
 
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:
@@ -351,7 +354,7 @@ class WrittenTask(Task):
         targets, length = self.task.target_texts(table), self.limits["length"]
         # A decoder's row holds both.
         longest = max(map(len, self.writing.writer.encode_batch(targets))) + 1
-        taken = 0 if self.writing.apart else min(longest, self.writing.room_for_targets)
+        taken = 0 if self.writing.has_encoder else min(longest, self.writing.room_for_targets)
         sources = self.source_texts(table, length - taken, notify)
         return self.writing.encode(_as_table(table, source=sources, target=targets), notify, learn=learn)
 

@@ -382,7 +382,7 @@ def test_a_model_remembers_what_it_tags() -> None:
     model.history = [{"task": task.describe()}]
     again = task_of(model)
     assert isinstance(again, Tag)
-    assert again.options == task.options and again.label_names == task.label_names and again.raw
+    assert again.options == task.options and again.label_names == task.label_names and again.has_entities
     assert again.predict(model, ENTITIES) == task.predict(model, ENTITIES)
     plain, _ = bound("bert")
     assert plain.default_metrics == ("accuracy",)
