@@ -27,7 +27,7 @@ from etymon.report.page import (
     value_report,
     write_report,
 )
-from etymon.report.plots import loss_curve, thinned
+from etymon.report.plots import loss_curve, thin_points
 from etymon.tasks.scores import MetricScore
 
 EVIL = "<script>alert('x')</script> & \"quotes\" \x00\x1b[31m \ud800 $a$ {brace}"
@@ -129,17 +129,17 @@ def test_curve_follows_its_numbers():
 def test_curve_of_few_or_broken_points(points):
     svg = loss_curve({"a": points}, {"xz": math.nan})
     ElementTree.fromstring(svg)
-    assert ("no points yet" in svg) == (not thinned(points))
+    assert ("no points yet" in svg) == (not thin_points(points))
 
 
 def test_thinned_keeps_the_mean_and_the_end():
     points = [(float(x), float(x % 2)) for x in range(10_000)]
-    kept = thinned(points, most=100)
+    kept = thin_points(points, most=100)
     assert len(kept) == 100
     assert kept[-1] == points[-1]
     assert all(abs(y - 0.5) < 0.02 for _, y in kept[:-1])
     assert [x for x, _ in kept] == sorted(x for x, _ in kept)
-    assert thinned(points[:100], most=100) == points[:100]
+    assert thin_points(points[:100], most=100) == points[:100]
 
 
 def test_table_aligns_numbers_and_refuses_ragged_rows():

@@ -28,11 +28,11 @@ from etymon.files import atomic_write, json_text
 from etymon.lab.probe_classifiers import (
     Problem,
     best_strength,
-    commonest,
     logistic_regression,
-    predictions,
+    majority_labels,
+    predict_labels,
     scalar_mix,
-    standardised,
+    standardise,
 )
 from etymon.lab.probe_tasks import SPLITS, Example, ProbeTask
 from etymon.lab.representations import POOLINGS, Pieces, Place, Representations, represent
@@ -143,14 +143,14 @@ def probe_model(
         scores.append(_probe(problem, vectors.states))
     del vectors  # the twin's take as much memory
     if twin:
-        states = read(untrained(model, seed), "reading with the untrained twin").states
+        states = read(untrained_twin(model, seed), "reading with the untrained twin").states
         # Random weights alone give useful features: an accuracy only counts beyond the twin's. Its penalty
         # is chosen by validation, too: anything else would make it look worse.
         for place, problem in enumerate(problems):
             on_progress(f"probing the untrained twin: {problem.task.name}")
             layers = []
             for layer, x_UD in zip(scores[place].layers, states):
-                _, accuracy, _ = best_strength(problem, standardised(x_UD, problem))
+                _, accuracy, _ = best_strength(problem, standardise(x_UD, problem))
                 layers.append(replace(layer, random=accuracy))
             scores[place] = replace(scores[place], layers=layers)
     for score in scores:
@@ -162,7 +162,7 @@ def probe_model(
     return Probes(name or model.family.title, model.family.name, seed, scores, notes)
 
 
-def untrained(model: Model, seed: int) -> Model:
+def untrained_twin(model: Model, seed: int) -> Model:
     """A model of the same shape that has learnt nothing."""
     twin = Model(model.family, model.shape, model.head_names, model.labels).initialise(seed)
     twin.tokenizer, twin.source_tokenizer = model.tokenizer, model.source_tokenizer
@@ -247,10 +247,10 @@ def _probe(problem: Problem, states_LUD: np.ndarray) -> TaskScore:
     """The scores of a task but for the twin's accuracies."""
     layers = []
     for x_UD in states_LUD:
-        x_ND = standardised(x_UD, problem)
+        x_ND = standardise(x_UD, problem)
         validation, accuracy, strength = best_strength(problem, x_ND)
         # The control has the strength that was chosen for the task: it is not tuned again.
-        (control,) = predictions(x_ND, problem.control, problem, (strength,))
+        (control,) = predict_labels(x_ND, problem.control, problem, (strength,))
         layers.append((accuracy, problem.accuracy(control, control=True), validation, strength))
     # The mix takes the penalty that the best layer has chosen: like the control, it is not tuned again.
     strength = max(layers, key=lambda layer: layer[2])[3]
@@ -265,9 +265,9 @@ def _probe(problem: Problem, states_LUD: np.ndarray) -> TaskScore:
         reading=problem.reading,
         labels=len(np.unique(problem.labels[problem.fitted])),
         train=int(problem.fitted.sum()),
-        validation=int(problem.within("validation").sum()),
+        validation=int(problem.rows_of("validation").sum()),
         test=len(types["test"]),
-        majority=problem.accuracy(commonest(problem)),
+        majority=problem.accuracy(majority_labels(problem)),
         control_seen=sum(type in trained for type in types["test"]) / len(types["test"]),
         mix_accuracy=problem.accuracy(mixed),
         layers=[

@@ -38,16 +38,17 @@ class Problem:
     groups: np.ndarray
     splits: np.ndarray
 
-    def within(self, split: Split) -> np.ndarray:
+    def rows_of(self, split: Split) -> np.ndarray:
+        """Whether each example is of the split, `[N]`."""
         return self.splits == SPLITS.index(split)
 
     @cached_property
     def fitted(self) -> np.ndarray:
-        return self.within("train")
+        return self.rows_of("train")
 
     def accuracy(self, predicted: np.ndarray, split: Split = "test", control: bool = False) -> float:
         right = predicted == (self.control if control else self.labels)
-        return float(right[self.within(split)].mean())
+        return float(right[self.rows_of(split)].mean())
 
 
 def logistic_regression() -> Any:
@@ -59,7 +60,7 @@ def logistic_regression() -> Any:
     return LogisticRegression
 
 
-def commonest(problem: Problem) -> np.ndarray:
+def majority_labels(problem: Problem) -> np.ndarray:
     """For every example the most frequent label of its group in training."""
     answers = np.zeros_like(problem.labels)
     for group in np.unique(problem.groups):
@@ -68,7 +69,7 @@ def commonest(problem: Problem) -> np.ndarray:
     return answers
 
 
-def standardised(x_UD: np.ndarray, problem: Problem) -> np.ndarray:
+def standardise(x_UD: np.ndarray, problem: Problem) -> np.ndarray:
     """The features of the examples with mean 0 and deviation 1 over the training split."""
     x_ND = x_UD[problem.units]
     mean, deviation = x_ND[problem.fitted].mean(0), x_ND[problem.fitted].std(0)
@@ -83,13 +84,13 @@ def best_strength(problem: Problem, x_ND: np.ndarray) -> tuple[float, float, flo
     tried = [
         (problem.accuracy(predicted, "validation"), problem.accuracy(predicted), strength)
         for strength, predicted in zip(
-            STRENGTHS, predictions(x_ND, problem.labels, problem, STRENGTHS), strict=True
+            STRENGTHS, predict_labels(x_ND, problem.labels, problem, STRENGTHS), strict=True
         )
     ]
     return max(tried, key=lambda each: each[0])  # of equals the first, which is the strongest
 
 
-def predictions(
+def predict_labels(
     x_ND: np.ndarray, labels: np.ndarray, problem: Problem, strengths: Sequence[float]
 ) -> list[np.ndarray]:
     """What logistic regression says of all examples, for every strength of the penalty."""
@@ -120,7 +121,7 @@ def scalar_mix(states_LUD: np.ndarray, problem: Problem, strength: float) -> tup
     """
     x_LND = torch.empty(len(states_LUD), len(problem.units), states_LUD.shape[2])
     for x_ND, x_UD in zip(x_LND, states_LUD, strict=True):
-        x_ND.copy_(torch.from_numpy(standardised(x_UD, problem)))
+        x_ND.copy_(torch.from_numpy(standardise(x_UD, problem)))
     labels, groups, fitted = (
         torch.from_numpy(part) for part in (problem.labels, problem.groups, problem.fitted)
     )

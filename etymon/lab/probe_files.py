@@ -78,7 +78,7 @@ def read_tasks(
     if examples < 8 or pseudo_words < 1:
         raise EtymonError("a probe needs at least 8 examples, and pseudo-words at least one pair")
     tasks: list[ProbeTask] = []
-    for name, files in _grouped(paths, format).items():
+    for name, files in _group_files(paths, format).items():
         kind = format or _kind(files[0][0], columns)
         sentences: list[Sentence] = []
         for path, split in files:
@@ -107,7 +107,7 @@ def read_tasks(
     return tasks
 
 
-def _grouped(
+def _group_files(
     paths: Sequence[str | Path], format: Format | None
 ) -> dict[str, list[tuple[Path, Split | None]]]:
     """ProbeTask name -> its files, each with the split that its name says."""

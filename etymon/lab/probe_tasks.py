@@ -75,7 +75,7 @@ class ProbeTask:
             )
 
 
-def shuffled(texts: Sequence[str]) -> list[str]:
+def in_digest_order(texts: Sequence[str]) -> list[str]:
     """Distinct texts in an order that depends on each text alone."""
     # By a digest: neither the order of lines in a file nor a seed decides what is held out.
     return sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
@@ -103,7 +103,7 @@ def give_splits(sentences: Sequence[Sentence], name: str) -> list[str]:
 
 def _move(sentences: Sequence[Sentence], source: Split | None, shares: dict[Split, float]) -> None:
     moved = [sentence for sentence in sentences if sentence.split == source]
-    texts = shuffled([sentence.text for sentence in moved])
+    texts = in_digest_order([sentence.text for sentence in moved])
     target: dict[str, Split] = {}
     for split, share in shares.items():  # the last one takes the rest
         begin = len(target)
@@ -124,7 +124,9 @@ def limit(sentences: list[Sentence], most: int, name: str) -> list[str]:
         room = most if split == "train" else most // 2
         if total <= room:
             continue
-        rank = {text: number for number, text in enumerate(shuffled([sentence.text for sentence in here]))}
+        rank = {
+            text: number for number, text in enumerate(in_digest_order([sentence.text for sentence in here]))
+        }
         for sentence in sorted(here, key=lambda sentence: rank[sentence.text]):
             if used >= room:
                 sentence.items = []
@@ -162,7 +164,9 @@ def pseudo_word_task(
     for pair in chosen:
         for split in SPLITS:
             here = by_pair[pair, split]
-            rank = {text: place for place, text in enumerate(shuffled([example.text for example in here]))}
+            rank = {
+                text: place for place, text in enumerate(in_digest_order([example.text for example in here]))
+            }
             here.sort(key=lambda example: rank[example.text])
             # As many of either word: chance is one half, whatever their frequencies.
             sides = [[example for example in here if example.label == word] for word in pair]

@@ -5,6 +5,7 @@ Legend: N tokens, U units (texts or words), L layers with the input of the first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,7 +53,7 @@ class Reader:
         self.cut = 0
         """How many texts were too long so far."""
 
-    def need_class(self, others: str) -> None:
+    def require_class_token(self, others: str) -> None:
         if not self.has_class:
             raise EtymonError(f"{self.model.family.title} has no class token to pool by: use {others}")
 
@@ -60,10 +61,10 @@ class Reader:
         """The ids of texts, without the framing."""
         if self.words is not self.tokenizer:
             self.words.forget()
-        return [self.within(ids) for ids in self.words.encode_batch(texts)]
+        return [self.truncate(ids) for ids in self.words.encode_batch(texts)]
 
-    def within(self, ids: np.ndarray) -> np.ndarray:
-        """The ids that are read."""
+    def truncate(self, ids: np.ndarray) -> np.ndarray:
+        """The ids that fit into the model's positions; counts the texts that lose some."""
         if self.room is None or len(ids) <= self.room:
             return ids
         self.cut += 1
@@ -81,7 +82,7 @@ class Reader:
             segments = self.tokenizer.framing.segments(rows)
             yield chosen, Batch.of(rows, segments=segments, device=self.model.device)
 
-    def inside(self, x_ND: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
+    def text_states(self, x_ND: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """The states that a text's vector is made of: all, or where the framing stands apart those of the
         text alone."""
         if not self.apart:
@@ -113,7 +114,7 @@ def represent(
     """Every layer's vectors of units (text, place); each distinct text goes through the model once."""
     reader = Reader(model)
     if any(place == "cls" for _, place in units):
-        reader.need_class("mean or last")
+        reader.require_class_token("mean or last")
     units_of: dict[str, list[int]] = {}
     for number, (text, _) in enumerate(units):
         units_of.setdefault(text, []).append(number)
@@ -121,7 +122,7 @@ def represent(
     ranges = np.zeros((len(units), 2), np.int64)  # of tokens within the framed row
     for text, numbers in units_of.items():
         ids, starts, stops = reader.words.offsets(text)
-        encoded.append(reader.within(ids))
+        encoded.append(reader.truncate(ids))
         for number in numbers:
             ranges[number] = _tokens(reader, len(encoded[-1]), starts, stops, units[number][1], pieces)
     present = ranges[:, 0] < ranges[:, 1]
@@ -132,7 +133,16 @@ def represent(
         for chosen, batch in reader.batches(encoded, batch_size):
             layers = model.layers(batch)
             if states is None:
-                states = _room(len(layers), len(units), layers[0].shape[1])
+                shape = (len(layers), len(units), layers[0].shape[1])
+                size, free = 4 * math.prod(shape), psutil.virtual_memory().available
+                # Probes work on standardised copies, and a mix of layers on another one while it learns.
+                if 4 * size > free:
+                    raise EtymonError(
+                        f"{len(units):,} vectors of {len(layers)} layers take {size / 1e9:.1f} GB, four "
+                        f"times, and {free / 1e9:.1f} GB are free: use fewer with --examples, or fewer tasks at "
+                        "once"
+                    )
+                states = np.zeros(shape, np.float32)
             into = np.concatenate([numbers_of[text] for text in chosen])
             begins = np.repeat(batch.layout.host_starts, [len(numbers_of[text]) for text in chosen])
             if len(into):
@@ -175,13 +185,3 @@ def _means(x_ND: Tensor, ranges: np.ndarray) -> Tensor:
     token_T, unit_T = (torch.from_numpy(part).to(x_ND.device) for part in (ranges[unit, 0] + within, unit))
     sums_UD = x_ND.new_zeros(len(ranges), x_ND.shape[1]).index_add_(0, unit_T, x_ND[token_T])
     return sums_UD / torch.from_numpy(lengths).to(x_ND)[:, None]
-
-
-def _room(layers: int, units: int, width: int) -> np.ndarray:
-    size, free = 4 * layers * units * width, psutil.virtual_memory().available
-    if 4 * size > free:  # probes work on standardised copies, a mix of layers on one for learning beside
-        raise EtymonError(
-            f"{units:,} vectors of {layers} layers take {size / 1e9:.1f} GB, four times, and "
-            f"{free / 1e9:.1f} GB are free: use fewer with --examples, or fewer tasks at once"
-        )
-    return np.zeros((layers, units, width), np.float32)

@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 Cell = str | float | None
 NO_LABEL = "(no label)"
 MOST_ERRORS = 20
+# Letters that are shown of a text in a table, and of a label's name beside the confusion matrix.
 TEXT_LETTERS, LABEL_LETTERS = 240, 18
-"""Letters that are shown of a text in a table, and of a label's name beside the confusion matrix."""
 MOST_LABELS = 30
+# With more labels a cell of the confusion matrix has no room for its share: only the tooltip shows it.
 LABELS_WITH_SHARES = 12
-"""Up to so many labels a cell of the confusion matrix has room for its share; beyond, only the tooltip
-shows it."""
 
 
 class Section(Protocol):

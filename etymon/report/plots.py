@@ -68,7 +68,7 @@ def loss_curve(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    kept = {name: thinned(points) for name, points in series.items()}
+    kept = {name: thin_points(points) for name, points in series.items()}
     with matplotlib.rc_context(_SETTINGS):
         columns = max(1, min(3, 60 // (max(map(len, kept), default=0) + 6)))  # that the legend has room for
         rows = -(-len(kept) // columns)
@@ -124,7 +124,7 @@ def _style_axes(axes: Axes, x_label: str, y_label: str) -> None:
     axes.figure.patch.set_visible(False)
 
 
-def thinned(points: Points, most: int = 600) -> list[tuple[float, float]]:
+def thin_points(points: Points, most: int = 600) -> list[tuple[float, float]]:
     """At most `most` finite points: means over equal runs of neighbours, the last point kept as it is."""
     finite = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(finite) <= most:
@@ -157,8 +157,8 @@ def _inline(svg: str) -> str:
     return svg
 
 
+# Inches of a picture's longer side: tokens of a long text become smaller, and no picture takes gigabytes.
 LARGEST = 50.0
-"""Inches of a picture's longer side: tokens of a long text become smaller, and no picture takes gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,9 @@ def attention_picture(
     rows, columns = weights_QT.shape
     width, height = 2 + 0.28 * columns, 1.6 + 0.24 * rows
     scale = min(1, LARGEST / max(width, height))
+    # A dollar sign would begin a formula.
     keys, queries = (
-        [
-            printable(token).replace("$", r"\$") or "·" for token in tokens
-        ]  # a dollar sign would begin a formula
+        [printable(token).replace("$", r"\$") or "·" for token in tokens]
         for tokens in (attention.keys, attention.queries)
     )
     with matplotlib.rc_context(

@@ -316,7 +316,7 @@ class ModelWriter:
             **({"grown": self.start.grown} if self.start.grown else {}),
             **file.stated(),
             "seen": trainer.state.seen(),
-            "training": plain(asdict(trainer.plan.settled(trainer.settings))),
+            "training": plain(asdict(trainer.plan.final_settings(trainer.settings))),
             "metrics": metrics,
         }
         return [*self.start.history, entry]

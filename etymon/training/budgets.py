@@ -163,7 +163,7 @@ class StepPlan:
                 )
             before, steps = revision.step + 1, revision.steps
 
-    def settled(self, settings: Settings) -> Settings:
+    def final_settings(self, settings: Settings) -> Settings:
         """The settings of a run as it turned out: the number of steps that it has now, without the way
         there."""
         return replace(settings, steps=self.steps, time=None, revisions=())  # type: ignore[type-var]

@@ -37,7 +37,7 @@ class Step:
     slices: dict[int, MicroBatch]
     after: Position
     feed: Feed
-    anew: bool = False
+    resets_streams: bool = False
     """It begins a phase with other samples: streams of the phase before have ended."""
 
 
@@ -200,10 +200,10 @@ class StepStream(Dataset[MicroBatch]):
         try:
             for _ in range(count):
                 step_slices = {self.rank: next(slices)}
-                phase, after, anew = planned.popleft()
+                phase, after, resets_streams = planned.popleft()
                 for number in range(self.rank + self.ranks, phase.feed.slices, self.ranks):
                     step_slices[number] = next(slices)
-                yield Step(step_slices, after, phase.feed, anew)
+                yield Step(step_slices, after, phase.feed, resets_streams)
         finally:
             slices.close()
 
@@ -217,15 +217,15 @@ class StepStream(Dataset[MicroBatch]):
         """(phase, samples) of every slice that this rank computes, in order; each step is also put into
         `planned`."""
         for step in range(first, first + count):
-            phase, anew = self.phase(step), step == 0
+            phase, resets_streams = self.phase(step), step == 0
             if phase.first == step > 0:
                 # A phase with other samples begins a new epoch; one that only takes more a step goes on.
                 before, now = self.phase(step - 1).feed, phase.feed
-                anew = before.objective is not now.objective or before.split is not now.split
-                if anew:
+                resets_streams = before.objective is not now.objective or before.split is not now.split
+                if resets_streams:
                     position = Position(position.epoch + 1, 0)
             slices, position = phase.feed.addresses(position)
-            planned.append((phase, position, anew))
+            planned.append((phase, position, resets_streams))
             for samples in slices[self.rank :: self.ranks]:
                 yield self.phases.index(phase), samples
 

@@ -236,7 +236,7 @@ class Trainer:
         late_counts: dict[str, float] = {}
         self.unit.train()
         self.unit.objective = objective
-        if step.anew:
+        if step.resets_streams:
             self.unit.memories = StreamMemories()
         position = self.plan.position(self.state.step)
         unfreezing: Any = nullcontext()

@@ -207,19 +207,13 @@ class _Run:
     def fraction(self) -> float:
         return min(self.step / self.total, 1.0) if self.total else 0.0
 
-    def seconds_left(self) -> float | None:
-        if not self.total or not self.first or self.step <= self.first[0]:
-            return None
-        pace = (self.last_time - self.first[1]) / (self.step - self.first[0])
-        return max(0.0, pace * (self.total - self.step))
-
     def position(self) -> list[str]:
         if not self.total:
             return [f"step {self.step:,}"]
         parts = [f"{self.fraction:4.0%}", f"step {self.step:,}/{self.total:,}"]
-        left = self.seconds_left()
-        if left is not None and self.step < self.total:
-            parts.append(f"{format_seconds(left)} left")
+        if self.first and self.first[0] < self.step < self.total:
+            pace = (self.last_time - self.first[1]) / (self.step - self.first[0])
+            parts.append(f"{format_seconds(max(0.0, pace * (self.total - self.step)))} left")
         return parts
 
     def values(self) -> list[str]:

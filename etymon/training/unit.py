@@ -15,6 +15,7 @@ from etymon.errors import EtymonError
 from etymon.nn.initialise import align
 from etymon.objectives.objective import MicroBatch, Objective, StreamBatch, Term
 from etymon.training.distributed import World
+from etymon.training.state import take_prefixed
 
 
 class TrainingUnit(nn.Module):
@@ -97,11 +98,12 @@ class StreamMemories:
         streams = batch.streams
         prefix = _prefix(streams)
         # Loaded when a batch first asks for it: only now it is clear which streams this process computes.
-        if any(name.startswith(prefix) for name in self._saved):
-            names = [name for name in self._saved if name.startswith(prefix)]
-            parts = {name.removeprefix(prefix): self._saved.pop(name).to(device, copy=True) for name in names}
+        if parts := take_prefixed(self._saved, prefix):
+            lengths = parts.pop("lengths").tolist()
             self._states[streams] = new_state(len(streams))
-            self._states[streams].load(parts, parts.pop("lengths").tolist())
+            self._states[streams].load(
+                {name: tensor.to(device, copy=True) for name, tensor in parts.items()}, lengths
+            )
         elif self._saved and streams not in self._states:
             others = dict.fromkeys(name.partition("/")[0] for name in self._saved)
             raise EtymonError(

@@ -105,38 +105,36 @@ class Adafactor(Optimiser):
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
+        rate, weight_decay = group["lr"], group["weight_decay"]
         for parameter, gradient in zip(parameters, gradients):
-            self._move(parameter, gradient, group["lr"], group["weight_decay"])
-
-    def _move(self, parameter: Tensor, gradient: Tensor, rate: float, weight_decay: float) -> None:
-        state, axes = self.state[parameter], factored_axes(parameter.shape)
-        squares = gradient.square().add_(1e-30)  # epsilon_1 of the paper
-        # The means over the columns of every row and the rows of every column; else every square itself.
-        moments = {"square": squares}
-        if axes is not None:
-            rows, columns = squares.mean(axes[1], keepdim=True), squares.mean(axes[0], keepdim=True)
-            moments = {"row": rows, "column": columns}
-        if not state:
-            state["step"] = torch.zeros((), device=parameter.device)
-            state.update({quantity: torch.zeros_like(value) for quantity, value in moments.items()})
-        state["step"] += 1
-        # 1 - beta2 of the paper's section 7.2: the first step starts from its own squares.
-        new_share = float(state["step"]) ** -0.8
-        for quantity, value in moments.items():
-            state[quantity].lerp_(value, new_share)
-        if axes is None:
-            update = state["square"].rsqrt().mul_(gradient)
-        else:
-            # The squares as an outer product of row and column means (the paper's section 3).
-            row, column = state["row"], state["column"]
-            update = gradient * (row / row.mean(axes[0], keepdim=True)).rsqrt_()
-            update.mul_(column.rsqrt())
-        # Steps relative to the parameter (section 8, epsilon_2) and clipped updates (section 6).
-        scale = root_mean_square(parameter).clamp_(min=1e-3)
-        step = scale / root_mean_square(update).clamp_(min=1.0)
-        if weight_decay:
-            parameter.mul_(1.0 - rate * weight_decay * scale)
-        parameter.addcmul_(update, step, value=-rate)
+            state, axes = self.state[parameter], factored_axes(parameter.shape)
+            squares = gradient.square().add_(1e-30)  # epsilon_1 of the paper
+            # The means over the columns of every row and the rows of every column; else every square itself.
+            moments = {"square": squares}
+            if axes is not None:
+                rows, columns = squares.mean(axes[1], keepdim=True), squares.mean(axes[0], keepdim=True)
+                moments = {"row": rows, "column": columns}
+            if not state:
+                state["step"] = torch.zeros((), device=parameter.device)
+                state.update({quantity: torch.zeros_like(value) for quantity, value in moments.items()})
+            state["step"] += 1
+            # 1 - beta2 of the paper's section 7.2: the first step starts from its own squares.
+            new_share = float(state["step"]) ** -0.8
+            for quantity, value in moments.items():
+                state[quantity].lerp_(value, new_share)
+            if axes is None:
+                update = state["square"].rsqrt().mul_(gradient)
+            else:
+                # The squares as an outer product of row and column means (the paper's section 3).
+                row, column = state["row"], state["column"]
+                update = gradient * (row / row.mean(axes[0], keepdim=True)).rsqrt_()
+                update.mul_(column.rsqrt())
+            # Steps relative to the parameter (section 8, epsilon_2) and clipped updates (section 6).
+            scale = root_mean_square(parameter).clamp_(min=1e-3)
+            step = scale / root_mean_square(update).clamp_(min=1.0)
+            if weight_decay:
+                parameter.mul_(1.0 - rate * weight_decay * scale)
+            parameter.addcmul_(update, step, value=-rate)
 
 
 def factored_axes(shape: torch.Size) -> tuple[int, int] | None:

@@ -95,7 +95,7 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
         raise EtymonError("a vector is of one layer or of a mix of all: give --layer or --mix, not both")
     mix = None if options.mix is None else _mix(model, options.mix)
     if pooling == "cls":
-        reader.need_class("mean, max or last")
+        reader.require_class_token("mean, max or last")
 
     def vectors_of(block: Sequence[str]) -> np.ndarray:
         vectors: np.ndarray | None = None
@@ -108,7 +108,7 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
                     hidden_ND = model.last_layer(batch)
                 else:
                     hidden_ND = _layer(model.layers(batch), layer)
-                pooled_RD = _pool(*reader.inside(hidden_ND, batch.layout), pooling, reader.class_last)
+                pooled_RD = _pool(*reader.text_states(hidden_ND, batch.layout), pooling, reader.class_last)
                 if is_normalised:
                     pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
                 if vectors is None:

@@ -11,8 +11,8 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY
-from etymon.lab.probe import control_labels, probe_model, untrained
-from etymon.lab.probe_classifiers import Problem, predictions, scalar_mix, standardised
+from etymon.lab.probe import control_labels, probe_model, untrained_twin
+from etymon.lab.probe_classifiers import Problem, predict_labels, scalar_mix, standardise
 from etymon.lab.probe_tasks import Example, ProbeTask
 from etymon.lab.representations import represent
 from etymon.nn.batch import Batch
@@ -95,7 +95,7 @@ def test_hidden_states_alone_leave_attention_on_its_fast_path(models):
 
 def test_the_twin_has_the_shape_and_none_of_the_weights(models):
     model = models("bert")
-    twin = untrained(model, 3)
+    twin = untrained_twin(model, 3)
     assert {name: part.shape for name, part in twin.named_parameters()} == {
         name: part.shape for name, part in model.named_parameters()
     }
@@ -148,10 +148,10 @@ def test_predictions_are_those_of_the_penalised_likelihood():
     x = draw.normal(size=(200, 6)).astype(np.float32) * 3 + 1
     labels = (x[:, 0] - x[:, 1] + draw.normal(size=200) > 0).astype(int) + (x[:, 2] > 3)
     made = problem(labels)
-    features = standardised(x, made)
+    features = standardise(x, made)
     np.testing.assert_allclose(features[:160].mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(features[:160].std(0), 1, atol=1e-5)
-    (found,) = predictions(features, labels, made, (0.1,))
+    (found,) = predict_labels(features, labels, made, (0.1,))
     alone = sklearn.LogisticRegression(C=1 / 16, max_iter=1000).fit(features[:160], labels[:160])
     assert (found == alone.predict(features)).all()
     weight, bias = torch.tensor(alone.coef_).double(), torch.tensor(alone.intercept_).double()
@@ -168,7 +168,7 @@ def test_groups_are_classified_apart():
     side = draw.integers(0, 2, 400)
     x = np.stack([(side ^ groups) + 0.1 * draw.normal(size=400), draw.normal(size=400)], 1).astype(np.float32)
     made = problem(side + 2 * groups, groups)
-    (found,) = predictions(standardised(x, made), made.labels, made, (0.01,))
+    (found,) = predict_labels(standardise(x, made), made.labels, made, (0.01,))
     assert made.accuracy(found) == 1
     _, mixed = scalar_mix(x[None], made, 0.01)
     assert made.accuracy(mixed) == 1

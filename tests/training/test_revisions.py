@@ -31,5 +31,5 @@ def test_a_history_tells_the_steps_that_the_run_came_to() -> None:
     time = TimeBudget(30.0, (0.5,), 1.0)
     plan = StepPlan(COURSE, 10, time=time, revisions=[Revision(4, 0.4, 12)])
     plan.steps = 12
-    settled = plan.settled(TrainingSettings(steps=10, time=time, revisions=(Revision(4, 0.4, 12),)))
+    settled = plan.final_settings(TrainingSettings(steps=10, time=time, revisions=(Revision(4, 0.4, 12),)))
     assert (settled.steps, settled.time, settled.revisions) == (12, None, ())

@@ -180,8 +180,8 @@ def test_a_phase_with_other_samples_begins_anew(store: Any) -> None:
         for length in (8, 12)
     ]
     course = StepStream([Phase(0, feeds[0]), Phase(2, feeds[1])])
-    assert [step.anew for step in course.steps(0, Position(), 4)] == [True, False, True, False]
-    assert [step.anew for step in course.steps(2, Position(0, 4), 2)] == [True, False]
+    assert [step.resets_streams for step in course.steps(0, Position(), 4)] == [True, False, True, False]
+    assert [step.resets_streams for step in course.steps(2, Position(0, 4), 2)] == [True, False]
 
 
 def test_a_family_without_memory_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 import etymon
 from etymon.errors import EtymonError
 from etymon.families.saving import save
-from etymon.lab.probe import untrained
+from etymon.lab.probe import untrained_twin
 from etymon.nn.batch import Batch
 from etymon.verbs.load_inputs import read_texts, require_writable
 from tests.generation.conftest import two_tongues
@@ -147,7 +147,7 @@ def test_a_source_is_read_by_its_own_tokenizer():
     with torch.no_grad():
         expected = model.encode(Batch.of([ids])).hidden_MD.mean(0)
     np.testing.assert_allclose(etymon.embed(model, TEXTS[2])[0], expected, atol=1e-5)
-    assert untrained(model, 0).source_tokenizer is model.source_tokenizer
+    assert untrained_twin(model, 0).source_tokenizer is model.source_tokenizer
 
 
 def test_an_encoder_of_two_stacks(folder):
