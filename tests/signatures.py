@@ -17,6 +17,7 @@ from typing import Any
 import etymon
 from etymon.settings import Option, options_of
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.tasks import TASK_OPTIONS
 from etymon.settings.training import (
     AdversarialSettings,
     FeatureSettings,
@@ -106,6 +107,7 @@ def _formatted(source: str) -> str:
 
 def tables() -> str:
     """The text of docs/settings.md."""
+    from etymon.objectives import REGISTRY, objective_class
     from etymon.runs.run_file import RunFile
     from etymon.runs.task_file import MemberFile, MixtureFile, TaskFile
 
@@ -124,6 +126,8 @@ def tables() -> str:
         ("`mixture`", MixtureFile),
         ("A member of a mixture", MemberFile),
         ("Decoding: `etymon.generation.DecodingSettings`", DecodingSettings),
+        *((f"Options of the task `{name}`", cls) for name, cls in TASK_OPTIONS.items()),
+        *((f"Options of the objective `{name}`", objective_class(name).Options) for name in REGISTRY),
     ):
         rows = [_row(option) for option in sorted(options_of(cls), key=lambda option: option.field)]
         parts.append(
@@ -133,7 +137,12 @@ def tables() -> str:
 
 
 def _row(option: Option) -> str:
-    default = "" if option.default in (None, ...) or option.default in ((), {}) else f"`{option.default}`"
+    usual = option.default
+    default = "" if usual in (None, ..., "", (), {}) else f"`{usual}`"
+    if isinstance(usual, str):
+        default = default.replace("\n", "\\n")
+    elif isinstance(usual, tuple) and usual:
+        default = f"`[{', '.join(map(str, usual))}]`"
     name = f"`{option.field}`"
     if option.name != option.field:
         name += f" (`{option.flag}`)"

@@ -260,7 +260,7 @@ def build_unit(
     teacher's width."""
     companions: dict[str, nn.Module] = {}
     bridges: dict[str, nn.Module] = {}
-    is_attended = any(getattr(getattr(each, "teaching", None), "attention", 0) for each in objectives)
+    is_attended = any(each.teaching.options.attention for each in objectives if hasattr(each, "teaching"))
     if teacher is not None and is_attended and teacher.shape.heads != model.shape.heads:
         raise EtymonError(
             f"attention is followed head by head, and the teacher has {teacher.shape.heads} of them, the "

@@ -93,11 +93,12 @@ def argument(help: str, default: Any = ..., **limits: Any) -> Any:
     return Field(default, description=help, json_schema_extra={"argument": True}, **limits)
 
 
-def group(cls: type, only: str = "", *, without: str = "", **defaults: Any) -> Any:
-    """A field that takes the settings of another class as options of their own: a dict of those that were
-    given, by the names of their fields. All that verbs see, `without` some, or `only` some; `defaults` are
+def group(cls: type | list[Option], only: str = "", *, without: str = "", **defaults: Any) -> Any:
+    """A field that takes the settings of another class, or a list of options, as options of their own: a dict
+    of those that were given, by the names of their fields. All that verbs see, `without` some, or `only` some; `defaults` are
     for what is usual here and not there."""
-    extra: Any = {"group": cls, "only": only.split(), "without": without.split(), "defaults": defaults}
+    options = cls if isinstance(cls, list) else options_of(cls)
+    extra: Any = {"group": options, "only": only.split(), "without": without.split(), "defaults": defaults}
     return Field({}, json_schema_extra=extra)
 
 
@@ -149,7 +150,7 @@ def options_of(cls: type) -> list[Option]:
         info = fields[name]
         extra = info.json_schema_extra or {}
         if "group" in extra:
-            inner = {each.field: each for each in options_of(extra["group"])}
+            inner = {each.field: each for each in extra["group"]}
             visible = [field for field, each in inner.items() if each.seen_by != "file"]
             for field in extra["only"] or [field for field in visible if field not in extra["without"]]:
                 preset = extra["defaults"].get(field)

@@ -103,7 +103,7 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
         name = "regress"
     defaults: dict[str, Any] = {}
     # Tasks that only a text answers have no `way`.
-    if hasattr(task_class(name).Options, "way") and model.head_names & set(HEADS):
+    if hasattr(task_class(name).Options(), "way") and model.head_names & set(HEADS):
         defaults["way"] = "head"
     # XLNet was published with both: `XLNetForQuestionAnsweringSimple` has a plain span head.
     if name == "answer" and "span" in model.head_names:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.errors import EtymonError
@@ -24,6 +22,7 @@ from etymon.nn.batch import Layout
 from etymon.nn.heads import ConditionalSpan
 from etymon.sampling.examples import Examples, Ragged
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.tasks import AnswerOptions
 from etymon.tables.table import Table
 from etymon.tasks.answer_spans import (
     ContextTokens,
@@ -36,7 +35,7 @@ from etymon.tasks.answer_spans import (
     row_log_softmax,
     searched_spans,
 )
-from etymon.tasks.head_task import HeadOptions, HeadTask
+from etymon.tasks.head_task import HeadTask
 from etymon.tasks.reading import HeadBatch, Pair, framed_examples
 from etymon.tasks.scores import ANSWER_METRICS, MetricScore, answer_scores
 from etymon.tasks.task import Fit, Notify, ignore_note
@@ -48,32 +47,6 @@ HIDDEN = -1e30
 UNANSWERABLE = "unanswerable"
 """What is written where there is no answer, and the key of `limits` that counts such questions of the
 training table."""
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class AnswerOptions(HeadOptions):
-    question: str = "question"
-    """The column of the question."""
-    context: str = "context"
-    """The column of the text that holds the answer."""
-    answers: str = "answers"
-    """The column of the answers: SQuAD's texts with where they begin, or a text that is looked for. The first is learnt."""
-    id: str = "id"
-    """The column that tells questions apart, if there is one."""
-    stride: PositiveInt = 128
-    """Tokens from the beginning of a window of a long context to the next one's."""
-    question_length: PositiveInt = 64
-    """Tokens of a question at most."""
-    longest: PositiveInt = 30
-    """Tokens of an answer at most, where it is looked for."""
-    best: PositiveInt = 20
-    """Answers that are kept of a question."""
-    null_threshold: float = 0.0
-    """By how much no answer has to be better than the best one to be taken."""
-    unanswerable: bool | None = None
-    """Whether questions may have no answer; none: if the training table had such."""
-    head: Literal["auto", "span", "conditional"] = "auto"
-    """`conditional`: the end is looked for in the light of the beginning (XLNet); `auto`: as the family was published."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +183,7 @@ class AnswerQuestion(HeadTask):
     def right_answers(self, table: Table) -> list[list[tuple[str, int]]]:
         """The answers of every row and where they begin. Refuses what cannot be."""
         column, name = self.options.answers, self.options.id
-        has_ids = name in table.rows[0] or name != AnswerOptions.id
+        has_ids = name in table.rows[0] or name != AnswerOptions().id
         places = places_with_ids(table, name) if has_ids else table.places
         rows = zip(table.values(column), self.contexts(table), places, strict=True)
         return [read_answers(value, context, place, column) for value, context, place in rows]

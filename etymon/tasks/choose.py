@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.families.model import Model
+from etymon.settings.tasks import ChooseOptions
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.head_task import HeadOptions, HeadTask
+from etymon.tasks.head_task import HeadTask
 from etymon.tasks.label_scores import label_scores
 from etymon.tasks.reading import HeadBatch, Pair
 from etymon.tasks.scores import MetricScore
@@ -26,20 +25,6 @@ from etymon.tasks.scores import MetricScore
 HIDDEN = ("", "-1")
 """What stands for a label in tables of a test whose answers are kept back."""
 LETTERED = re.compile(r"\([A-Z]\)\s")
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class ChooseOptions(HeadOptions):
-    text: str = "text"
-    """The column of the question or of the beginning."""
-    context: str | None = None
-    """A column that is read before it."""
-    choices: tuple[str, ...] = ("choices",)
-    """The columns of the choices, or one column that holds a list of them, or a text `(A) one (B) another`."""
-    label: str = "label"
-    """The column of the right one: the number of it (as `first` says), a letter (A is the first), or the choice itself."""
-    first: int = 0
-    """The number of the first choice."""
 
 
 @dataclass(frozen=True)

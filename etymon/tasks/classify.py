@@ -6,13 +6,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.config import did_you_mean
@@ -20,8 +18,9 @@ from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.sampling.examples import Examples
+from etymon.settings.tasks import ClassifyOptions
 from etymon.tables.table import Table, json_cell
-from etymon.tasks.head_task import HeadOptions, HeadTask
+from etymon.tasks.head_task import HeadTask
 from etymon.tasks.label_scores import LABEL_METRICS, MULTI_LABEL_METRICS, label_scores, multi_label_scores
 from etymon.tasks.reading import HeadBatch, Pair
 from etymon.tasks.scores import MetricScore
@@ -32,28 +31,6 @@ MARK = "|"
 WHOLE = re.compile(r"-?[0-9]+\.0+")
 MOST_DECIMALS = 20
 """Numbers with a fraction that may well be labels, such as ratings in halves."""
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class TextOptions(HeadOptions):
-    text: str = "text"
-    """The column of the text."""
-    second: str | None = None
-    """The column of a second text, where what is right is about both."""
-    label: str = "label"
-    """The column of what is right."""
-    symmetric: bool = False
-    """Both orders of a pair are read, and what is read of them is added up (GPT-1)."""
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class ClassifyOptions(TextOptions):
-    multi_label: bool = False
-    """Rows have any number of labels: a list, or names with `|` between them."""
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of every target that all labels have in equal parts, in training."""
-    class_weights: Literal["none", "balanced"] = "none"
-    """`balanced`: labels count the more the rarer they are."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from etymon.errors import EtymonError
 from etymon.files import parse_json
+from etymon.settings.tasks import Scheme
 from etymon.text.words import Span
 
-Scheme = Literal["IOB2", "BILOU"]
 PREFIXES: dict[str, str] = {"IOB2": "BI", "BILOU": "BILU"}
 OUTSIDE = "O"
 SPAN_TAG = re.compile(r"[BIESLU](-.+)?")

@@ -12,13 +12,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.config import did_you_mean
@@ -31,6 +29,7 @@ from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.objective import Term, Unit
 from etymon.sampling.examples import NONE, Examples, bundles
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.tasks import HeadOptions
 from etymon.tables.table import Table
 from etymon.tasks.reading import FeatureCache, HeadBatch, Pair, TextReader, column_by_example, split_flat
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
@@ -39,22 +38,6 @@ PREDICTED_TOKENS = 4096
 """Tokens of a batch where nothing is learnt."""
 TEACHER = "taught"
 """The column of a teacher's logits, and the term of the loss that follows them."""
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class HeadOptions:
-    way: Literal["auto", "head", "text"] = "auto"
-    """`head`: a head of the model answers; `text`: the model writes its answer; `auto`: as the family was published."""
-    prefix: str = ""
-    """Where the answer is written, before every text: T5's tasks have names, such as `sst2 `."""
-    language_model: NonNegativeFloat = 0.0
-    """The weight of the language-modelling loss over the same texts, beside the task's (GPT-1: 0.5)."""
-    r_drop: NonNegativeFloat = 0.0
-    """The weight of the divergence between two passes with different dropout (R-Drop)."""
-    temperature: PositiveFloat = 2.0
-    """At which a teacher's answers are followed."""
-    teaching: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """The weight of following the teacher, if there is one; the labels have the rest."""
 
 
 class HeadTask(Task):

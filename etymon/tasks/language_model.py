@@ -13,8 +13,6 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked
 
 from etymon.errors import EtymonError
 from etymon.families.family import Family
@@ -25,6 +23,7 @@ from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective, Term, Unit, check_fit
 from etymon.sampling.examples import pack_bundles, pad_rows, unpack_bundle
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.tasks import LanguageModelOptions
 from etymon.tables.table import Table
 from etymon.tasks.reading import require_one_tokenizer
 from etymon.tasks.scores import MetricScore, bootstrap
@@ -33,14 +32,6 @@ from etymon.text.store import Split
 
 USUAL_LENGTH = 256
 """Tokens of a sample, where the model itself has no smaller limit: as in pretraining."""
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class LanguageModelOptions:
-    text: str = "text"
-    """The column of the text."""
-    objective: str | None = None
-    """What is learnt from it; the family's own unless told."""
 
 
 class LanguageModel(Task):

@@ -14,8 +14,9 @@ from torch import Tensor
 from etymon.errors import EtymonError
 from etymon.families.family import Family
 from etymon.families.model import Model
+from etymon.settings.tasks import TextOptions
 from etymon.tables.table import Table
-from etymon.tasks.classify import TextOptions, TextTask
+from etymon.tasks.classify import TextTask
 from etymon.tasks.label_scores import VALUE_METRICS, value_scores
 from etymon.tasks.reading import HeadBatch
 from etymon.tasks.scores import MetricScore

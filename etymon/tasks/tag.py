@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.sampling.examples import Examples, Ragged
+from etymon.settings.tasks import TagOptions
 from etymon.tables.table import Table, json_cell
 from etymon.tasks.entities import (
     Entity,
-    Scheme,
     entities_of,
     read_entities,
     scheme_tags,
@@ -30,29 +28,13 @@ from etymon.tasks.entities import (
     unspaced,
     words_of,
 )
-from etymon.tasks.head_task import HeadOptions, HeadTask
+from etymon.tasks.head_task import HeadTask
 from etymon.tasks.label_scores import TAG_LIBRARIES, TAG_METRICS, require_spans, tag_metrics, tag_scores
 from etymon.tasks.reading import HeadBatch, Pair, framed_examples
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Notify, ignore_note, number_or_name
 from etymon.text.reading import SURROGATE
 from etymon.text.words import Span, WordReader, windows
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class TagOptions(HeadOptions):
-    tokens: str | None = None
-    """The column of the words, a list or a text with spaces between them (`tokens`)."""
-    tags: str | None = None
-    """The column of as many tags, in the same form (`tags`)."""
-    text: str | None = None
-    """Instead of words, the column of a text (`text`), and"""
-    entities: str | None = None
-    """that of the entities in it (`entities`): start, end (behind the last character) and label of each."""
-    scheme: Scheme = "IOB2"
-    """How entities become tags."""
-    overlapping: Literal["refuse", "longest"] = "refuse"
-    """Of entities that overlap, one tag a word can say but one: the longest, if that is wanted."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as checked
 
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
@@ -31,6 +29,7 @@ from etymon.objectives.denoising import Seq2SeqBatch
 from etymon.objectives.objective import Term, Unit, needed_id
 from etymon.sampling.examples import Examples, Ragged
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.tasks import Text2TextOptions
 from etymon.tables.table import Table
 from etymon.tasks.scores import LIBRARIES, TEXT_METRICS, MetricScore, text_scores
 from etymon.tasks.task import Fit, Notify, Task, ignore_note
@@ -48,20 +47,6 @@ HEAD_OPTIONS = {
     "symmetric": False,
 }
 """Options that mean nothing where an answer is written, and their defaults."""
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid"))
-class Text2TextOptions:
-    source: str = "source"
-    """The column that is read."""
-    target: str = "target"
-    """The column that is written."""
-    prefix: str = ""
-    """Before every source: T5's tasks have names, such as `translate English to German: `."""
-    separator: str = "\n\n"
-    """Between source and target in a decoder's row, unless its tokenizer has a token for that."""
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of every target's probability that all words have in equal parts, in training."""
 
 
 class Text2Text(Task):

@@ -19,7 +19,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.decoding import DecodingSettings
-from etymon.settings.tasks import TableOptions, TargetOptions
+from etymon.settings.tasks import INPUT_COLUMNS, TARGET_COLUMNS, TableOptions, task_options
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
@@ -41,7 +41,7 @@ class Evaluated:
 @settings
 class EvaluateOptions(TableOptions, DeviceOptions, JsonOptions):
     model: ModelLike = argument("folder or hub id of a model")
-    task_options: dict[str, Any] = group(TargetOptions)
+    task_options: dict[str, Any] = group(task_options(), f"{TARGET_COLUMNS} {INPUT_COLUMNS}")
     metric: Words = option((), "accuracy, f1, matthews, pearson, bleu, chrf, rougeL ... (the task's own)")
     decoding: dict[str, Any] = group(DecodingSettings, "beams", beams=4)
     resamples: int = option(1000, "of the rows, for the confidence intervals; 0 for none", ge=0)

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 from etymon.errors import EtymonError
 from etymon.runs.result import Finetuned
 from etymon.settings import PathText, Spelling, argument, group, option, settings
-from etymon.settings.tasks import LearningOptions, RowsLike
+from etymon.settings.tasks import INPUT_COLUMNS, LEARNING, TARGET_COLUMNS, RowsLike, task_options
 from etymon.settings.training import FinetuneSettings, TrainOptions
 from etymon.verbs.pretrain import present as present_run
 from etymon.verbs.verb import resumes, verb
@@ -29,7 +29,7 @@ class FinetuneOptions(TrainOptions):
     mixture: PathText = option(
         None, "a YAML file of several tasks and objectives to learn together, instead of task and train"
     )
-    task_options: dict[str, Any] = group(LearningOptions)
+    task_options: dict[str, Any] = group(task_options(), f"{LEARNING} {TARGET_COLUMNS} {INPUT_COLUMNS}")
     from_scratch: bool = option(False, "begin with an untrained model, and train its tokenizer on the table")
     out: PathText = option(None, "the run's folder (runs/TASK-FAMILY)")
     epochs: float | None = option(None, "passes over the table, instead of a budget")

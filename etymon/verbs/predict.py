@@ -20,7 +20,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.decoding import DecodingSettings
-from etymon.settings.tasks import ColumnOptions, TableOptions
+from etymon.settings.tasks import INPUT_COLUMNS, TableOptions, task_options
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
@@ -46,7 +46,7 @@ class Predicted:
 class PredictOptions(TableOptions, DeviceOptions, JsonOptions):
     model: ModelLike = argument("folder or hub id of a fine-tuned model")
     texts: Texts = argument("texts to answer; - reads lines from standard input", ())
-    task_options: dict[str, Any] = group(ColumnOptions)
+    task_options: dict[str, Any] = group(task_options(), INPUT_COLUMNS)
     decoding: dict[str, Any] = group(DecodingSettings, "beams")
     on_note: Notify | None = option(None, "is told what was left out or cut", seen_by="python")
 
