@@ -139,8 +139,8 @@ def represent(
                 if 4 * size > free:
                     raise EtymonError(
                         f"{len(units):,} vectors of {len(layers)} layers take {size / 1e9:.1f} GB, four "
-                        f"times, and {free / 1e9:.1f} GB are free: use fewer with --examples, or fewer tasks at "
-                        "once"
+                        f"times, and {free / 1e9:.1f} GB are free: use fewer with --examples, or fewer "
+                        "tasks at once"
                     )
                 states = np.zeros(shape, np.float32)
             into = np.concatenate([numbers_of[text] for text in chosen])

@@ -26,7 +26,7 @@ from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Segment(CausalExample):
     stream: int
     fresh: bool
@@ -80,7 +80,8 @@ class Recurrent(Streaming):
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> Segment:
         ids = read(split, row, self.separator)
-        return Segment(ids[:-1], ids[len(ids) - row[-1] :], int(row[STREAM]), bool(row[FRESH]))
+        targets = ids[len(ids) - row[-1] :]
+        return Segment(ids[:-1], targets, stream=int(row[STREAM]), fresh=bool(row[FRESH]))
 
     def collate(self, examples: Sequence[Segment]) -> RecurrentBatch:
         # Not sorted by length: the rows' order is that of the streams.
