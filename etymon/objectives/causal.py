@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +32,7 @@ class CausalExample:
     ids: np.ndarray
     targets: np.ndarray
     """What the last of the ids predict."""
-    prefix: int = 1
+    prefix: int = field(default=1, kw_only=True)
     """So many ids at the beginning are read in both directions; one is as good as none."""
 
 

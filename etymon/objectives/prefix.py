@@ -20,4 +20,4 @@ class PrefixLM(CausalLM):
         whole = super().prepare(split, row, rng)
         # Of L tokens the first 1 to L - 1; the model reads all of them but the last.
         prefix = int(rng.integers(1, len(whole.ids), endpoint=True))
-        return CausalExample(whole.ids, whole.targets[prefix - 1 :], prefix)
+        return CausalExample(whole.ids, whole.targets[prefix - 1 :], prefix=prefix)

@@ -45,8 +45,7 @@ class Job:
     workers: int = 0
     """Processes that prepare samples; 0: a thread does it."""
     fixed_steps: bool = False
-    """Whether the steps that a time budget was measured to be enough for stay as they are, however busy the
-    machine."""
+    """Whether the steps that fit a time budget by measurement stay as they are, however busy the machine."""
     world: World = field(default_factory=World)
 
     @property
@@ -92,8 +91,7 @@ def check_job(job: Job, recipe: Recipe, model_name: str = "model") -> None:
 
 @contextmanager
 def join_processes(job: Job) -> Iterator[Job]:
-    """Yields the job with its place among the processes that `torchrun` started, of which only the first
-    prints."""
+    """Yields the job with its place among the processes of `torchrun`, of which only the first prints."""
     with open_world(job.device) as world, pass_over(job.file.ignore_config_key):
         if job.file.slices % world.size:
             raise EtymonError(
@@ -181,8 +179,7 @@ def require_agreement(folder: Path, resuming: bool, world: World) -> None:
 
 
 def build_once(world: World, build: Callable[[bool], Built]) -> Built:
-    """Returns `build(True)` in the first process; the others wait for it, then read its files by
-    `build(False)`."""
+    """Returns `build(True)` in the first process; the others wait, then read its files by `build(False)`."""
     # Processes that write the same files at once would spoil them for each other.
     with world.first_alone() as is_first:
         if is_first:

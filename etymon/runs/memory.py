@@ -299,8 +299,7 @@ def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, row
 
 
 def with_vocabulary(shape: Any, vocabulary: int) -> Any:
-    """The same shape for so many words; an adaptive softmax is cut where it was, as far as there are
-    words."""
+    """Returns the shape with so many words; an adaptive softmax is cut where it was, if there are as many."""
     cutoffs = getattr(shape, "cutoffs", ())
     kept = {"cutoffs": tuple(cut for cut in cutoffs if cut < vocabulary)} if cutoffs else {}
     return replace(shape, vocabulary=vocabulary, **kept)

@@ -212,8 +212,7 @@ class MixtureData(SupervisedData):
         return size
 
     def _share_labels(self) -> tuple[str, ...]:
-        """Returns the labels of all tasks, one after the other: each has outputs of its own in a shared
-        head."""
+        """Returns the labels of all tasks in a row: each task has outputs of its own in a shared head."""
         labelled = {name: part for name, part in self.parts.items() if part.labels}
         # A single set of labels keeps its names, as in a run of that task alone.
         if len(labelled) == 1:

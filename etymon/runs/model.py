@@ -203,8 +203,7 @@ def grow_vocabulary(model: Model, tokenizer: Tokenizer, seed: int = 0) -> tuple[
 def load_teacher(
     file: RunFile, family: Family, objectives: Sequence[type[Objective]], device: torch.device
 ) -> Model | None:
-    """Returns the frozen teacher of a distillation; None if no objective learns from one. Refuses what
-    cannot teach."""
+    """Returns the frozen teacher, or None if no objective learns from one; refuses what cannot teach."""
     distilling = next((each.name for each in objectives if each.needs_teacher), None)
     if file.teacher is None:
         if distilling is not None:
@@ -230,8 +229,7 @@ def load_teacher(
 
 
 def init_from_teacher(model: Model, teacher: Model, layers: Sequence[int] | None, note: Note) -> None:
-    """Copies `layers` of the teacher into the student: evenly spread ones if None, where their widths are
-    the same."""
+    """Copies `layers` of the teacher into the student; None: evenly spread ones, if the widths are equal."""
     if layers is None and model.shape.dim != teacher.shape.dim:
         note("the student is of another width than its teacher: it begins anew")
         return
@@ -256,8 +254,7 @@ def build_unit(
     checkpoint: Path | None,
     teacher: Model | None = None,
 ) -> TrainingUnit:
-    """Returns the model with what the objectives train beside it: a generator, a projection to the
-    teacher's width."""
+    """Returns the model with what is trained beside it: a generator, a projection to the teacher's width."""
     companions: dict[str, nn.Module] = {}
     bridges: dict[str, nn.Module] = {}
     is_attended = any(each.teaching.options.attention for each in objectives if hasattr(each, "teaching"))

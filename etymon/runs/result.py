@@ -35,8 +35,7 @@ class Pretrained:
 
     @property
     def exit_code(self) -> int:
-        """The command's exit code: 128 + signal, as a shell has it (130 for Ctrl-C, 143 for SIGTERM), or
-        0."""
+        """The command's exit code: 128 + signal, as of a shell (130: Ctrl-C, 143: SIGTERM), or 0."""
         return 128 + self.signal if self.stopped and self.signal else 0
 
 

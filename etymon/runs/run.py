@@ -201,8 +201,7 @@ def prepare(
 def plan_training(
     job: Job, data: TrainingData, unit: TrainingUnit, phases: list[PhasePlan], validator: Validator
 ) -> TrainingSettings:
-    """Returns the family's recipe for the steps that were asked for, or that fit into the time by
-    measurement."""
+    """Returns the family's recipe for as many steps as the budget is, or as fit into its time."""
     budget, recipe = parse_budget(data.file.budget or USUAL_BUDGET), data.model_plan.recipe
     if budget.unit != "seconds":
         steps = measure_pace(unit, phases, budget.unit).steps(budget)
@@ -221,8 +220,7 @@ def measure(
     validator: Validator,
     seconds: float,
 ) -> tuple[TimeBudget, int, int]:
-    """Returns what is left of a budget after measuring, and the numbers of steps and validations that fit
-    into it."""
+    """Returns what measuring leaves of a budget, and how many steps and validations fit into it."""
     world, begin = job.world, clock()
     step_seconds = seconds_per_step(job, data, unit, phases, min(4.0, seconds / 10) / len(phases))
     before = clock()
@@ -246,8 +244,7 @@ def measure(
 def seconds_per_step(
     job: Job, data: TrainingData, unit: TrainingUnit, phases: list[PhasePlan], seconds: float
 ) -> list[float]:
-    """Returns how long a step of each phase takes, by real steps at learning rate 0 for about so many
-    `seconds`."""
+    """Returns how long a step of each phase takes, by real steps at learning rate 0 for about `seconds`."""
     # As many steps as no run has: the schedule is not at its end.
     settings = training_settings(data.model_plan.recipe, data.file, steps=2**20, validations=1)
     times = []
@@ -337,8 +334,7 @@ class ModelWriter:
         save(model, self.job.folder / "milestones" / amount, history=self.history({}))
 
     def record_revisions(self, revisions: Sequence[Revision]) -> None:
-        """Writes another number of steps into the run file, before it is followed: a resumed run repeats
-        it."""
+        """Writes another number of steps into the run file before it is followed, for resumed runs."""
         settings = replace(self.trainer.settings, revisions=tuple(revisions))
         file = begun(self.job.folder, type(self.data.file))
         replace(file, training=settings).write(self.job.folder / "run.yaml")

@@ -19,8 +19,7 @@ SUMMARY = "seeds.json"
 
 
 def finetune_seeds(job: Job, seeds: Sequence[int], train: Any, validation: Any, *, resume: bool) -> Finetuned:
-    """Fine-tunes in `folder/seed-N` for each seed; returns the run with the best first metric, and all
-    metrics."""
+    """Fine-tunes in `folder/seed-N` for each seed; returns the run with the best first metric."""
     if len(set(seeds)) < 2:
         raise EtymonError(
             f"several seeds are at least two different ones, not {', '.join(map(str, seeds))}: "

@@ -47,8 +47,7 @@ FEATURE_RECIPE = Recipe(learning_rate=1e-3, weight_decay=0.0, clip=5.0)
 
 
 class SupervisedData:
-    """What one task and a mixture have in common: the memory that they take, and that the best model is
-    kept."""
+    """What one task and a mixture share: memory, tokenizers, and that the best model is kept."""
 
     file: TaskFile
     model_plan: ModelPlan
@@ -98,8 +97,7 @@ class SupervisedData:
 
 
 class TableData(SupervisedData):
-    """The tables of one task; `train` and `validation` are rows of the calling program, where it gave
-    such."""
+    """The tables of one task; `train` and `validation` are rows that the calling program gave, if any."""
 
     def __init__(self, job: Job, train: Any = None, validation: Any = None) -> None:
         file: TaskFile = job.file
@@ -198,9 +196,8 @@ class TableData(SupervisedData):
             f"{0 if validation is None else len(validation):,} to judge by"
         )
         examples: Any = train
+        # rows=1: a sample of the feed is a whole slice of rows of similar length, which the task bundles.
         feed = Feed(task, examples, file.seed, slices=file.slices, rows=1)
-        # A sample of the feed is a whole slice of rows of similar length, which the task bundles itself: so
-        # rows=1.
         unit = TrainingUnit(model, task).to(job.world.device)
         return unit, self.build_phase(job, unit, feed, task.limits["length"])
 

@@ -42,8 +42,7 @@ def validation_curve(records: Records, name: str, y_label: str, title: str) -> l
 
 
 def describe_rows(name: str, train: Table, held_out: Table | None) -> str:
-    """Returns a line with the task's name, its table, and how many rows are for training and for
-    validation."""
+    """Returns a line with the task's name, its table, and the numbers of rows."""
     count, place = (0, train.description) if held_out is None else (len(held_out), held_out.description)
     other = "" if place == train.description else f" of {place}"
     return f"{name} on {train.description}: {len(train):,} rows to train on, {count:,}{other} to judge by"
@@ -100,8 +99,7 @@ def error_sections(
     beside: Mapping[str, dict[str, MetricScore]],
     held_out: Table,
 ) -> list[Section]:
-    """Returns scores beside those of baselines, and, of labels and values, the confusion matrix and the
-    worst errors."""
+    """Returns scores beside those of baselines; of labels and values also the worst errors."""
     inner: Any = getattr(task, "task", task)
     if not scores:
         return []

@@ -118,8 +118,7 @@ class TextData:
         check_job(job, plan.recipe, plan.folder)
 
     def memory_plan(self, shape: Any = None) -> Plan:
-        """Returns the run as far as its memory depends on it; `shape` is that of the model, once it is
-        built."""
+        """Returns the run as far as its memory depends on it; `shape` is that of the built model."""
         file, plan = self.file, self.model_plan
         teacher = None if file.teacher is None else read_shape(file.teacher)
         if shape is None:
@@ -297,8 +296,7 @@ def encode_text(
     seed: int,
     note: Callable[[str], None],
 ) -> TokenStore:
-    """Returns the store of a text in `folder`, encoded there if need be, or linked to where it was
-    prepared."""
+    """Returns the store of a text in `folder`, encoded there, or linked to where it was prepared."""
     if isinstance(source, PreparedText):
         link_store(folder, source.folder)
         summary = TokenStore.open(folder, tokenizer).summary
@@ -332,8 +330,7 @@ def encode_text(
 
 
 def verify_stores(stores: Iterable[TokenStore], folder: Path, world: World) -> None:
-    """Refuses to resume the run in `folder` if its encoded text was changed; the first process reads it for
-    all."""
+    """Refuses to resume the run in `folder` if its encoded text was changed; the first process looks."""
     with world.first_alone() as is_first:
         for store in {store.folder: store for store in stores}.values() if is_first else ():
             try:

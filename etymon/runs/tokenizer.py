@@ -135,8 +135,7 @@ def _train_on_text(
     old: Tokenizer | None,
     note: Callable[[str], None],
 ) -> Tokenizer:
-    """Trains a tokenizer on the text, or grows `old` by it; one that an earlier attempt trained alike is
-    used again."""
+    """Trains a tokenizer on the text, or grows `old` by it, unless an earlier attempt has done the same."""
     # There are 256 bytes, and all characters are taken: the room that the shape has does not matter.
     size = file.vocabulary if file.kind in ("byte", "character") else vocabulary
     choice = training_choice(file.kind, family.name, size)

@@ -56,8 +56,7 @@ class PhasePlan:
 
 @dataclass
 class Evaluation:
-    """How good the trained model is: figures and, of a task, the answers to all validation rows and their
-    scores."""
+    """How good the trained model is: figures and, of a task, answers to all validation rows and scores."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
     answers: list[Any] = field(default_factory=list)
@@ -68,8 +67,7 @@ class Evaluation:
 
 @dataclass
 class TextValidator:
-    """Validation on text: a sample of what is held out, all of it after the last step, and a text by the
-    model."""
+    """Validation on held-out text: a sample, all of it after the last step, and a text by the model."""
 
     job: Job
     unit: TrainingUnit
@@ -77,8 +75,7 @@ class TextValidator:
     log: Log
     _slices: dict[int, Sequence[MicroBatch]] = field(default_factory=dict)
     _first: tuple[int, dict[str, Any]] | None = None
-    """The phase and the figures before the first step, which measuring a time budget asks for, and the run
-    again."""
+    """The phase and the figures before the first step: measuring a time budget needs them, then the run."""
 
     def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
         """Returns figures of held-out data after `step` steps, the last of them of phase number `phase`."""
@@ -140,8 +137,7 @@ class TextValidator:
 
 
 def sample_text(model: Model, seed: int) -> str | None:
-    """Returns a short text that the model writes out of nothing, the same for a seed; None if it cannot
-    write."""
+    """Returns a short text by the model, the same for a seed; None if it cannot write."""
     if "causal" not in model.capabilities or model.tokenizer is None or "vocabulary" not in model.heads:
         return None
     from etymon.generation import DecodingSettings, generate_texts  # which few objectives need
@@ -168,8 +164,7 @@ class TaskRows:
         return cls(train_rows, None if held_out is None else task.encode(held_out), held_out)
 
     def count_during_run(self, writes: bool) -> int:
-        """Returns how many validation rows are answered before the run's end, by a head or, if it `writes`,
-        as text."""
+        """Returns how many validation rows are answered during the run, by a head or (`writes`) as text."""
         if self.table is None or self.validation is None:
             return 0
         count = FEW_ROWS
@@ -242,9 +237,8 @@ class TaskValidator:
         figures |= {name: score.value for name, score in scores.items()}
         beside: dict[str, dict[str, MetricScore]] = {}
         if self.baseline_rows is not None and scores:
-            from etymon.runs.task_report import (
-                compare_with_baselines,  # with libraries that pretraining has no use for
-            )
+            # Here, for it needs libraries that pretraining has no use for.
+            from etymon.runs.task_report import compare_with_baselines
 
             model: Any = self.unit.model
             beside = compare_with_baselines(
@@ -266,15 +260,11 @@ class TaskValidator:
     def _answer(
         self, examples: Any, table: Table, world: World, decoding: DecodingSettings | None = None
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Returns the loss of rows and, where there are scores, the answers to them (of the first process
-        only)."""
+        """Returns the loss of rows and, if they are scored, the answers (of the first process only)."""
         model: Model = self.unit.model  # type: ignore[assignment]
         self.unit.objective = self.task
-        if (
-            self.scored
-            and world.size == 1
-            and (both := self.task.evaluate(model, examples, table)) is not None
-        ):
+        both = self.task.evaluate(model, examples, table) if self.scored and world.size == 1 else None
+        if both is not None:
             answers, loss = both  # a head gives both in one pass
             return averages({"loss": loss}, {"loss": 1.0}, None), answers
         # Loss and answers apart: processes share the loss, and texts have to be decoded.

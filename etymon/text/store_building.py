@@ -89,10 +89,8 @@ class Staging:
     ) -> None:
         """Encode the documents. `progress` gets the bytes so far."""
         key, bound = self.seed.to_bytes(8, "little", signed=True), int(self.share * 2**64)
-        text, last = (
-            hashlib.sha256(),
-            0,
-        )  # of the document that is being read, and the tokens up to the one before
+        # The text of the document that is being read, and the tokens up to the one before it.
+        text, last = hashlib.sha256(), 0
         for batch, encoded in encode_batches(batches(documents), self.tokenizer, self.dtype, workers):
             self.tokens.append(encoded.tokens)
             self.sentences.append(encoded.sentences + self.end)
