@@ -40,9 +40,9 @@ def find_files(folder: Path) -> tuple[Path, Path] | None:
 
 
 def read_weights(files: tuple[Path, Path]) -> dict[str, Tensor]:
-    with _opened(files[1], "r") as file:
+    with _open_hdf5(files[1], "r") as file:
         try:
-            return dict(_weights(file, read_shape(files)))
+            return dict(_from_published(file, read_shape(files)))
         except (KeyError, ValueError) as error:
             raise EtymonError(f"{files[1]} does not fit {files[0].name}: {error.args[0]}") from error
 
@@ -85,28 +85,33 @@ def read_shape(files: tuple[Path, Path]) -> dict[str, Any]:
     }
 
 
-def _weights(file: Any, shape: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _from_published(file: Any, shape: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     def tensor(name: str) -> Tensor:
         return torch.from_numpy(np.asarray(file[name][...], np.float32))
 
+    # The file has 261 letters; ours begin with a row of zeros for what is no word at all.
     letters = tensor("char_embed")
     yield f"{WORDS}_char_embedding_weights", torch.cat([torch.zeros(1, letters.shape[1]), letters])
     for i in range(len(shape["filters"].split())):
+        # TensorFlow's `[1, width, letter, filter]` is PyTorch's `[filter, letter, width]`.
         yield f"{WORDS}char_conv_{i}.weight", tensor(f"CNN/W_cnn_{i}")[0].permute(2, 1, 0).contiguous()
         yield f"{WORDS}char_conv_{i}.bias", tensor(f"CNN/b_cnn_{i}")
     for i in range(shape["highways"]):
         for ours, theirs in (("weight", "W"), ("bias", "b")):
             transform, carry = (
-                _turned(tensor(f"CNN_high_{i}/{theirs}_{part}")) for part in ("transform", "carry")
+                _transpose(tensor(f"CNN_high_{i}/{theirs}_{part}")) for part in ("transform", "carry")
             )
+            # There the gate says how much is transformed, here how much is carried: the other sign.
             yield f"{WORDS}_highways._layers.{i}.{ours}", torch.cat([transform, -carry])
     yield f"{WORDS}_projection.weight", tensor("CNN_proj/W_proj").T.contiguous()
     yield f"{WORDS}_projection.bias", tensor("CNN_proj/b_proj")
     for number, way in enumerate(WAYS):
         for layer in range(shape["layers"]):
             theirs, ours = _cell(number, layer), f"{LAYERS}{way}_layer_{layer}."
-            matrix, bias = _reordered(tensor(f"{theirs}W_0").T), _reordered(tensor(f"{theirs}B"))
+            matrix, bias = _reorder_gates(tensor(f"{theirs}W_0").T), _reorder_gates(tensor(f"{theirs}B"))
+            # TensorFlow adds it to the forget gates whenever it runs them.
             bias.chunk(4)[1].add_(1.0)
+            # One matrix reads the input and then the state.
             yield f"{ours}input_linearity.weight", matrix[:, : -shape["dim"]].contiguous()
             yield f"{ours}state_linearity.weight", matrix[:, -shape["dim"] :].contiguous()
             yield f"{ours}state_linearity.bias", bias
@@ -131,12 +136,12 @@ def write(folder: str | Path, shape: Mapping[str, Any], weights: Mapping[str, Te
     }  # fmt: skip
     with atomic_folder(Path(folder)) as aside:
         write_json(aside / "options.json", options)
-        with _opened(aside / "lm_weights.hdf5", "w") as file:
-            for name, value in _published(shape, weights):
+        with _open_hdf5(aside / "lm_weights.hdf5", "w") as file:
+            for name, value in _to_published(shape, weights):
                 file.create_dataset(name, data=value.detach().float().cpu().contiguous().numpy())
 
 
-def _published(shape: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _to_published(shape: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     yield "char_embed", weights[f"{WORDS}_char_embedding_weights"][1:]
     for i in range(len(shape["filters"].split())):
         yield f"CNN/W_cnn_{i}", weights[f"{WORDS}char_conv_{i}.weight"].permute(2, 1, 0)[None]
@@ -144,8 +149,8 @@ def _published(shape: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Itera
     for i in range(shape["highways"]):
         for ours, theirs in (("weight", "W"), ("bias", "b")):
             transform, carry = weights[f"{WORDS}_highways._layers.{i}.{ours}"].chunk(2)
-            yield f"CNN_high_{i}/{theirs}_transform", _turned(transform)
-            yield f"CNN_high_{i}/{theirs}_carry", -_turned(carry)
+            yield f"CNN_high_{i}/{theirs}_transform", _transpose(transform)
+            yield f"CNN_high_{i}/{theirs}_carry", -_transpose(carry)
     yield "CNN_proj/W_proj", weights[f"{WORDS}_projection.weight"].T
     yield "CNN_proj/b_proj", weights[f"{WORDS}_projection.bias"]
     for number, way in enumerate(WAYS):
@@ -154,8 +159,8 @@ def _published(shape: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Itera
             matrix = torch.cat([weights[f"{ours}{part}_linearity.weight"] for part in ("input", "state")], 1)
             bias = weights[f"{ours}state_linearity.bias"].clone()
             bias.chunk(4)[1].sub_(1.0)
-            yield f"{theirs}W_0", _reordered(matrix).T
-            yield f"{theirs}B", _reordered(bias)
+            yield f"{theirs}W_0", _reorder_gates(matrix).T
+            yield f"{theirs}B", _reorder_gates(bias)
             yield f"{theirs}W_P_0", weights[f"{ours}state_projection.weight"].T
 
 
@@ -163,16 +168,16 @@ def _cell(way: int, layer: int) -> str:
     return f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/"
 
 
-def _turned(part: Tensor) -> Tensor:
+def _transpose(part: Tensor) -> Tensor:
     return part.T if part.dim() == 2 else part
 
 
-def _reordered(gates: Tensor) -> Tensor:
+def _reorder_gates(gates: Tensor) -> Tensor:
     return torch.cat([gates.chunk(4)[place] for place in GATES])
 
 
 @contextmanager
-def _opened(path: Path, mode: str) -> Iterator[Any]:
+def _open_hdf5(path: Path, mode: str) -> Iterator[Any]:
     try:
         import h5py
     except ImportError as error:
