@@ -127,10 +127,13 @@ def probe_model(
     notes = [note for task in tasks for note in task.notes]
 
     def read(reader: Model, what: str) -> Representations:
-        def on_batch(done: int, total: int) -> None:
-            on_progress(f"{what}: {done:,} of {total:,} texts")
-
-        return represent(reader, list(unit_numbers), pieces=pieces, batch_size=batch_size, on_batch=on_batch)
+        return represent(
+            reader,
+            list(unit_numbers),
+            pieces=pieces,
+            batch_size=batch_size,
+            on_batch=lambda done, total: on_progress(f"{what}: {done:,} of {total:,} texts"),
+        )
 
     # One pass over all texts, then classifiers: `represent` has checked that all states fit into memory.
     vectors = read(model, "reading")
@@ -178,11 +181,11 @@ def control_labels(examples: Sequence[Example], seed: int) -> list[str]:
     test lacks.
     """
     draw = np.random.default_rng(seed)
-    inside: dict[str, list[Example]] = {}
+    by_group: dict[str, list[Example]] = {}
     for example in examples:
-        inside.setdefault(example.group, []).append(example)
+        by_group.setdefault(example.group, []).append(example)
     chosen: dict[tuple[str, str], str] = {}
-    for group, members in inside.items():
+    for group, members in by_group.items():
         trained = [example for example in members if example.split == "train"]
         lacking = Counter(example.label for example in trained)
         names = sorted(lacking) or sorted({example.label for example in members})

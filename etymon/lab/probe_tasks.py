@@ -177,7 +177,7 @@ def pseudo_word_task(
 
 
 def _pairs(
-    name: str, sentences: Sequence[Sentence], wanted: int, seed: int
+    name: str, sentences: Sequence[Sentence], count: int, seed: int
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Neighbours by frequency, drawn among all that are frequent enough."""
     counts = Counter(
@@ -195,9 +195,9 @@ def _pairs(
             f"{name} is too little text for pseudo-words: no two words beyond the {COMMON} most frequent "
             f"occur {FEWEST} times in {sum(counts.values()):,}; give more text"
         )
-    drawn = np.random.default_rng(seed).permutation(len(neighbours))[:wanted]
+    drawn = np.random.default_rng(seed).permutation(len(neighbours))[:count]
     short = f"{name} has words for {len(neighbours)} pseudo-words only"
-    return [neighbours[number] for number in sorted(drawn)], [short] if len(neighbours) < wanted else []
+    return [neighbours[number] for number in sorted(drawn)], [short] if len(neighbours) < count else []
 
 
 def _pseudo_word_example(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,18 +25,16 @@ from etymon.training.optimisers import OptimiserChoice, build_optimiser
 from etymon.training.unit import StreamMemories, TrainingUnit
 
 
-@contextmanager
-def without_values() -> Iterator[None]:
+def without_values() -> FakeTensorMode:
     """Inside, every new tensor has a shape and takes no memory: for building a unit that is only measured."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def copy_without_values(unit: TrainingUnit) -> TrainingUnit:
     """A copy of a unit whose tensors have shapes alone; what is no module, such as the objective, is
     shared."""
     teacher = [] if unit.teacher is None else [unit.teacher]
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with without_values() as mode:
         # What is in the memo, deepcopy takes over as it is.
         memo: dict[int, Any] = {id(unit.objective): unit.objective, id(unit.memories): StreamMemories()}
         for module in [unit.model, *teacher, *unit.companions.values()]:
