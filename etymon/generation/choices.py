@@ -31,7 +31,7 @@ TOGETHER = 64
 
 
 def choices_by_ids(model: Model, choices: tuple[str, ...]) -> dict[tuple[int, ...], str]:
-    """The choices by their tokens, in the order given; what a decoder over an encoder writes also ends there."""
+    """The choices by their tokens, in the order given; those of an encoder-decoder end with its end token."""
     by_ids: dict[tuple[int, ...], str] = {}
     if not choices:
         return by_ids

@@ -21,7 +21,7 @@ from etymon.sampling.examples import Examples
 from etymon.settings.tasks import ClassifyOptions
 from etymon.tables.table import Table, json_cell
 from etymon.tasks.head_task import HeadTask
-from etymon.tasks.label_scores import LABEL_METRICS, MULTI_LABEL_METRICS, label_scores, multi_label_scores
+from etymon.tasks.label_scores import LABEL_METRICS, MULTI_LABEL_METRICS, multi_label_scores
 from etymon.tasks.reading import HeadBatch, Pair
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import NUMBER, Fit, Notify, ignore_note, number_or_name
@@ -276,12 +276,10 @@ class Classify(TextTask):
         self, predictions: Sequence[LabelPrediction], table: Table, metrics: Sequence[str], resamples: int = 0
     ) -> dict[str, MetricScore]:
         actual, labels = self.row_labels(table), self.label_names or self.table_labels(table)
-        given: list[Any] = [prediction.label for prediction in predictions]
-        if self.options.multi_label:
-            rows = [label if isinstance(label, tuple) else () for label in given]
-            return multi_label_scores(rows, actual, labels, metrics, resamples)
-        given = [label if isinstance(label, str) else None for label in given]
-        return label_scores(given, [names[0] for names in actual], labels, metrics, resamples)
+        given = (prediction.label for prediction in predictions)
+        # One label a row is a set of one; what was written and is none, (None,), is always wrong.
+        rows = [label if isinstance(label, tuple) else (label,) for label in given]
+        return multi_label_scores(rows, actual, labels, metrics, resamples)
 
     def record(self, prediction: LabelPrediction) -> dict[str, Any]:
         label = list(prediction.label) if isinstance(prediction.label, tuple) else prediction.label

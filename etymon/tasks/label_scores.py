@@ -61,8 +61,8 @@ def multi_label_scores(
     metrics: Sequence[str],
     resamples: int = 0,
 ) -> dict[str, MetricScore]:
-    """Scores by name, of `MULTI_LABEL_METRICS`, any number of labels a row. `accuracy` counts rows with
-    exactly the right ones."""
+    """Scores by name, of `LABEL_METRICS` or `MULTI_LABEL_METRICS`, any number of labels a row. `accuracy`
+    counts rows with exactly the right ones."""
     # What is no label is in the last column: wrong for accuracy, and in no label's F1.
     actual_NK, predicted_NK = _label_table(actual, labels), _label_table(predicted, labels)
     if actual_NK[:, -1].any():
