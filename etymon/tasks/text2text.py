@@ -28,6 +28,7 @@ from etymon.nn.vocabulary import DenseVocabulary
 from etymon.objectives.denoising import Seq2SeqBatch
 from etymon.objectives.objective import Term, Unit, needed_id
 from etymon.sampling.examples import Examples, Ragged
+from etymon.settings import options_of
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.tasks import Text2TextOptions
 from etymon.tables.table import Table
@@ -39,14 +40,8 @@ USUAL_LENGTH = 512
 """Tokens of a source, or of a target, at most, where the model itself has no limit."""
 BATCH = 64
 """Texts that are written together."""
-HEAD_OPTIONS = {
-    "language_model": 0.0,
-    "r_drop": 0.0,
-    "smoothing": 0.0,
-    "class_weights": "none",
-    "symmetric": False,
-}
-"""Options that mean nothing where an answer is written, and their defaults."""
+HEAD_OPTIONS = ("language_model", "r_drop", "smoothing", "class_weights", "symmetric")
+"""Options that mean nothing where an answer is written."""
 
 
 class Text2Text(Task):
@@ -271,8 +266,9 @@ class WrittenTask(Task):
                 f"{family.title} writes no text, and so no answers: leave --way text out"
             ) from error
         recipe = family.task_options(self.name, HEAD_OPTIONS)  # set by the family, not by the user
-        for name, default in HEAD_OPTIONS.items():
-            if getattr(self.options, name, default) not in (default, recipe.get(name)):
+        for option in options_of(type(self.options)):
+            name, defaults = option.field, (option.default, recipe.get(option.field))
+            if name in HEAD_OPTIONS and getattr(self.options, name) not in defaults:
                 raise EtymonError(
                     f"{name} is for a head, and {family.title} writes its answers: leave it out, or say "
                     "--way head"
