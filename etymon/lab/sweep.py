@@ -23,7 +23,7 @@ from etymon.objectives import objective_class
 from etymon.runs.folder import Job, lock_folder, require_free, resume_job
 from etymon.runs.result import Pretrained
 from etymon.runs.run import USUAL_BUDGET, run
-from etymon.runs.run_file import RunFile, assemble, differing, plain
+from etymon.runs.run_file import RunFile, assemble, find_difference, plain
 from etymon.runs.text_data import TextData
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore
@@ -328,7 +328,7 @@ def _read_saved(folder: Path, file: RunFile, grid: Grid, seeds: int | None) -> t
         raise EtymonError(f"there is no sweep in {folder} to resume: it has no {SWEEP_FILE}")
     saved = read_json(folder / SWEEP_FILE)
     before = strict(RunFile, saved["settings"], str(folder / SWEEP_FILE))
-    difference = differing(file, before)
+    difference = find_difference(file, before)
     is_same = file.family == before.family and grid in ({}, dict(saved["grid"]))
     if difference or not is_same or seeds not in (None, saved["seeds"]):
         name = difference[0] if difference else "grid, seeds or family"

@@ -17,7 +17,7 @@ from etymon.checkpoints.settings import pass_over
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Recipe
-from etymon.runs.run_file import begun, differing, shown
+from etymon.runs.run_file import find_difference, read_run_file, shown
 from etymon.runs.training_settings import training_settings
 from etymon.training.distributed import World, open_world
 from etymon.training.progress import Progress
@@ -60,11 +60,11 @@ def resume_job(job: Job) -> Job:
     `job.file` may repeat them, or leave them out; a setting that differs is refused.
     """
     folder, given = job.folder, job.file
-    file = begun(folder, type(given))
+    file = read_run_file(folder, type(given))
     # By family, not by name: upper case and hyphens do not matter.
     if get_family(file.family) is not get_family(given.family):
         raise EtymonError(f"the run in {folder} trains {file.family}, not {given.family}")
-    if (difference := differing(given, file)) is not None:
+    if (difference := find_difference(given, file)) is not None:
         name, now, then = difference
         before = f"with {name} {shown(then)}, not"
         if then in (None, ()):

@@ -96,7 +96,7 @@ class MixtureData(SupervisedData):
         if file.options or file.columns:
             what = ", ".join([*file.options, *(["columns"] if file.columns else [])])
             raise EtymonError(f"the members of a mixture have options of their own: say {what} there")
-        self.parts = {each.name: self._part(each) for each in self.mixture.chosen}
+        self.parts = {each.name: self._part(each) for each in self.mixture.active_members}
         plan.labels = self._share_labels()
         for metric in file.metrics:
             name = metric.rpartition("/")[0]

@@ -23,7 +23,7 @@ from etymon.runs.folder import Job, join_processes, lock_folder
 from etymon.runs.model import StartModel, complete_model, models_of, open_start, save_models
 from etymon.runs.report import write_run_report
 from etymon.runs.result import Finetuned, Pretrained
-from etymon.runs.run_file import begun, plain
+from etymon.runs.run_file import plain, read_run_file
 from etymon.runs.task_file import TaskFile
 from etymon.runs.training_settings import VALIDATIONS, steps_within, training_settings
 from etymon.runs.validation import Evaluation, PhasePlan, Validator
@@ -311,7 +311,7 @@ class ModelWriter:
             **self.data.history_entry(),
             **({"started_from": file.start} if file.start else {}),
             **({"grown": self.start.grown} if self.start.grown else {}),
-            **file.stated(),
+            **file.card_statements(),
             "seen": trainer.state.seen(),
             "training": plain(asdict(trainer.plan.final_settings(trainer.settings))),
             "metrics": metrics,
@@ -336,5 +336,5 @@ class ModelWriter:
     def record_revisions(self, revisions: Sequence[Revision]) -> None:
         """Writes another number of steps into the run file before it is followed, for resumed runs."""
         settings = replace(self.trainer.settings, revisions=tuple(revisions))
-        file = begun(self.job.folder, type(self.data.file))
+        file = read_run_file(self.job.folder, type(self.data.file))
         replace(file, training=settings).write(self.job.folder / "run.yaml")

@@ -53,10 +53,10 @@ class CommonFile(RunSettings):
             raise EtymonError("save-at takes amounts such as 1Mwords or 500steps, not times or operations")
         return self
 
-    def stated(self) -> dict[str, Any]:
+    def card_statements(self) -> dict[str, Any]:
         """What the model card is to say, as far as it was given."""
-        stated = {part.name: plain(getattr(self, part.name)) for part in fields(CardSettings)}
-        return {name: value for name, value in stated.items() if value}
+        statements = {part.name: plain(getattr(self, part.name)) for part in fields(CardSettings)}
+        return {name: value for name, value in statements.items() if value}
 
     def write(self, path: Path) -> None:
         tree = plain(asdict(self))
@@ -99,6 +99,7 @@ def assemble(
     one before."""
     tree: dict[str, Any] = {} if config is None else read_yaml(config)
     options = {name: value for name, value in given.items() if value is not None}
+    # `--lora 8` beats the whole section of a file, as any option does, and is not mixed into it.
     for name, key in SHORT_FORMS.items():
         if isinstance(options.get(name), str | int):
             options[name] = {key: options[name]}
@@ -108,7 +109,7 @@ def assemble(
     if (
         set(options) - {"family", *TEXTS}
         or any(not each.startswith("training.") for each in overrides)
-        or edited(tree)
+        or is_edited(tree)
     ):
         # The run file of another run says what its settings came to; with other settings they come to something else.
         tree.pop("training", None)
@@ -119,26 +120,28 @@ def assemble(
     return strict(kind, plain(tree), where).check()
 
 
-def edited(tree: Mapping[str, Any]) -> bool:
+def is_edited(tree: Mapping[str, Any]) -> bool:
     """Whether a run's file asks for something else now than what its `training` came of."""
     return tree.get("settled") not in (None, _digest(tree))
 
 
 def _digest(tree: Mapping[str, Any]) -> str:
-    asked = {
+    # Where the text lies and what it is called may change: only what decides about training counts.
+    keys = {
         name: value for name, value in tree.items() if name not in (*TEXTS, "text", "training", "settled")
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def begun(folder: Path, kind: type[File]) -> File:
-    """What the run in a folder was asked for."""
+def read_run_file(folder: Path, kind: type[File]) -> File:
+    """The settings of the run in a folder, which was edited by nobody since. Raises an EtymonError
+    otherwise."""
     if not (folder / "run.yaml").is_file():
         raise EtymonError(f"there is no run in {folder} to resume: it has no run.yaml")
     file = load_yaml(folder / "run.yaml", kind)
     if file.training is None:  # every run writes it before its first step
         raise EtymonError(f"{folder / 'run.yaml'} is not whole, it has no training: bring it back")
-    if edited(read_yaml(folder / "run.yaml")):
+    if is_edited(read_yaml(folder / "run.yaml")):
         raise EtymonError(
             f"{folder / 'run.yaml'} was edited since, and a run goes on as it began: undo that, or begin a new run with "
             "--config and another --out"
@@ -146,25 +149,24 @@ def begun(folder: Path, kind: type[File]) -> File:
     return file
 
 
-def differing(asked: CommonFile, begun: CommonFile) -> tuple[str, Any, Any] | None:
+def find_difference(given: CommonFile, before: CommonFile) -> tuple[str, Any, Any] | None:
     """The first setting that a resumed run was asked to have otherwise than it began; defaults ask for
     nothing."""
-    usual = type(begun)(family=begun.family)
+    usual = type(before)(family=before.family)
     for name in (part.name for part in fields(usual) if part.name not in ("family", "phases")):
-        now, then = getattr(asked, name), getattr(begun, name)
-        if isinstance(now, dict) and isinstance(
-            then, dict
-        ):  # which tells more: what was left open is filled in
+        now, then = getattr(given, name), getattr(before, name)
+        if isinstance(now, dict) and isinstance(then, dict):
+            # The run has filled in what was left open: compare the keys that are given now.
             then = {key: then.get(key) for key in now}
         if now not in (getattr(usual, name), then):
             return name, now, then
-    if not isinstance(asked, RunFile) or not isinstance(begun, RunFile):
+    if not isinstance(given, RunFile) or not isinstance(before, RunFile):
         return None
-    if asked.phases and len(asked.phases) != len(begun.phases):
-        return "phases", len(asked.phases), len(begun.phases)
-    for number, (phase, known) in enumerate(zip(asked.phases, begun.phases), 1):
+    if given.phases and len(given.phases) != len(before.phases):
+        return "phases", len(given.phases), len(before.phases)
+    for number, (phase, phase_before) in enumerate(zip(given.phases, before.phases), 1):
         for part in fields(PhaseFile):
-            now, then = getattr(phase, part.name), getattr(known, part.name)
+            now, then = getattr(phase, part.name), getattr(phase_before, part.name)
             if now not in (None, (), then):
                 return f"{part.name} of phase {number}", now, then
     return None
@@ -179,9 +181,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same_but_vocabulary(one: Any, two: Any) -> bool:
+def same_but_vocabulary(shape: Any, other: Any) -> bool:
     """Whether two shapes differ in their number of words alone, if at all."""
-    return {**asdict(one), "vocabulary": 0} == {**asdict(two), "vocabulary": 0}
+    return {**asdict(shape), "vocabulary": 0} == {**asdict(other), "vocabulary": 0}
 
 
 def shown(value: Any) -> str:

@@ -42,10 +42,10 @@ class MixtureFile:
     temperature: float = option(2.0, "of the rates: above 1, small members are drawn more often", gt=0)
 
     @property
-    def chosen(self) -> list[MemberFile]:
+    def active_members(self) -> list[MemberFile]:
         """The members that take part."""
-        wanted = {"hybrid": (True, False), "data-driven": (False,), "task-driven": (True,)}[self.setting]
-        return [member for member in self.members if (member.task is not None) in wanted]
+        kinds = {"hybrid": (True, False), "data-driven": (False,), "task-driven": (True,)}[self.setting]
+        return [member for member in self.members if (member.task is not None) in kinds]
 
     def check(self) -> None:
         names = [member.name for member in self.members]
@@ -58,7 +58,7 @@ class MixtureFile:
                 raise EtymonError(
                     f"the member {member.name!r} of the mixture needs a task or an objective, and data"
                 )
-        if not self.chosen:
+        if not self.active_members:
             raise EtymonError(f"the mixture has no member for the setting {self.setting!r}")
 
 

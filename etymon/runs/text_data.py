@@ -28,7 +28,7 @@ from etymon.runs.model import ModelPlan, StartModel, build_unit, init_from_teach
 from etymon.runs.report import Records, ReportParts
 from etymon.runs.run_file import RunFile
 from etymon.runs.tokenizer import build_tokenizer
-from etymon.runs.training_settings import chosen, ramped, training_settings
+from etymon.runs.training_settings import or_default, ramp_phases, training_settings
 from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
 from etymon.settings.training import PhaseFile
 from etymon.text.reading import Document
@@ -62,9 +62,9 @@ class TextPhase(Samples):
 def text_phases(file: RunFile, plan: ModelPlan) -> list[TextPhase]:
     """Returns the phases of a run: one unless the file has several, or its batch grows."""
     phases = file.phases or (PhaseFile(share=1.0),)
-    if not file.phases and (share := chosen(file.ramp, plan.recipe.ramp)):
+    if not file.phases and (share := or_default(file.ramp, plan.recipe.ramp)):
         batch = _text_phase(phases[0], file, plan).rows * file.slices
-        phases = ramped(share, batch, file.slices)
+        phases = ramp_phases(share, batch, file.slices)
     return [_text_phase(phase, file, plan) for phase in phases]
 
 
@@ -233,7 +233,7 @@ class TextData:
             text=file.text if self.source is None else self.source.description or file.text,
         )
         if not file.phases:
-            batch, ramp = self.phases[-1].rows * file.slices, chosen(file.ramp, recipe.ramp)
+            batch, ramp = self.phases[-1].rows * file.slices, or_default(file.ramp, recipe.ramp)
             return replace(file, length=phases[0].length, batch=batch, ramp=ramp)
         resolved = (
             replace(

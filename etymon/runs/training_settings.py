@@ -26,7 +26,7 @@ def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validatio
             f"with {file.optimiser}"
         )
     every = file.validate_every or max(1, -(-steps // validations))
-    warmup = max(1, round(chosen(file.warmup, recipe.warmup) * steps))
+    warmup = max(1, round(or_default(file.warmup, recipe.warmup) * steps))
     if file.warmup is None and file.schedule is None and recipe.warmup_steps is not None:
         # A short run would end on the way up; T5's, which is at the full rate at once, may.
         rises = recipe.schedule != "inverse-square-root"
@@ -34,22 +34,22 @@ def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validatio
     return TrainingSettings(
         steps=steps,
         optimiser=OptimiserChoice(
-            name=chosen(file.optimiser, recipe.optimiser),
-            learning_rate=chosen(file.learning_rate, recipe.learning_rate),
+            name=or_default(file.optimiser, recipe.optimiser),
+            learning_rate=or_default(file.learning_rate, recipe.learning_rate),
             betas=recipe.betas,
             epsilon=recipe.epsilon,
-            weight_decay=chosen(file.weight_decay, recipe.weight_decay),
+            weight_decay=or_default(file.weight_decay, recipe.weight_decay),
             undecayed=tuple(recipe.undecayed),
-            layer_decay=chosen(file.layer_decay, recipe.layer_decay),
+            layer_decay=or_default(file.layer_decay, recipe.layer_decay),
             frozen=file.frozen,
         ),
         schedule=ScheduleChoice(
-            name=chosen(file.schedule, recipe.schedule),
+            name=or_default(file.schedule, recipe.schedule),
             warmup=warmup,
             final=recipe.final,
             end=recipe.decay_end if file.schedule is None else 1.0,
         ),
-        clip=chosen(file.clip, recipe.clip) or None,
+        clip=or_default(file.clip, recipe.clip) or None,
         seed=file.seed,
         validate_every=every,
         patience=file.patience,
@@ -66,7 +66,7 @@ STAGES = 8
 """Of a growing batch."""
 
 
-def ramped(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
+def ramp_phases(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
     """The phases of a run whose batch grows from a sixteenth to `batch` over a share of its samples, by equal steps of samples."""
     sizes = [batch * (1 + 15 * (number + 0.5) / STAGES) / 16 for number in range(STAGES)]
     whole = [max(slices, round(size / slices) * slices) for size in sizes]
@@ -77,9 +77,9 @@ def ramped(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
     return tuple(PhaseFile(share=steps / total, batch=size) for size, steps in parts.items() if steps)
 
 
-def _alike(usual: str, asked: str | None) -> bool:
+def _alike(usual: str, given: str | None) -> bool:
     """Whether a learning rate means the same to both: to each kind of Adam it does."""
-    return asked in (None, usual) or {asked, usual} <= {"adamw", "adam-bert"}
+    return given in (None, usual) or {given, usual} <= {"adamw", "adam-bert"}
 
 
 def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:
@@ -94,5 +94,5 @@ def steps_within(budget: float, step: float, validation: float, every: int | Non
     return max(1, int((budget - (validations + 1) * validation) / step)), validations
 
 
-def chosen(asked: Value | None, usual: Value) -> Value:
-    return usual if asked is None else asked
+def or_default(given: Value | None, usual: Value) -> Value:
+    return usual if given is None else given

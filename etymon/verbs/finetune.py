@@ -56,7 +56,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
     from etymon.runs.dry_run import rehearse
     from etymon.runs.folder import Job, resume_job
     from etymon.runs.run import run
-    from etymon.runs.run_file import assemble, begun
+    from etymon.runs.run_file import assemble, read_run_file
     from etymon.runs.table_data import TableData
     from etymon.runs.task_file import TaskFile
     from etymon.tables.table import rows_or_paths
@@ -82,7 +82,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
     if from_scratch:
         family = get_family(str(model)).name
     elif resume and out is not None and options.seeds is None:
-        before = begun(Path(out), TaskFile)
+        before = read_run_file(Path(out), TaskFile)
         family = before.family  # the model that it began with need not be there any more
         from_scratch = before.start is None and str(model) == family
     else:

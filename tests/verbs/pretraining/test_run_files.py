@@ -14,7 +14,7 @@ import yaml
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
 from etymon.runs.result import Pretrained
-from etymon.runs.run_file import RunFile, assemble, differing, plain
+from etymon.runs.run_file import RunFile, assemble, find_difference, plain
 from etymon.settings.training import PhaseFile
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
@@ -117,19 +117,19 @@ def test_resuming_may_say_the_same_again_but_nothing_else() -> None:
             PhaseFile(share=0.5, length=32, batch=8, objective="masked"),
         ),
     )
-    assert differing(RunFile(family="bert"), begun) is None
+    assert find_difference(RunFile(family="bert"), begun) is None
     assert (
-        differing(
+        find_difference(
             RunFile(family="bert", batch=8, phases=(PhaseFile(share=0.5, length=16), PhaseFile(share=0.5))),
             begun,
         )
         is None
     )
-    assert differing(RunFile(family="bert", phases=(PhaseFile(share=0.5), PhaseFile(share=0.5, length=64))), begun) == (
+    assert find_difference(RunFile(family="bert", phases=(PhaseFile(share=0.5), PhaseFile(share=0.5, length=64))), begun) == (
         "length of phase 2", 64, 32,
     )  # fmt: skip
-    assert differing(RunFile(family="bert", phases=(PhaseFile(share=1.0),)), begun) == ("phases", 1, 2)
-    assert differing(RunFile(family="bert", batch=9), begun) == ("batch", 9, 8)
+    assert find_difference(RunFile(family="bert", phases=(PhaseFile(share=1.0),)), begun) == ("phases", 1, 2)
+    assert find_difference(RunFile(family="bert", batch=9), begun) == ("batch", 9, 8)
 
 
 # ------------------------------------------------------------ what a run leaves
