@@ -81,7 +81,7 @@ def test_what_a_verb_was_given_becomes_settings(written: Callable[[str], Path]) 
         ("training: {steps: 3, rows: 1, schedule: {nam: linear}}", [], "did you mean 'name'"),
         ("batch: many", [], r"batch is \"many\", expected a valid integer"),
         ("batch: '8'", [], r"batch is \"8\", expected a valid integer"),
-        ("tensorboard: 1", [], "tensorboard is 1, expected a valid boolean"),
+        ("tensorboard: 1", [], "tensorboard is 1, expected true or false"),
         ("documents: page", [], "documents is \"page\", expected 'file', 'blank' or 'line'"),
         ("phases: {share: 1}", [], "phases is .*expected"),
         ("data: corpus.txt", [], "data is \"corpus.txt\", expected"),
