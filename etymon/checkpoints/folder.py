@@ -166,7 +166,7 @@ def is_verifying() -> bool:
 
 
 @contextmanager
-def verify_files(folder: Path) -> Iterator[None]:
+def verified(folder: Path) -> Iterator[None]:
     """Compares the files of a model folder with the digests that it was written with, while the body reads
     them.
 

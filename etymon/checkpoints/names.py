@@ -26,7 +26,8 @@ class Row:
     """`ours` and `theirs` name the same numbers; several of ours are joined, in order, into one of theirs.
 
     `transposed` says that their matrices are stored `[in, out]`, `lifted` that their vectors are stored `[1,
-    out]`, and `their_shape` that their matrices have further axes, all but the first of which are one of ours.
+    out]`, and `their_shape` that their matrices have further axes, all but the first of which are one of
+    ours.
     """
 
     ours: tuple[str, ...]

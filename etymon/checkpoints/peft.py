@@ -32,8 +32,8 @@ ROOT = "base_model.model."
 PART = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")
 READ = {
     *"""
-        peft_type task_type base_model_name_or_path revision r lora_alpha lora_dropout alpha_pattern use_rslora
-        init_lora_weights bias
+        peft_type task_type base_model_name_or_path revision r lora_alpha lora_dropout alpha_pattern
+        use_rslora init_lora_weights bias
     """.split()
 }
 # These say where adapters are, which the names of the tensors say as well, or how they were begun and stored.

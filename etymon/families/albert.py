@@ -87,14 +87,14 @@ def names(shape: Shape) -> NameMap:
         ours = f"body.stack.layers.{physical}."
         theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{number}."
         table |= {
-            **{ours + f"attention.{part}.*": theirs + f"attention.{part}.*" for part in ("query", "key", "value")},
+            **{ours + f"attention.{part}.*": theirs + f"attention.{part}.*" for part in encoders.PROJECTIONS},
             ours + "attention.relative.table.weight": theirs + "attention.distance_embedding.weight",
             ours + "attention.output.*": theirs + "attention.dense.*",
             ours + "attention_norm.*": theirs + "attention.LayerNorm.*",
             ours + "feed_forward.inner.*": theirs + "ffn.*",
             ours + "feed_forward.outer.*": theirs + "ffn_output.*",
             ours + "feed_forward_norm.*": theirs + "full_layer_layer_norm.*",
-        }  # fmt: skip
+        }
     return encoders.name_map(shape, table, "albert.", "predictions.decoder", bias="predictions.bias")
 
 

@@ -193,7 +193,9 @@ FAMILY = Family(
     sizes=SIZES,
     body=body,
     heads=heads(bias=lambda shape: "fixed"),
-    architectures=classes("Bart", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering"),
+    architectures=classes(
+        "Bart", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering"
+    ),
     names=names,
     settings=SETTINGS,
     initial=initial,
@@ -220,4 +222,4 @@ FAMILY = Family(
     special_ids={"begin": 0, "pad": 1, "end": 2},
     # Transformers 5 gives an untied model three tables of words: such a folder is for etymon alone.
     fits_transformers=lambda shape: bool(shape.tied),
-)  # fmt: skip
+)

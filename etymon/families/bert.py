@@ -84,7 +84,8 @@ FAMILY = Family(
     initial=truncated_weights,
     capabilities=frozenset({"bidirectional", "segments", "generator"}),
     objective="masked-next-sentence",
-    # 10,000 of 1,000,000 steps of warm-up (appendix A.2), and Adam without bias correction, as in Google's code.
+    # 10,000 of 1,000,000 steps of warm-up (appendix A.2), and Adam without bias correction, as in Google's
+    # code.
     recipe=Recipe(
         learning_rate=1e-4,
         optimiser="adam-bert",

@@ -210,13 +210,20 @@ HEAD_NAMES = {
 }
 # GPT-1's and GPT-2's matrices are `[in, out]`, and query, key and value are one.
 FUSED = [
-    Row(tuple(LAYER + f"attention.{part}.*" for part in ("query", "key", "value")), THEIRS + "attn.c_attn.*", True),
-    *rows({
-        LAYER + "attention.output.*": THEIRS + "attn.c_proj.*",
-        LAYER + "feed_forward.inner.*": THEIRS + "mlp.c_fc.*",
-        LAYER + "feed_forward.outer.*": THEIRS + "mlp.c_proj.*",
-    }, transposed=True),
-]  # fmt: skip
+    Row(
+        tuple(LAYER + f"attention.{part}.*" for part in ("query", "key", "value")),
+        THEIRS + "attn.c_attn.*",
+        transposed=True,
+    ),
+    *rows(
+        {
+            LAYER + "attention.output.*": THEIRS + "attn.c_proj.*",
+            LAYER + "feed_forward.inner.*": THEIRS + "mlp.c_fc.*",
+            LAYER + "feed_forward.outer.*": THEIRS + "mlp.c_proj.*",
+        },
+        transposed=True,
+    ),
+]
 
 
 def separate(prefix: str) -> dict[str, str]:

@@ -69,8 +69,16 @@ WORDPIECE = TokenizerChoice(
 # RoBERTa's and BART's.
 MASKED_BPE = TokenizerChoice(
     "byte-bpe",
-    {"begin": "<s>", "class": "<s>", "pad": "<pad>", "end": "</s>", "separator": "</s>", "unknown": "<unk>", "mask": "<mask>"},
-)  # fmt: skip
+    {
+        "begin": "<s>",
+        "class": "<s>",
+        "pad": "<pad>",
+        "end": "</s>",
+        "separator": "</s>",
+        "unknown": "<unk>",
+        "mask": "<mask>",
+    },
+)
 
 
 # --- the body
@@ -197,6 +205,7 @@ def embedding_names(prefix: str) -> dict[str, str]:
 
 
 LAYER = "body.stack.layers.{}."
+PROJECTIONS = ("query", "key", "value")
 
 
 def body_names(prefix: str) -> dict[str, str]:
@@ -204,14 +213,14 @@ def body_names(prefix: str) -> dict[str, str]:
     theirs = f"{prefix}encoder.layer.{{}}."
     return {
         **embedding_names(prefix),
-        **{LAYER + f"attention.{part}.*": theirs + f"attention.self.{part}.*" for part in ("query", "key", "value")},
+        **{LAYER + f"attention.{part}.*": theirs + f"attention.self.{part}.*" for part in PROJECTIONS},
         LAYER + "attention.relative.table.weight": theirs + "attention.self.distance_embedding.weight",
         LAYER + "attention.output.*": theirs + "attention.output.dense.*",
         LAYER + "attention_norm.*": theirs + "attention.output.LayerNorm.*",
         LAYER + "feed_forward.inner.*": theirs + "intermediate.dense.*",
         LAYER + "feed_forward.outer.*": theirs + "output.dense.*",
         LAYER + "feed_forward_norm.*": theirs + "output.LayerNorm.*",
-    }  # fmt: skip
+    }
 
 
 TASK_NAMES = {

@@ -9,14 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from etymon.checkpoints.folder import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    is_verifying,
-    read_config,
-    verify_files,
-    verifying,
-)
+from etymon.checkpoints.folder import ADAPTER_CONFIG, CONFIG, is_verifying, read_config, verified, verifying
 from etymon.checkpoints.hub import SOURCE, resolve
 from etymon.checkpoints.keys import check_history
 from etymon.checkpoints.peft import read_adapter_config
@@ -115,7 +108,7 @@ def load(
     refused, and so are weights that are NaN or infinite.
     """
     folder, verify = model_folder(name, revision=revision), verify and is_verifying()
-    with pass_over(ignore_config_keys), verifying(verify), verify_files(folder) if verify else nullcontext():
+    with pass_over(ignore_config_keys), verifying(verify), verified(folder) if verify else nullcontext():
         model = _read(folder, heads, labels, features, family, partial, seed)
     if verify:
         require_finite(model, folder)

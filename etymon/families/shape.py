@@ -1,4 +1,4 @@
-"""What shapes have in common: strict fields, names of activations, and checks of fields that belong together."""
+"""What shapes share: strict fields, names of activations, and checks of fields that belong together."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """The ids of a model's special tokens: one rule for training, generation, scoring, tasks and saving.
 
-1. What the folder says: `config.json`, then `generation_config.json`; while a text is generated, the other way round.
+1. What the folder says: `config.json`, then `generation_config.json`; while a text is generated, the other
+   way round.
 2. The tokenizer's roles.
-3. Without a tokenizer, what Transformers' class takes for granted (`Family.special_ids`), where it is in the vocabulary.
+3. Without a tokenizer, what Transformers' class takes for granted (`Family.special_ids`), where it is in the
+   vocabulary.
 
 A null says nothing. Ids outside the vocabulary are left out when a folder is read (`leave_out_unusable_ids`).
 """

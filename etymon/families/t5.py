@@ -67,7 +67,8 @@ SPELLINGS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()}
 FEED_FORWARDS = {
     **SPELLINGS,
     **{f"gated-{theirs}": ours for theirs, ours in SPELLINGS.items()},
-    "gated-gelu": "gelu_tanh",  # version 1.1's, where Transformers takes it for its "gelu_new"; the plain one is exact
+    # Version 1.1's, where Transformers takes it for its "gelu_new"; the plain one is exact.
+    "gated-gelu": "gelu_tanh",
 }
 VERSION_1_1 = {"feed_forward": "gated-gelu", "tied": False}
 POCKET = {"vocabulary": 4096, "dim": 256, "inner_dim": 640, "layers": 3, "heads": 4, "dropout": 0.0,
@@ -161,14 +162,17 @@ ARCHITECTURES = [
 ]
 
 
+RELATIVE_BIAS = "0.SelfAttention.relative_attention_bias.weight"
+
+
 def names(shape: Shape) -> NameMap:
     table = {"body.words.weight": "shared.weight"}
     for side, last in (("encoder", 1), ("decoder", 2)):
         ours, theirs = f"body.{side}.stack.", f"{side}.block.{{}}.layer."
         inner = "wi_1" if shape.feed_forward.startswith("gated") else "wi"
         table |= {
-            ours
-            + "position_bias.table.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            # One table of distances a side, which Transformers keeps in its first layer.
+            ours + "position_bias.table.weight": theirs.format(0) + RELATIVE_BIAS,
             ours + "norm.weight": f"{side}.final_layer_norm.weight",
             ours + "layers.{}.attention_norm.weight": theirs + "0.layer_norm.weight",
             ours + "layers.{}.cross_norm.weight": theirs + "1.layer_norm.weight",
