@@ -143,6 +143,7 @@ class Option:
 def options_of(cls: type) -> list[Option]:
     """The settings of a class, those of its groups in their place: arguments first, then what the class
     itself declares, then what it inherits."""
+    # pydantic lists inherited fields first; people look for what is special to a verb first.
     fields = cls.__pydantic_fields__  # type: ignore[attr-defined]
     names = dict.fromkeys(name for base in cls.__mro__ for name in vars(base).get("__annotations__", ()))
     options: list[Option] = []
@@ -188,6 +189,7 @@ def _expressible(annotation: Any) -> Iterator[Any]:
         yield from _expressible(get_args(annotation)[0])
     elif origin in (Union, UnionType):
         members = get_args(annotation)
+        # `bool | Literal["auto"]`: a flag that may have a value, `--resume` and `--resume auto`.
         if bool in members and get_origin(members[1]) is Literal:
             yield annotation
         for member in members:

@@ -39,6 +39,7 @@ class LoraSettings:
     rank: int = option(8, "of an adapter's two matrices", gt=0)
     alpha: float = option(16.0, "what an adapter adds is multiplied by alpha / rank", gt=0)
     dropout: float = option(0.0, "of what an adapter reads", ge=0, lt=1)
+    # Queries and values: what the LoRA paper adapts (section 4.2).
     targets: tuple[str, ...] = option(
         USUAL_TARGETS,
         "names of the body's linear maps, or patterns: query, feed_*, * for all; cross.query looks at two parts of a name",
@@ -212,10 +213,12 @@ class OptimiserSettings:
 class CheckpointSettings:
     validate_every: int | None = option(None, "steps between validations (about ten a run)", ge=1)
     patience: int | None = option(None, "stop after so many validations without a better one", ge=1)
+    # With every validation, so that the best model is always one that was saved.
     save_every: int | None = option(None, "steps between checkpoints (with every validation)", ge=1)
     save_at: Annotated[
         tuple[str, ...], BeforeValidator(_comma_separated), Spelling("Sequence[str] | str", list[str])
     ] = option((), "keep the model at these amounts: 1Mwords,2Mwords")
+    # Two: a crash while the newest is being written leaves the one before.
     keep: int = option(2, "newest checkpoints to keep, beside the best", ge=1)
     tensorboard: bool = option(False, "write TensorBoard events too")
 
@@ -247,6 +250,7 @@ class RunSettings(OptimiserSettings, CheckpointSettings, CardSettings, PassedOve
     """What any training run can be asked for."""
 
     family: str = option(..., "the family of the model", seen_by="file")
+    # Small enough for a laptop: nobody should begin with a model that takes days by mistake.
     size: str | None = option(
         "pocket", "a published or pocket size of the family; none, where the model to go on from has its own"
     )
@@ -275,6 +279,7 @@ class RunSettings(OptimiserSettings, CheckpointSettings, CardSettings, PassedOve
     budget: str | None = option(
         None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops (10m)"
     )
+    # A fixed number and not the clock's: a run without options can be repeated.
     seed: int = option(0, "of everything that is drawn")
 
 
@@ -339,6 +344,7 @@ class FinetuneSettings(RunSettings):
     baselines: bool = option(
         True, "classify, regress: score a majority, TF-IDF and a typo baseline beside the model"
     )
+    # Greedy on the way: validations would otherwise take longer than the steps between them.
     beams: int = option(1, "of the last validation; those on the way are greedy", ge=1)
     lora: Annotated[LoraSettings | None, Spelling("int | None", int)] = option(
         None, "train adapters of this rank instead of the weights, saved as PEFT does"
@@ -368,6 +374,7 @@ class StartOptions(ProgressOptions, DeviceOptions):
     resume: bool | Literal["auto"] = option(
         False, "go on with a stopped run in OUT, exactly; auto: begin one where there is none"
     )
+    # A thread is enough where samples are cheap; processes cost their start and memory.
     workers: int = option(0, "processes that prepare samples (0: a thread does)", ge=0)
 
 

@@ -78,6 +78,7 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
     require_writable(out, *WRITERS)
     notify = options.on_note or warnings.warn
     texts = iterate_texts(options.texts, options.file, on_note=notify)
+    # Before the model is opened: a missing file is refused at once.
     block = list(islice(texts, BLOCK))
     if not block:
         raise EtymonError(NO_TEXT)

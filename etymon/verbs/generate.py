@@ -64,6 +64,7 @@ def generate(options: GenerateOptions) -> list[Generation]:
     model, draft, decoding = options.model, options.draft, options.decoding
     if "draft_tokens" in decoding and draft is None:
         raise EtymonError("draft_tokens is for a draft model: give one (--draft), or leave it out")
+    # Whoever gives a temperature wants to sample; a contrastive search uses top_k otherwise.
     sample = bool(SAMPLING & decoding.keys()) and not decoding.get("penalty_alpha")
     decoding_settings = DecodingSettings(**{"sample": sample, **decoding})
     texts = read_texts(options.prompts, on_note=options.on_note)

@@ -55,6 +55,7 @@ def start_run(
     options: TrainOptions, given: dict[str, Any], source: TextSource | None, out: str | Path | None
 ) -> Pretrained:
     """A run with the settings that were given, from the beginning or from where it was stopped."""
+    # Here and not above: these import torch, which `--help` does without.
     from etymon.runs.dry_run import rehearse
     from etymon.runs.folder import Job, resume_job
     from etymon.runs.run import run
