@@ -218,7 +218,6 @@ class CheckpointSettings:
     save_at: Annotated[
         tuple[str, ...], BeforeValidator(_comma_separated), Spelling("Sequence[str] | str", list[str])
     ] = option((), "keep the model at these amounts: 1Mwords,2Mwords")
-    # Two: a crash while the newest is being written leaves the one before.
     keep: int = option(2, "newest checkpoints to keep, beside the best", ge=1)
     tensorboard: bool = option(False, "write TensorBoard events too")
 
@@ -344,7 +343,7 @@ class FinetuneSettings(RunSettings):
     baselines: bool = option(
         True, "classify, regress: score a majority, TF-IDF and a typo baseline beside the model"
     )
-    # Greedy on the way: validations would otherwise take longer than the steps between them.
+    # Greedy on the way: a search with four beams costs about four times as much decoding.
     beams: int = option(1, "of the last validation; those on the way are greedy", ge=1)
     lora: Annotated[LoraSettings | None, Spelling("int | None", int)] = option(
         None, "train adapters of this rank instead of the weights, saved as PEFT does"
