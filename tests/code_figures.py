@@ -28,12 +28,12 @@ DIRECTIVES = ("# type:", "# noqa", "# fmt:", "# ---")
 SHARED_NAMES = {"Shape"}
 """Class names that every family has."""
 LIMITS = {
-    "tokens": 296_000,
+    "tokens": 295_100,
     "long files": 0,
     "class names used twice": 0,
-    "empty words": 59,
-    "long lines": 93,
-    "lines left unformatted": 23,
+    "empty words": 20,
+    "long lines": 40,
+    "lines left unformatted": 13,
 }
 """Not to be exceeded. Lower them whenever the figures fall."""
 

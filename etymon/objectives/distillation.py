@@ -28,7 +28,7 @@ from etymon.objectives.causal import CausalBatch, CausalLM, CausalOptions
 from etymon.objectives.masked import MaskedBatch, MaskedLM, MaskedOptions, SchemeName
 from etymon.objectives.objective import Term, Unit
 from etymon.settings import option, settings
-from etymon.settings.training import DistillationSettings, EncoderDistillationSettings
+from etymon.settings.distillation import DistillationSettings, EncoderDistillationSettings
 from etymon.text.tokenizer import Tokenizer
 
 

@@ -21,7 +21,7 @@ from etymon.text.tokenizer import Tokenizer
 
 
 @settings
-class ReplacedOptions(MaskedOptions):
+class DetectionOptions(MaskedOptions):
     masking: SchemeName = option("electra", "how tokens are chosen and shown")
     packing: Packing = option("segments", "how the text is cut into samples")
     # Binary losses are far smaller than those over a vocabulary: ELECTRA's λ is 50 (section 3.1).
@@ -35,9 +35,9 @@ class Replaced(MaskedLM):
     requires = frozenset({"bidirectional", "generator"})
     folder = "discriminator"
     companions = frozenset({"generator"})
-    Options = ReplacedOptions
+    Options = DetectionOptions
 
-    def __init__(self, tokenizer: Tokenizer, length: int, options: ReplacedOptions | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, length: int, options: DetectionOptions | None = None) -> None:
         super().__init__(tokenizer, length, options)
         self.weight, self.temperature = self.options.weight, self.options.temperature
 

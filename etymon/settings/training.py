@@ -381,24 +381,3 @@ class StartOptions(ProgressOptions, DeviceOptions):
 class TrainOptions(StartOptions):
     steps: int | None = option(None, "optimiser steps to take, instead of a budget", ge=1)
     dry_run: bool = option(False, "try everything once, train nothing, and say what would be done")
-
-
-@settings
-class DistillationSettings:
-    """What is learnt from a teacher, beside the ordinary objective: options of the distilling objectives and
-    of `etymon distill`."""
-
-    # The weights and the temperature that DistilBERT was trained with (its released training command).
-    temperature: float = option(2.0, "at which distributions are compared", gt=0)
-    soft: float = option(5.0, "weight of the teacher's distributions", ge=0)
-    hard: float = option(2.0, "weight of the text itself", ge=0)
-    cosine: float = option(1.0, "weight of the direction of hidden states", ge=0)
-    # Off: attention has to be traced for it, which leaves the fused kernels.
-    attention: float = option(0.0, "weight of the last layer's attention, as MiniLM learns it", ge=0)
-
-
-@settings
-class EncoderDistillationSettings(DistillationSettings):
-    everywhere: bool = option(
-        True, "an encoder's distributions at every token, not only at masked ones (yes)"
-    )

@@ -9,7 +9,8 @@ from typing import Any
 from etymon.errors import EtymonError
 from etymon.runs.result import Pretrained
 from etymon.settings import Files, PathText, argument, group, option, settings
-from etymon.settings.training import EncoderDistillationSettings, PretrainSettings, TrainOptions
+from etymon.settings.distillation import EncoderDistillationSettings
+from etymon.settings.training import PretrainSettings, TrainOptions
 from etymon.verbs.pretrain import present as present
 from etymon.verbs.pretrain import start_run
 from etymon.verbs.verb import verb
