@@ -343,7 +343,7 @@ class FinetuneSettings(RunSettings):
     baselines: bool = option(
         True, "classify, regress: score a majority, TF-IDF and a typo baseline beside the model"
     )
-    # Greedy on the way: a search with four beams costs about four times as much decoding.
+    # Greedy on the way: every beam is a row to decode, at every validation.
     beams: int = option(1, "of the last validation; those on the way are greedy", ge=1)
     lora: Annotated[LoraSettings | None, Spelling("int | None", int)] = option(
         None, "train adapters of this rank instead of the weights, saved as PEFT does"
