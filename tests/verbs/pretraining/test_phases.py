@@ -16,7 +16,7 @@ from etymon.runs.folder import Job
 from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile
 from etymon.runs.text_data import TextData
-from etymon.runs.training_settings import ramped
+from etymon.runs.training_settings import ramp_phases
 from etymon.settings.training import PhaseFile
 from etymon.text.sources import Texts
 from etymon.training.state import RunFolder, read_state
@@ -194,7 +194,7 @@ def test_a_batch_that_grows_counts_its_schedule_in_samples_and_goes_on_exactly(
 
 
 def test_the_stages_of_a_growing_batch_take_equal_parts_of_the_samples() -> None:
-    phases = ramped(0.25, 256, 4)
+    phases = ramp_phases(0.25, 256, 4)
     samples = [phase.share * phase.batch for phase in phases]
     whole = sum(samples)
     assert phases[-1].batch == 256 and all(phase.batch % 4 == 0 for phase in phases)
