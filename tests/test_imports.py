@@ -133,7 +133,7 @@ def in_a_process(code: str) -> None:
 
 
 def test_importing_the_package_is_light():
-    heavy = ("torch", "numpy", "transformers", "pydantic", "typer", "rich", "yaml", "matplotlib")
+    heavy = ("torch", "numpy", "transformers", "pydantic", "typer", "click", "rich", "yaml", "matplotlib")
     in_a_process(f"import etymon, sys; found = set({heavy}) & set(sys.modules); assert not found, found")
 
 

@@ -92,7 +92,7 @@ def compare(
     data: Sequence[str] = (),
     folder: Path | None = None,
     batch_size: int = 32,
-    on_progress: Callable[[str], None] = lambda what: None,
+    on_progress: Callable[[str], None] = lambda note: None,
 ) -> Comparison:
     """Every way on the same prompts. The training text is `data`, or the store of the run that the
     `folder` is of."""

@@ -99,7 +99,7 @@ def measure(
     targets: int = 1000,
     memory: int | None = None,
     segment: int | None = None,
-    on_progress: Callable[[str], None] = lambda what: None,
+    on_progress: Callable[[str], None] = lambda note: None,
 ) -> Contexts:
     """Every model's loss by context length, on the same targets, which are evenly spread over the text."""
     for model in models:

@@ -109,7 +109,7 @@ def probe_model(
     twin: bool = True,
     batch_size: int = 32,
     seed: int = 0,
-    on_progress: Callable[[str], None] = lambda what: None,
+    on_progress: Callable[[str], None] = lambda note: None,
 ) -> Probes:
     """Probes every layer for every task; representations are computed once a model and text, for all of
     them."""
@@ -126,13 +126,13 @@ def probe_model(
     ]
     notes = [note for task in tasks for note in task.notes]
 
-    def read(reader: Model, what: str) -> Representations:
+    def read(reader: Model, action: str) -> Representations:
         return represent(
             reader,
             list(unit_numbers),
             pieces=pieces,
             batch_size=batch_size,
-            on_batch=lambda done, total: on_progress(f"{what}: {done:,} of {total:,} texts"),
+            on_batch=lambda done, total: on_progress(f"{action}: {done:,} of {total:,} texts"),
         )
 
     # One pass over all texts, then classifiers: `represent` has checked that all states fit into memory.

@@ -145,7 +145,7 @@ class Plan:
         return TrainingUnit(model, objective, companions, bridges, teacher)
 
 
-def require_training(plan: Plan, what: str, device: torch.device = CPU) -> None:
+def require_training(plan: Plan, purpose: str, device: torch.device = CPU) -> None:
     """Refuses a run that does not fit into memory, before anything of it is made."""
     free = available_memory(device)
     # Most runs are far from the limit: a bound tells that at once, where measuring takes seconds.
@@ -153,7 +153,7 @@ def require_training(plan: Plan, what: str, device: torch.device = CPU) -> None:
         return
     needed = plan.footprint(device)
     if needed.total > free:
-        raise no_memory(what, needed, free, _advice(plan, needed, free, device), device)
+        raise no_memory(purpose, needed, free, _advice(plan, needed, free, device), device)
 
 
 def require_states(
@@ -161,7 +161,7 @@ def require_states(
     shape: Any,
     heads: frozenset[str],
     choice: OptimiserChoice,
-    what: str,
+    purpose: str,
     device: torch.device,
 ) -> None:
     """The same as far as it does not depend on samples: weights, gradients and what the optimiser keeps."""
@@ -178,11 +178,11 @@ def require_states(
     needed = _in_a_run(by_depth(shape, measure), device)
     if needed.total > free:
         advice = "take a smaller model, --lora, or a machine with more memory"
-        raise no_memory(what, needed, free, advice, device)
+        raise no_memory(purpose, needed, free, advice, device)
 
 
 def require_task_training(
-    unit: TrainingUnit, feed: Feed, choice: OptimiserChoice, what: str, device: torch.device = CPU
+    unit: TrainingUnit, feed: Feed, choice: OptimiserChoice, purpose: str, device: torch.device = CPU
 ) -> None:
     """Refuses slices of a table that do not fit, before the model has gradients."""
     free, prepared = available_memory(device), _large_slice(feed)
@@ -193,7 +193,7 @@ def require_task_training(
     needed = task_footprint(unit, feed, choice, device)
     if needed.total - held > free:  # the weights are there
         advice = "take a smaller --batch or --length, more --slices, or --lora"
-        raise no_memory(what, needed, free + held, advice, device)
+        raise no_memory(purpose, needed, free + held, advice, device)
 
 
 def task_footprint(

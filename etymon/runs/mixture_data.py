@@ -94,8 +94,8 @@ class MixtureData(SupervisedData):
                     f"a mixture trains all of a model, in steps of so many tokens: leave {name} out"
                 )
         if file.options or file.columns:
-            what = ", ".join([*file.options, *(["columns"] if file.columns else [])])
-            raise EtymonError(f"the members of a mixture have options of their own: say {what} there")
+            names = ", ".join([*file.options, *(["columns"] if file.columns else [])])
+            raise EtymonError(f"the members of a mixture have options of their own: say {names} there")
         self.parts = {each.name: self._part(each) for each in self.mixture.active_members}
         plan.labels = self._share_labels()
         for metric in file.metrics:

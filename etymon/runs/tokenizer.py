@@ -150,8 +150,8 @@ def _train_on_text(
         tokenizer = train_tokenizer(texts=(), **choice)
         tokenizer.save(place)
         return tokenizer
-    what = f"{size:,} tokens" if size else "all characters"
-    note(f"{'training' if old is None else 'growing'} a tokenizer of {what} on the text")
+    amount = f"{size:,} tokens" if size else "all characters"
+    note(f"{'training' if old is None else 'growing'} a tokenizer of {amount} on the text")
     with sample_texts(text.documents(), hold_out=False) as (texts, _):
         if old is None:
             tokenizer = train_tokenizer(texts=texts, **choice)

@@ -347,7 +347,8 @@ def test_options_are_checked(options: dict[str, Any], reason: str) -> None:
 
 
 def test_options_may_be_whole_numbers_for_numbers() -> None:
-    read_options("masked", {"density": 1, "masking": "rare", "packing": "segments", "copies": 3})
+    options = read_options("masked", {"density": 1, "masking": "rare", "packing": "segments", "copies": 3})
+    assert (options.density, options.masking, options.packing, options.copies) == (1, "rare", "segments", 3)
 
 
 def test_the_normaliser_is_kept_small_in_training_alone(splits: dict[str, Split]) -> None:

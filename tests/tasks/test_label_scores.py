@@ -1,4 +1,4 @@
-"""Scores of labels, values, tags and answers, beside the libraries and a slow mean_score."""
+"""Scores of labels, values, tags and answers, beside the libraries and a slow bootstrap."""
 
 from __future__ import annotations
 
