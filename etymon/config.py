@@ -294,6 +294,9 @@ def _expectation(detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
     for formal, plain in PLAIN_WORDS.items():
         message = message.replace(formal, plain)
+    if detail["type"] == "literal_error":
+        suggestion = did_you_mean(str(detail["input"]), re.findall("'([^']*)'", detail["ctx"]["expected"]))
+        message += f": {suggestion}" if suggestion.startswith("did you mean") else ""
     return " ".join(message.split())
 
 

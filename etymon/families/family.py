@@ -16,6 +16,7 @@ from etymon.families.shape import Sizes
 from etymon.nn.adaptive import choose_cutoffs
 from etymon.nn.features import FeatureHead, FeatureSettings
 from etymon.nn.initialise import Filler
+from etymon.settings.training import Hyperparameters
 from etymon.text.framing import Framing
 
 if TYPE_CHECKING:
@@ -114,16 +115,13 @@ class PublishedLayout(Protocol):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The published way to train, as far as it carries over to any size; sizes may override the rate."""
+class Recipe(Hyperparameters):
+    """The published way to train, as far as it carries over to any size; sizes may override the rate.
 
-    learning_rate: float
+    Beside the hyperparameters, the family's values of the settings of the same names, for which users say nothing.
+    """
+
     optimiser: str = "adamw"
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    undecayed: Sequence[str] = ("*bias", "*bias_?h_l*", "*norm.weight", "*.gamma", "*.scalars.*")
-    """Biases (of recurrent layers, too), norms, and what mixes layers."""
     clip: float | None = 1.0
     schedule: str = "linear"
     warmup: float = 0.1
@@ -136,8 +134,6 @@ class Recipe:
     """The share of the steps after which a linear or cosine schedule has fallen."""
     ramp: float = 0.0
     """The share of the samples over which the batch grows from a sixteenth to its full size."""
-    layer_decay: float | None = None
-    """The share of its rate that every section leaves to the one below it."""
     length: int | None = None
     """Of samples, where one was published that is not the number of positions."""
     options: Mapping[str, Any] = field(default_factory=dict)

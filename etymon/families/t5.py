@@ -284,7 +284,14 @@ FAMILY = Family(
         schedule="inverse-square-root",
         warmup_steps=10_000,
     ),
-    tuning=Recipe(1e-3, "adafactor", weight_decay=0.0, clip=None, schedule="constant", warmup=0.0),
+    tuning=Recipe(
+        learning_rate=1e-3,
+        optimiser="adafactor",
+        weight_decay=0.0,
+        clip=None,
+        schedule="constant",
+        warmup=0.0,
+    ),
     # A pocket model trains for minutes, within which the published rate would not begin to fall.
     size_recipes={"pocket": POCKET_RECIPE},
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),

@@ -192,6 +192,8 @@ def prepare(
     tokenizer = data.prepare(job, start.tokenizer)
     model = complete_model(data.model_plan, data.file, start, tokenizer)
     unit, phases = data.build_unit(job, model, start, checkpoint)
+    for phase in phases:
+        phase.feed.require_targets()
     return unit, phases, start
 
 

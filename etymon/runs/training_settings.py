@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TypeVar
 
 from etymon.errors import EtymonError
 from etymon.families.family import Recipe
 from etymon.runs.run_file import CommonFile
-from etymon.settings.training import PhaseFile
+from etymon.settings.training import Hyperparameters, LoopSettings, PhaseFile
 from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
@@ -31,17 +32,16 @@ def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validatio
         # A short run would end on the way up; T5's, which is at the full rate at once, may.
         rises = recipe.schedule != "inverse-square-root"
         warmup = min(recipe.warmup_steps, max(1, steps // 2)) if rises else recipe.warmup_steps
+    # Users cannot ask for all hyperparameters: the file has no betas.
+    hyperparameters = {
+        part.name: or_default(getattr(file, part.name, None), getattr(recipe, part.name))
+        for part in fields(Hyperparameters)
+    }
     return TrainingSettings(
+        **{part.name: getattr(file, part.name) for part in fields(LoopSettings)},
         steps=steps,
         optimiser=OptimiserChoice(
-            name=or_default(file.optimiser, recipe.optimiser),
-            learning_rate=or_default(file.learning_rate, recipe.learning_rate),
-            betas=recipe.betas,
-            epsilon=recipe.epsilon,
-            weight_decay=or_default(file.weight_decay, recipe.weight_decay),
-            undecayed=tuple(recipe.undecayed),
-            layer_decay=or_default(file.layer_decay, recipe.layer_decay),
-            frozen=file.frozen,
+            name=or_default(file.optimiser, recipe.optimiser), frozen=file.frozen, **hyperparameters
         ),
         schedule=ScheduleChoice(
             name=or_default(file.schedule, recipe.schedule),
@@ -50,15 +50,10 @@ def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validatio
             end=recipe.decay_end if file.schedule is None else 1.0,
         ),
         clip=or_default(file.clip, recipe.clip) or None,
-        seed=file.seed,
         validate_every=every,
-        patience=file.patience,
         # A checkpoint with every validation, so that the best one is there to be kept.
         save_every=file.save_every or every,
-        keep=file.keep,
         paced="samples" if file.grows(recipe.ramp) else "steps",
-        adversarial=file.adversarial,
-        unfreeze=file.unfreeze,
     )
 
 

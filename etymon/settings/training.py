@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from etymon.settings import (
 from etymon.settings.reading import TextSettings
 
 OptimiserName = Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"]
+ScheduleName = Literal["constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt"]
 
 
 # ------------------------------------------------------------ sections of their own
@@ -185,12 +187,13 @@ SHORT_FORMS = {"lora": "rank", "features": "source", "adversarial": "name"}
 
 
 @settings
-class OptimiserSettings:
-    optimiser: OptimiserName | None = option(None, "the optimiser (the family's own)")
-    learning_rate: float | None = option(None, "peak rate (the size's own; of a task, the family's)", gt=0)
-    weight_decay: float | None = option(None, "decoupled weight decay (the family's own)", ge=0)
-    layer_decay: float | None = option(None, "factor by which lower layers learn more slowly", gt=0, le=1)
-    frozen: Words = option((), "patterns of parameters that are not trained: 'body.embeddings.*'")
+class LoopSettings:
+    """What reaches the training loop as it was asked for: `training.loop.TrainingSettings` inherits it."""
+
+    # A fixed number and not the clock's: a run without options can be repeated.
+    seed: int = option(0, "of everything that is drawn")
+    patience: int | None = option(None, "stop after so many validations without a better one", ge=1)
+    keep: int = option(2, "newest checkpoints to keep, beside the best", ge=1)
     unfreeze: float | None = option(
         None,
         "begin with the top alone; layer by layer from above, all train after this share of the steps",
@@ -202,9 +205,34 @@ class OptimiserSettings:
         BeforeValidator(AdversarialSettings.of),
         Spelling("Literal['fgm', 'pgd', 'freelb'] | None", Literal["fgm", "pgd", "freelb"]),
     ] = option(None, "also learn from word vectors moved to where the loss is larger")
-    schedule: str | None = option(
-        None, "constant, linear, cosine, inverse-square-root, noam, wsd or wsd-sqrt (the family's own)"
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """What a family's recipe says of an optimiser (`families.family.Recipe`) and what a run's optimiser goes by
+    (`training.optimisers.OptimiserChoice`)."""
+
+    learning_rate: float
+    """The peak, which the schedule scales at every step."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    undecayed: tuple[str, ...] = ("*bias", "*bias_?h_l*", "*norm.weight", "*.gamma", "*.scalars.*")
+    """Patterns of parameters: biases (of recurrent layers, too), norms, and what mixes layers."""
+    layer_decay: float | None = None
+    """Every section trains at this share of the rate of the one above it."""
+
+
+# Some of the hyperparameters again, as users see them: None is the family's own, a value has a range and a help.
+# What they come to with the recipe (`runs.training_settings`) is checked against these ranges, too.
+@settings
+class OptimiserSettings:
+    optimiser: OptimiserName | None = option(None, "the optimiser (the family's own)")
+    learning_rate: float | None = option(None, "peak rate (the size's own; of a task, the family's)", gt=0)
+    weight_decay: float | None = option(None, "decoupled weight decay (the family's own)", ge=0)
+    layer_decay: float | None = option(None, "factor by which lower layers learn more slowly", gt=0, le=1)
+    frozen: Words = option((), "patterns of parameters that are not trained: 'body.embeddings.*'")
+    schedule: ScheduleName | None = option(None, "how the rate runs (the family's own)")
     warmup: float | None = option(None, "share of the steps in which the rate rises, from 0 to 1", ge=0, le=1)
     clip: float | None = option(None, "largest norm of the gradient, 0 for no limit (the family's own)", ge=0)
 
@@ -212,13 +240,11 @@ class OptimiserSettings:
 @settings
 class CheckpointSettings:
     validate_every: int | None = option(None, "steps between validations (about ten a run)", ge=1)
-    patience: int | None = option(None, "stop after so many validations without a better one", ge=1)
     # With every validation, so that the best model is always one that was saved.
     save_every: int | None = option(None, "steps between checkpoints (with every validation)", ge=1)
     save_at: Annotated[
         tuple[str, ...], BeforeValidator(_comma_separated), Spelling("Sequence[str] | str", list[str])
     ] = option((), "keep the model at these amounts: 1Mwords,2Mwords")
-    keep: int = option(2, "newest checkpoints to keep, beside the best", ge=1)
     tensorboard: bool = option(False, "write TensorBoard events too")
 
 
@@ -245,7 +271,7 @@ class CardSettings:
 
 
 @settings
-class RunSettings(OptimiserSettings, CheckpointSettings, CardSettings, PassedOverKeys):
+class RunSettings(LoopSettings, OptimiserSettings, CheckpointSettings, CardSettings, PassedOverKeys):
     """What any training run can be asked for."""
 
     family: str = option(..., "the family of the model", seen_by="file")
@@ -278,8 +304,6 @@ class RunSettings(OptimiserSettings, CheckpointSettings, CardSettings, PassedOve
     budget: str | None = option(
         None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops (10m)"
     )
-    # A fixed number and not the clock's: a run without options can be repeated.
-    seed: int = option(0, "of everything that is drawn")
 
 
 @settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, cast
 
@@ -109,6 +109,21 @@ class Feed:
             for at in samples
         ]
         return self.objective.collate(examples)
+
+    def require_targets(self, steps: int = 10) -> None:
+        """Refuses an objective that has nothing to predict in the first steps: at a loss of 0, nothing is
+        learnt."""
+        # Usually the first slice has targets. A step may have none by chance, ten in a row have a reason.
+        position = Position()
+        for _ in range(steps):
+            slices, position = self.addresses(position)
+            if any(any(self.slice(samples).counts.values()) for samples in slices):
+                return
+        options = ", ".join(part.name for part in fields(self.objective.Options))
+        raise EtymonError(
+            f"{self.objective.name} leaves nothing to predict in the first {steps} steps, so nothing would be learnt: "
+            f"look at its options ({options or 'it has none'}), the length of samples and the data"
+        )
 
     @cached_property
     def mean_tokens(self) -> float:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as strict_dataclass
 from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
 from etymon.objectives.objective import MicroBatch, Term, weighted_loss
-from etymon.training.adversarial import AdversarialSettings, Backward, run_passes
+from etymon.settings import option, settings
+from etymon.settings.training import LoopSettings
+from etymon.training.adversarial import Backward, run_passes
 from etymon.training.budgets import Milestone, Revision, StepPlan, TimeBudget
 from etymon.training.distributed import StopRequest, World, seed_device, stop_on_signal
 from etymon.training.feeding import Step, StepStream
@@ -49,36 +49,24 @@ from etymon.training.unit import (
 )
 
 
-@strict_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class TrainingSettings:
-    """How a run trains."""
+@settings
+class TrainingSettings(LoopSettings):
+    """How a run trains: what was asked for, and what the rest came to with the family's recipe."""
 
-    steps: int
-    optimiser: OptimiserChoice = OptimiserChoice()
-    schedule: ScheduleChoice = ScheduleChoice()
-    clip: float | None = 1.0
-    seed: int = 0
-    validate_every: int = 100
-    patience: int | None = None
-    """Validations without a better one after which the run ends."""
-    save_every: int = 1000
-    log_layers_every: int = 50
-    keep: int = 2
-    paced: Literal["steps", "samples"] = "steps"
-    """What the schedule goes by: samples where the batch grows, so that warm-up is counted in text."""
-    adversarial: AdversarialSettings | None = None
-    unfreeze: float | None = None
-    """Share of the steps after which everything trains: at first the top, then layer by layer."""
-    time: TimeBudget | None = None
-    """What the steps were measured for; they are revised as the run goes. None: they are fixed."""
-    revisions: tuple[Revision, ...] = ()
-    """Those that were made, the last of which says how many steps the run has."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "validate_every", "save_every", "log_layers_every", "keep", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise EtymonError(f"training.{name} must be at least 1, not {value}")
+    steps: int = option(..., "that the run takes", ge=1)
+    optimiser: OptimiserChoice = option(OptimiserChoice(), "which, and how it treats which parameters")
+    schedule: ScheduleChoice = option(ScheduleChoice(), "of the learning rate")
+    # The next three again: here is what they came to, which a resumed run follows (None: no limit).
+    clip: float | None = option(1.0, "the largest norm of the gradient", ge=0)
+    validate_every: int = option(100, "steps between validations", ge=1)
+    save_every: int = option(1000, "steps between checkpoints", ge=1)
+    log_layers_every: int = option(50, "steps between records of the gradient's norm by layer", ge=1)
+    # Samples where the batch grows, so that warm-up is counted in text.
+    paced: Literal["steps", "samples"] = option("steps", "what the schedule goes by")
+    time: TimeBudget | None = option(None, "what the steps were measured for: they are revised on the way")
+    revisions: tuple[Revision, ...] = option(
+        (), "those that were made; the last says how many steps there are"
+    )
 
 
 # Prefixes of the tensors that are saved beside the optimiser's.
@@ -114,7 +102,7 @@ class Trainer:
         unit: TrainingUnit,
         stream: StepStream,
         settings: TrainingSettings,
-        run: RunFolder,
+        folder: RunFolder,
         *,
         validate: Validate,
         save_members: Callable[[Path], None],
@@ -127,13 +115,14 @@ class Trainer:
         record_revisions: Callable[[Sequence[Revision]], None] = lambda revisions: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.unit, self.stream, self.settings, self.run = unit, stream, settings, run
+        self.unit, self.stream, self.settings, self.folder = unit, stream, settings, folder
         self.validate, self.save_members, self.progress = validate, save_members, progress
         self.milestones, self.clock, self.world = milestones, clock, world or World()
         self.criterion = criterion or bits_per_byte_or_target
         # Who stops early, or names a criterion, wants the best model: each new best is a checkpoint.
         self.keeps_best = criterion is not None or settings.patience is not None
-        self.wrapped: torch.nn.Module = unit
+        # The unit itself, or what adds up its gradients over all processes after a backward.
+        self.synchronised: torch.nn.Module = unit
         self.device = next(unit.parameters()).device
         self.state = state or TrainingState()
         self.optimiser = build_optimiser(unit, settings.optimiser)
@@ -158,7 +147,7 @@ class Trainer:
             if state.step == 0:
                 self._validate()  # so that curves begin with the untrained model
             else:
-                self.metrics = self.run.last_validation()
+                self.metrics = self.folder.last_validation()
             self.progress.start(self.plan.steps, title)
             try:
                 if state.step < self.plan.steps and not self._patience_is_over:
@@ -176,7 +165,7 @@ class Trainer:
         # Counted before the unit is wrapped: a backward of the wrapper would wait for the other processes.
         flops = [passes * flops_per_token(self.unit, phase.feed) for phase in self.stream.phases]
         peak = matmul_peak(self.device)
-        self._wrap()
+        self._synchronise()
         self.plan.start(state.step, self.clock() - self._began)
         steps = self._open_steps()
         is_over = False
@@ -277,9 +266,9 @@ class Trainer:
         gradients."""
         # Dropout depends on (seed, step, slice) alone: neither on what ran before nor on where it runs.
         seed_device(self.settings.seed, self.state.step, number)
-        is_local = isinstance(self.wrapped, DistributedDataParallel) and not (ends_step and last)
-        with self.wrapped.no_sync() if is_local else nullcontext():  # type: ignore[operator]
-            terms: dict[str, Term] = self.wrapped(batch)
+        is_local = isinstance(self.synchronised, DistributedDataParallel) and not (ends_step and last)
+        with self.synchronised.no_sync() if is_local else nullcontext():  # type: ignore[operator]
+            terms: dict[str, Term] = self.synchronised(batch)
             # The wrapper takes the mean over the processes, but the counts are those of the whole step, so
             # the sum is right.
             backward(weighted_loss(terms, counts) * self.world.size)
@@ -304,13 +293,13 @@ class Trainer:
                 tensors = optimiser_tensors(self.optimiser, self.unit)
                 tensors |= {BRIDGE + name: value for name, value in self.unit.bridges.state_dict().items()}
                 tensors |= {MEMORY + name: value for name, value in memory.items()}
-                self.run.save(self.state, tensors, self.save_members, self.settings.keep)
+                self.folder.save(self.state, tensors, self.save_members, self.settings.keep)
 
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients
         start anew."""
         times: list[float] = []
-        self._wrap()
+        self._synchronise()
         begin = self.clock()
         ahead = self.stream.steps(self.state.step, self.state.position, 200)
         with closing(ahead) as steps, self.unit.isolated_memory():
@@ -329,14 +318,16 @@ class Trainer:
         median = sorted(times[1:] or times)[len(times[1:] or times) // 2]
         return self.world.add({"median": median})["median"] / self.world.size
 
-    def _wrap(self) -> None:
+    def _synchronise(self) -> None:
         """From now on processes add up their gradients."""
         # Without `find_unused`, DDP fails after a step that left a head's parameters out; with it, every step
         # walks the whole graph to find them.
         objectives = [phase.feed.objective for phase in self.stream.phases]
         varies = len({objective.heads for objective in objectives}) > 1
         skips = varies or any(objective.skips_heads for objective in objectives)
-        self.wrapped = self.world.wrap(self.unit, find_unused=skips or self.settings.unfreeze is not None)
+        self.synchronised = self.world.wrap(
+            self.unit, find_unused=skips or self.settings.unfreeze is not None
+        )
 
     def _open_steps(self) -> Generator[Step]:
         # A run whose number of steps may grow does not say how many samples to make ahead.
@@ -389,7 +380,7 @@ class Trainer:
 
     def _log(self, record: dict[str, Any]) -> None:
         if self.world.first:
-            self.run.log(record)
+            self.folder.log(record)
 
     def _diverged(self, what: str) -> Diverged:
         return Diverged(

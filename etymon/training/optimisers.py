@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -18,8 +19,8 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from etymon.config import did_you_mean
 from etymon.errors import EtymonError
+from etymon.settings.training import Hyperparameters, OptimiserSettings
 from etymon.training.update_rules import Adafactor, Adagrad, BertAdam, Lamb, Muon
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -33,7 +34,7 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class OptimiserChoice:
+class OptimiserChoice(Hyperparameters):
     """Which optimiser, and how it treats which parameters.
 
     Patterns are those of file names over the parameters' names, e.g. `*bias` or `body.stack.layers.[0-3].*`.
@@ -44,14 +45,7 @@ class OptimiserChoice:
     parameters and which has neither `betas` nor `epsilon`; `lamb`, whose steps are in proportion to every
     tensor's norm; `muon`, with AdamW for all but the matrices inside layers; or `adagrad`, with neither
     `betas` nor `epsilon`."""
-    learning_rate: float = 1e-3
-    """The peak, which the schedule scales at every step."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    undecayed: tuple[str, ...] = ("*bias", "*bias_?h_l*", "*norm.weight", "*.gamma", "*.scalars.*")
-    layer_decay: float | None = None
-    """Every section trains at this share of the rate of the one above it."""
+    learning_rate: float = field(default=1e-3, kw_only=True)  # a recipe has to name one, a test need not
     frozen: tuple[str, ...] = ()
     matrix_share: float = 1.0
     """Muon's rate for matrices as a multiple of the rate for the rest. At 1, matrices move as far as AdamW
@@ -59,15 +53,14 @@ class OptimiserChoice:
     Muon's own measure."""
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMISERS:
-            raise EtymonError(f"there is no optimiser {self.name!r}: {did_you_mean(self.name, OPTIMISERS)}")
+        # Names and ranges are declared there.
+        shared: dict[str, Any] = {"weight_decay": self.weight_decay, "layer_decay": self.layer_decay}
+        OptimiserSettings(optimiser=self.name, **shared)  # type: ignore[arg-type]
         if not all(0 <= beta < 1 for beta in self.betas):
             raise EtymonError(f"betas are from 0 to below 1, not {self.betas}")
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise EtymonError(f"layer_decay is above 0 and at most 1, not {self.layer_decay:g}")
-        for field in ("learning_rate", "epsilon", "weight_decay", "matrix_share"):
-            if getattr(self, field) < 0:
-                raise EtymonError(f"{field} cannot be below 0, and it is {getattr(self, field):g}")
+        for name in ("learning_rate", "epsilon", "matrix_share"):
+            if getattr(self, name) < 0:
+                raise EtymonError(f"{name} cannot be below 0, and it is {getattr(self, name):g}")
 
 
 def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.Optimizer:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from etymon.config import did_you_mean
 from etymon.errors import EtymonError
+from etymon.settings.training import OptimiserSettings, ScheduleName
 
-SCHEDULES = ("constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt")
+SCHEDULES = get_args(ScheduleName)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -38,8 +39,7 @@ class ScheduleChoice:
     """The share of all steps after which `linear` and `cosine` have fallen."""
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise EtymonError(f"there is no schedule {self.name!r}: {did_you_mean(self.name, SCHEDULES)}")
+        OptimiserSettings(schedule=self.name)  # type: ignore[arg-type]  # names are declared there
         if self.warmup < 0:
             raise EtymonError(f"warmup cannot be below 0 steps, and it is {self.warmup}")
         for field in ("final", "decay_share", "end"):

@@ -22,8 +22,14 @@ class Numbers(Objective):
     heads: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
 
-    def __init__(self, samples: int = 10, fail_at: int | None = None, empty: Sequence[int] = ()) -> None:
-        self.samples, self.fail_at, self.empty = samples, fail_at, empty
+    def __init__(
+        self,
+        samples: int = 10,
+        fail_at: int | None = None,
+        empty: Sequence[int] = (),
+        targets_from: float = 0,
+    ) -> None:
+        self.samples, self.fail_at, self.empty, self.targets_from = samples, fail_at, empty, targets_from
         self.plans: list[int] = []
 
     def plan(self, split: Any, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
@@ -36,7 +42,8 @@ class Numbers(Objective):
         return int(row[0]), int(row[1]), float(rng.random())
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
-        prepared = MicroBatch(counts={"n": len(examples)}, tokens=len(examples), bytes=0.0)
+        targets = sum(epoch * self.samples + number >= self.targets_from for epoch, number, _ in examples)
+        prepared = MicroBatch(counts={"n": targets}, tokens=len(examples), bytes=0.0)
         prepared.examples = list(examples)  # type: ignore[attr-defined]
         return prepared
 
@@ -157,3 +164,14 @@ def test_validation_slices_are_in_order_and_the_same_every_time() -> None:
     assert samples == [example for part in again for example in part.examples]  # type: ignore[attr-defined]
     few = validation_slices(objective, None, 0, rows=2, most=3)  # type: ignore[arg-type]
     assert [example[1] for part in few for example in part.examples] == [0, 5, 10]  # type: ignore[attr-defined]
+
+
+def test_steps_that_never_have_a_target_are_refused_and_a_few_empty_ones_are_not() -> None:
+    feed(samples=100).require_targets()
+    feed(samples=100, targets_from=59).require_targets()  # the last sample of the tenth step
+    with pytest.raises(
+        EtymonError, match=r"^numbers leaves nothing to predict in the first 10 steps, [^\n]*$"
+    ):
+        feed(samples=100, targets_from=60).require_targets()
+    with pytest.raises(EtymonError, match="nothing to predict"):
+        feed(samples=4, targets_from=float("inf")).require_targets()  # several epochs long

@@ -257,7 +257,7 @@ def test_the_best_validation_is_remembered(trainer: Maker) -> None:
     result = made.train("test")
     assert (result.state.best, result.state.best_step, result.metrics) == (2.0, 2, {"bits_per_byte": 2.0})
     assert not result.stopped
-    assert made.run.last_validation() == {"bits_per_byte": 2.0}
+    assert made.folder.last_validation() == {"bits_per_byte": 2.0}
 
 
 @pytest.mark.skipif(

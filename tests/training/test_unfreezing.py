@@ -162,7 +162,7 @@ def test_under_a_wrapper_it_is_the_same(adversarial: str | None, trainer: Maker,
     plain, wrapped = trainer("gpt2", "causal", **settings), trainer("gpt2", "causal", **settings)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        wrapped.wrapped = DistributedDataParallel(
+        wrapped.synchronised = DistributedDataParallel(
             wrapped.unit, find_unused_parameters=True, gradient_as_bucket_view=True
         )
         assert step_through(wrapped, 6) == step_through(plain, 6)

@@ -50,7 +50,7 @@ def forbidden(*_: Any, **__: Any) -> None:
         ("gpt2", {"seed": 2**64}, "64 bits"),
         ("gpt2", {"steps": "12"}, "steps of pretrain is '12': expected a number"),
         ("gpt2", {"length": "12"}, "length of pretrain is '12': expected a number"),
-        ("gpt2", {"schedule": "cosin"}, "no schedule 'cosin': did you mean 'cosine'"),
+        ("gpt2", {"schedule": "cosin"}, "schedule is \"cosin\", expected .*: did you mean 'cosine'"),
         ("gpt2", {"optimiser": "adam"}, "optimiser is \"adam\""),
         ("gpt2", {"optimiser": "muon", "learning_rate": None}, "give --learning-rate with muon"),
         ("gpt2", {"warmup": 30.0}, "warmup is 30.0, expected at most 1"),
@@ -126,6 +126,15 @@ def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     for target in (file, file / "run"):
         with pytest.raises(EtymonError, match="file is a file, and the run needs a folder there"):
             pretrain("gpt2", target)
+
+
+def test_an_objective_without_a_target_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    without = ["options.masking=roberta", "options.density=0"]
+    with pytest.raises(EtymonError, match=r"masked leaves nothing to predict .* its options .*density"):
+        pretrain("bert", tmp_path, objective="masked", set=without)
+    assert not (tmp_path / "run.yaml").exists() and not (tmp_path / "metrics.jsonl").exists()
+    # The folder is free for another attempt.
+    assert pretrain("bert", tmp_path, objective="masked", set=without[:1], steps=1).steps == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic_core import PydanticUndefined
 
 from etymon.config import load_yaml
 from etymon.errors import EtymonError
@@ -175,7 +176,7 @@ def test_an_edited_file_is_worked_out_anew(straight: Callable[[str], Pretrained]
     ):
         resume("gpt2", tmp_path / "new")
     for name in ("steps", "log_layers_every", "validate_every", "save_every", "keep"):
-        with pytest.raises(EtymonError, match=f"training.{name} must be at least 1, not 0"):
+        with pytest.raises(EtymonError, match=f"training.{name} is 0, expected at least 1"):
             assemble(RunFile, {}, own, [f"training.{name}=0"])
 
 
@@ -238,7 +239,11 @@ def test_every_key_is_documented_with_its_default(heading: str, cls: Any) -> Non
     for field in fields(cls):
         default = field.default if field.default_factory is MISSING else field.default_factory()
         default = plain(getattr(default, "default", default))  # pydantic wraps what it is given
-        if isinstance(default, OptimiserChoice | ScheduleChoice) or default in (None, MISSING):
+        if isinstance(default, OptimiserChoice | ScheduleChoice) or default in (
+            None,
+            MISSING,
+            PydanticUndefined,
+        ):
             expected = ""
         else:
             expected = str(default).lower() if isinstance(default, bool) else str(default)
