@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from etymon.display import align_left, align_right, display_width
 from etymon.families.model import Model
 from etymon.generation.quality import Copy, distinct, longest_copies, repetition, self_bleu
 from etymon.generation.text import Generation, generate_texts, tokenizer_of
@@ -65,10 +66,10 @@ class Comparison(list[Generation]):
         cells = [HEADER]
         for row in self.table():
             cells.append([f"{cell:.1f}" if isinstance(cell, float) else shown(cell) for cell in row])
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
         for name, *rest in cells:
-            numbers = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
-            yield "  ".join([f"{name:<{widths[0]}}", *numbers])
+            numbers = map(align_right, rest, widths[1:])
+            yield "  ".join([align_left(name, widths[0]), *numbers])
         yield from self.notes
 
     def sections(self) -> Iterator[Section]:

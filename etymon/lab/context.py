@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from etymon.display import align_right, display_width
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.files import atomic_write, json_text
@@ -340,10 +341,10 @@ def _length_table(contexts: Contexts) -> tuple[list[str], list[list[Cell]]]:
 def report_lines(contexts: Contexts) -> Iterator[str]:
     """The tables, for a terminal."""
     header, rows = _length_table(contexts)
-    width = max(12, *(len(name) for name in header))
+    width = max(12, *map(display_width, header))
 
     def line(cells: Sequence[str]) -> str:
-        return "  ".join(f"{cell:>{width}}" for cell in cells)
+        return "  ".join(align_right(cell, width) for cell in cells)
 
     yield f"bits per byte by context length, {contexts.targets:,} targets of {contexts.bytes:,} bytes"
     yield line(header)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from etymon.config import did_you_mean
+from etymon.display import align_right
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.files import atomic_write, json_text
@@ -305,7 +306,7 @@ def report_lines(score: TaskScore) -> Iterator[str]:
     """The table of a task, for a terminal."""
     yield describe(score)
     header, rows = layer_table(score)
-    yield "  ".join(f"{name:>11}" for name in header)
+    yield "  ".join(align_right(name, 11) for name in header)
     for row in rows:
         mark = " *" if row[0] == score.best.layer else ""
         yield "  ".join(f"{cell:>11}" if isinstance(cell, int) else f"{cell:>11.1f}" for cell in row) + mark

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from etymon.display import cut, display_width
 from etymon.files import atomic_write
 from etymon.report.plots import AttentionMap, Points, loss_curve, printable
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 Cell = str | float | None
 NO_LABEL = "(no label)"
 MOST_ERRORS = 20
-# Letters that are shown of a text in a table, and of a label's name beside the confusion matrix.
-TEXT_LETTERS, LABEL_LETTERS = 240, 18
+# Width of what is shown of a text in a table, and of a label's name beside the confusion matrix, in cells.
+TEXT_CELLS, LABEL_CELLS = 240, 18
 MOST_LABELS = 30
 # With more labels a cell of the confusion matrix has no room for its share: only the tooltip shows it.
 LABELS_WITH_SHARES = 12
@@ -174,10 +175,9 @@ class Confusion:
                 texts = [f"{count:,}", f"{share:.0%}"] if has_shares else [brief]
                 tooltip = f"{name} taken for {column}: {count:,} of {total:,}, {share:.1%}"
                 cells.append({"title": tooltip, "share": share, "texts": texts if count else []})
-            rows.append({"name": shorten(name, LABEL_LETTERS), "cells": cells})
-        short = [shorten(column, LABEL_LETTERS) for column in columns]
-        # About eight pixels a letter; Chinese ones are twice as wide.
-        widest = max(sum(15 if letter > "\u2e80" else 8 for letter in name) for name in short)
+            rows.append({"name": cut(name, LABEL_CELLS), "cells": cells})
+        short = [cut(column, LABEL_CELLS) for column in columns]
+        widest = max(8 * display_width(name) for name in short)  # about eight pixels a cell
         width, height = (58, 40) if has_shares else (max(30, 480 // len(short)), 24)
         return render_template(
             "confusion.html",
@@ -273,7 +273,7 @@ def label_report(
     wrong = [row for row in zip(texts, actual, predicted, sure, strict=True) if row[1] != row[2]]
     wrong.sort(key=lambda row: -(row[3] or 0.0))
     rows: list[list[Cell]] = [
-        [shorten(text), label, NO_LABEL if guess is None else guess, chance and round(chance, 3)]
+        [cut(text, TEXT_CELLS), label, NO_LABEL if guess is None else guess, chance and round(chance, 3)]
         for text, label, guess, chance in wrong[:MOST_ERRORS]
     ]
     if rows:
@@ -290,7 +290,7 @@ def value_report(
     """The same for numbers: scores, and the rows that are farthest off."""
     rows = sorted(zip(texts, actual, predicted, strict=True), key=lambda row: -abs(row[1] - row[2]))
     cells: list[list[Cell]] = [
-        [shorten(text), value, guess, guess - value] for text, value, guess in rows[:MOST_ERRORS]
+        [cut(text, TEXT_CELLS), value, guess, guess - value] for text, value, guess in rows[:MOST_ERRORS]
     ]
     header = ["text", "value", "prediction", "difference"]
     return [score_table(scores), ReportTable(header, cells, "Farthest off")]
@@ -313,11 +313,6 @@ def score_table(scores: Scores) -> ReportTable:
     title = " of ".join(["Scores", *{score.counted: None for score in every if score.counted}])
     has_intervals = any(score.low is not None for score in every)
     return ReportTable(["", *metrics], rows, title + ", with 95% intervals" * has_intervals)
-
-
-def shorten(text: str, letters: int = TEXT_LETTERS) -> str:
-    """The text, with an ellipsis if it has more than so many letters."""
-    return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"
 
 
 def render_template(name: str, **values: Any) -> str:

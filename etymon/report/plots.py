@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from etymon.display import display_width
 from etymon.files import atomic_write
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def loss_curve(
 
     kept = {name: thin_points(points) for name, points in series.items()}
     with matplotlib.rc_context(_SETTINGS):
-        columns = max(1, min(3, 60 // (max(map(len, kept), default=0) + 6)))  # that the legend has room for
+        columns = max(
+            1, min(3, 60 // (max(map(display_width, kept), default=0) + 6))
+        )  # that the legend has room for
         rows = -(-len(kept) // columns)
         figure = Figure(figsize=(5.8, 3.4 + 0.2 * max(0, rows - 2)), layout="constrained")
         axes = figure.add_subplot()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from etymon.config import did_you_mean
+from etymon.display import cut, display_width
 from etymon.errors import EtymonError, visible
 from etymon.files import NEARLY
 from etymon.files import format_bytes as format_bytes
@@ -229,17 +230,14 @@ class _Panel:
         self.run = run
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.cells import cell_len, set_cell_size
         from rich.progress_bar import ProgressBar
         from rich.segment import Segment
         from rich.text import Text
 
         width = options.max_width
         position = _fitting(self.run.position(), width)
-        title = self.run.title
-        if cell_len(title) > max(width // 3, 8):
-            title = set_cell_size(title, max(width // 3, 8) - 1).rstrip() + "…"
-        bar = width - cell_len(title) - cell_len(position) - 2
+        title = cut(self.run.title, max(width // 3, 8))
+        bar = width - display_width(title) - display_width(position) - 2
         line = Text(no_wrap=True, overflow="crop", end="")
         if bar >= 8 and self.run.total:
             yield Text(f"{title} ", style="bold", end="")
@@ -248,7 +246,7 @@ class _Panel:
                 options.update(width=bar),
             )
             line.append(f" {position}")
-        elif cell_len(title) + cell_len(position) + 1 <= width:
+        elif display_width(title) + display_width(position) + 1 <= width:
             line.append(title, style="bold").append(f" {position}")
         else:
             line.append(position)
@@ -263,7 +261,7 @@ def _fitting(parts: list[str], width: int, gap: str = "  ") -> str:
     """As many of the parts as fit, the first ones first."""
     text = parts[0] if parts else ""
     for part in parts[1:]:
-        if len(text) + len(gap) + len(part) > width:
+        if display_width(text + gap + part) > width:
             break
         text += gap + part
     return text

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.settings import (
     DeviceOptions,
@@ -112,4 +113,6 @@ def present(result: Evaluated, options: EvaluateOptions) -> None:
         return print_json(result.scores, ascii=True)
     for name, score in result.scores.items():
         interval = "" if score.low is None else f"  95% from {score.low:.2f} to {score.high:.2f}"
-        print(f"{name:<8} {score.value:.2f}{interval}  {score.counted}  {score.signature}".rstrip())
+        print(
+            f"{align_left(name, 8)} {score.value:.2f}{interval}  {score.counted}  {score.signature}".rstrip()
+        )

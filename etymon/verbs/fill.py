@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from etymon.display import align_left
 from etymon.settings import JsonOptions, ModelLike, Notify, Texts, WeightOptions, argument, option, settings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
@@ -51,6 +52,7 @@ def present(result: list[Filling], options: FillOptions) -> None:
             if len(filling.blanks) > 1:
                 print(f"blank {blank}")
             for candidate in candidates:
-                print(f"{candidate.probability:8.2%}  {candidate.text:<20}  {candidate.sentence}".rstrip())
+                text = align_left(candidate.text, 20)
+                print(f"{candidate.probability:8.2%}  {text}  {candidate.sentence}".rstrip())
         if len(filling.blanks) > 1:
             print(f"filled    {filling.filled}")

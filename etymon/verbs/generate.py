@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.display import cut
 from etymon.errors import EtymonError
 from etymon.settings import (
     Files,
@@ -122,7 +123,7 @@ def present(result: list[Generation], options: GenerateOptions) -> None:
     else:
         for number, generation in enumerate(result):
             heading = " ".join(generation.prompt.split())
-            print(f"{'' if number == 0 else chr(10)}--- {heading[:100]}\n{generation.text}")
+            print(f"{'' if number == 0 else chr(10)}--- {cut(heading, 100)}\n{generation.text}")
             _print_log_probs(generation)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.runs.result import Pretrained
 from etymon.settings import PathText, Spelling, argument, group, option, settings
@@ -92,7 +93,7 @@ def present(result: Pretrained, options: Any = None) -> None:
         return
     if result.plan:
         for name, what in result.plan.items():
-            print(f"{name:<14} {what}")
+            print(f"{align_left(name, 14)} {what}")
         print("everything works; nothing was written")
         return
     if result.stopped:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from etymon.display import align_left, cut
 from etymon.files import atomic_write, json_text
 from etymon.settings import (
     JsonOptions,
@@ -128,7 +129,7 @@ def present(result: Prompted, options: PromptOptions) -> None:
 
 def _line(answer: PromptAnswer) -> str:
     verdict = {True: "right", False: "wrong", None: ""}[answer.correct]
-    text = f"{answer.query:>5}  {verdict:<5}  {_short(answer.answer)}"
+    text = f"{answer.query:>5}  {align_left(verdict, 5)}  {_short(answer.answer)}"
     if answer.correct is False:
         text += f"  (it is {' or '.join(map(_short, answer.labels))})"
     if answer.choices:
@@ -138,5 +139,4 @@ def _line(answer: PromptAnswer) -> str:
 
 
 def _short(text: str) -> str:
-    shown = " ".join(text.split())
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+    return cut(" ".join(text.split()), 40)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etymon.display import cut
 from etymon.errors import EtymonError
 from etymon.settings import (
     JsonOptions,
@@ -128,7 +129,7 @@ def present(result: list[Score], options: ScoreOptions) -> None:
         text = " ".join(score.text.split())
         print(
             f"{pseudo}log-likelihood {score.log_likelihood:.4f}  tokens {score.tokens}{bits}  "
-            f"{pseudo}perplexity {score.perplexity:.4g}  {text if len(text) <= 60 else text[:57] + '...'}"
+            f"{pseudo}perplexity {score.perplexity:.4g}  {cut(text, 60)}"
         )
         if options.tokens:
             for piece, log_prob in zip(score.pieces, score.log_probs, strict=True):

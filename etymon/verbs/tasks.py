@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.settings import JsonOptions, option, settings
 from etymon.verbs.terminal import print_json
@@ -51,10 +52,10 @@ def present(result: list[TaskCell], options: TasksOptions) -> None:
     if options.json:
         return print_json(result, ascii=True)
     names = list(dict.fromkeys(cell.task for cell in result))
-    print(f"{'':<16}" + "".join(f"{name:<16}" for name in names).rstrip())
+    print(" " * 16 + "".join(align_left(name, 16) for name in names).rstrip())
     for family in dict.fromkeys(cell.family for cell in result):
         ways = {cell.task: cell.way for cell in result if cell.family == family}
-        print(f"{family:<16}" + "".join(f"{ways[name]:<16}" for name in names).rstrip())
+        print("".join(align_left(text, 16) for text in [family, *(ways[name] for name in names)]).rstrip())
     if reasons := dict.fromkeys(f"{cell.task}: {cell.reason}" for cell in result if cell.reason):
         print()
         print(*reasons, sep="\n")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from etymon.display import cut
 from etymon.errors import visible
 from etymon.files import json_text
 
@@ -65,7 +67,9 @@ def clear_line() -> None:
 def on_progress(what: str) -> None:
     if sys.stderr.isatty():
         clear_line()
-        print(visible(what, breaks=""), end="", file=sys.stderr, flush=True)
+        # A longer line would wrap, and only its end could be taken away.
+        room = shutil.get_terminal_size().columns - 1
+        print(cut(visible(what, breaks=""), room), end="", file=sys.stderr, flush=True)
 
 
 def on_note(note: str) -> None:

@@ -1,0 +1,67 @@
+"""Text on a terminal, measured in its cells: a Chinese character takes two, a combining mark none, an emoji
+made of several characters two. Whatever pads, cuts or wraps text for people does it here."""
+
+from __future__ import annotations
+
+import re
+
+
+def display_width(text: str) -> int:
+    """The cells of a terminal that the text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # importing it takes 8 ms, and most text is ASCII
+
+    return cell_len(text)
+
+
+def align_left(text: str, width: int) -> str:
+    """The text with spaces behind it, up to `width` cells."""
+    return text + " " * (width - display_width(text))
+
+
+def align_right(text: str, width: int) -> str:
+    """The text with spaces before it, up to `width` cells."""
+    return " " * (width - display_width(text)) + text
+
+
+def cut(text: str, width: int, ellipsis: str = "…") -> str:
+    """The text, or as much of its beginning as fits into `width` cells with an ellipsis behind it. Marks stay with their
+    letters."""
+    if display_width(text) <= width:
+        return text
+    return split_at(text, width - display_width(ellipsis))[0].rstrip() + ellipsis
+
+
+def split_at(text: str, width: int) -> tuple[str, str]:
+    """As many whole characters as take at most `width` cells, and the rest."""
+    if text.isascii():
+        return text[: max(0, width)], text[max(0, width) :]
+    from rich.cells import split_graphemes
+
+    taken, place = 0, 0
+    for _, stop, cells in split_graphemes(text)[0]:
+        if taken + cells > width:
+            break
+        taken, place = taken + cells, stop
+    return text[:place], text[place:]
+
+
+# Lines break at spaces and around ideographs, kana and full-width forms, but a closing mark stays with what is
+# before it and an opening one with what follows.
+_CLOSING, _OPENING = "，。、；：？！）】》」』”’％…,.;:?!)]}", "（【《「『“‘([{"
+_WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60\u3000-\u303f\U00020000-\U0003ffff"
+_UNIT = re.compile(
+    rf"\s+|[{re.escape(_OPENING)}]*(?:[{_WIDE}]|[^\s{_WIDE}{re.escape(_OPENING)}]+|.)[{re.escape(_CLOSING)}]*"
+)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells; a word that is wider has a line of its own."""
+    lines, line = [], ""
+    for unit in _UNIT.findall(text.strip()):
+        if line and display_width(line) + display_width(unit.rstrip()) > width:
+            lines.append(line.rstrip())
+            line = ""
+        line += " " if unit.isspace() and line else unit.strip()
+    return [*lines, line.rstrip()] if line.strip() else lines or [""]
