@@ -6,7 +6,7 @@ EXTRAS := test,serve,evaluate,tensorboard
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo test check fonts fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -14,7 +14,7 @@ help:  ## show these targets
 demo: $(VENV)/.installed  ## train, save, reload and try small models in a few minutes
 	$(BIN)/etymon demo
 
-test: check .venv-peer/.installed  ## make check, then all tests
+test: check fonts .venv-peer/.installed  ## make check, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 check: $(VENV)/.installed-test  ## lint, formatting, types, the direction of imports, names and sizes
@@ -23,6 +23,13 @@ check: $(VENV)/.installed-test  ## lint, formatting, types, the direction of imp
 	$(BIN)/mypy
 	$(BIN)/pytest -q --durations=0 tests/test_imports.py
 	$(BIN)/python -m tests.code_figures --check
+
+# Tests of pictures in other scripts are skipped where there are no fonts for them.
+FONTS := fonts-noto-cjk fonts-noto-core
+fonts:  ## the fonts that tests of pictures need (Debian and Ubuntu, as root)
+	@dpkg -s $(FONTS) >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -qq -y --no-install-recommends $(FONTS) >/dev/null; } \
+	  || echo "No fonts for all scripts: some tests of pictures are skipped ($(FONTS))"
 
 fuzz: $(VENV)/.installed-test  ## 10,000 damaged inputs through every verb (SEED=2 for others, CASE=7 for one of them again)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))

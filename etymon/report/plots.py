@@ -20,6 +20,7 @@ import numpy as np
 
 from etymon.display import display_width
 from etymon.files import atomic_write
+from etymon.report.fonts import drawing_with
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,12 +66,11 @@ def loss_curve(
     With `doubling`, x goes in powers of two. Points that are not finite are left out; a series of more than
     600 points is drawn as 600 means.
     """
-    import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     kept = {name: thin_points(points) for name, points in series.items()}
-    with matplotlib.rc_context(_SETTINGS):
+    with drawing_with("".join([*kept, *(references or {}), x_label, y_label]), _SETTINGS):
         columns = max(
             1, min(3, 60 // (max(map(display_width, kept), default=0) + 6))
         )  # that the legend has room for
@@ -190,7 +190,6 @@ def attention_picture(
     path: str | PathLike[str], attention: AttentionMap, layer: int | None, head: int | None
 ) -> None:
     """Writes a heat map (None: the mean of all layers, of all heads) to an .svg or .png file."""
-    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -204,9 +203,9 @@ def attention_picture(
         [printable(token).replace("$", r"\$") or "·" for token in tokens]
         for tokens in (attention.keys, attention.queries)
     )
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
-    ):
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
+    kind = Path(path).suffix[1:].lower()
+    with drawing_with("".join(keys + queries), settings, Path(path).name if kind == "png" else ""):
         figure = Figure(figsize=(scale * width, scale * height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -218,4 +217,4 @@ def attention_picture(
         axes.set_title(f"{attention.kind} attention, {layers}, {heads}")
         figure.colorbar(image, ax=axes, shrink=0.8)
         with atomic_write(path, "wb") as file:
-            figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=160)
+            figure.savefig(file, format=kind, dpi=160)

@@ -13,6 +13,8 @@ const value = document.getElementById("value");
 let shown = [], geometry = {};
 const option = (select, text, number) => select.add(new Option(text, number));
 const current = () => maps[kind.value];
+// A text from right to left must not turn what stands around it.
+const apart = text => `\u2068${text}\u2069`;
 
 // The mean over what was not chosen: "all" layers, "all" heads.
 function weights(map, oneLayer, oneHead) {
@@ -114,7 +116,7 @@ canvas.onmousemove = event => {
   const map = current(), keys = map.shape[3], {left, top, cell} = geometry;
   const k = Math.floor((event.offsetX - left) / cell), q = Math.floor((event.offsetY - top) / cell);
   if (k < 0 || q < 0 || k >= keys || q >= map.shape[2]) return;
-  value.textContent = `${map.queries[q]} → ${map.keys[k]}: ${shown[q * keys + k].toFixed(3)}`;
+  value.textContent = `${apart(map.queries[q])} → ${apart(map.keys[k])}: ${shown[q * keys + k].toFixed(3)}`;
   draw([q, k]);
 };
 maps.forEach((map, number) => option(kind, map.kind, number));
