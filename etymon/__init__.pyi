@@ -113,6 +113,7 @@ def prepare(
     column: str | None = "text",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
+    on: str | None = None,
 ) -> Prepared: ...
 def pretrain(
     family: str,

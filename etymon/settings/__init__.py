@@ -304,3 +304,11 @@ class JsonOptions:
 @settings
 class ProgressOptions:
     progress: Literal["auto", "rich", "plain", "silent"] = option("auto", "how to show progress")
+
+
+@settings
+class ClusterOptions:
+    on: str | None = option(
+        None,
+        "where independent parts run: ray (of this machine), or ray://HOST:PORT (processes of this machine)",
+    )

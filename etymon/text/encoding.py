@@ -1,4 +1,4 @@
-"""Text to tokens, and where documents and sentences are among them, batch by batch and on all cores.
+"""Text to tokens, and where documents and sentences are among them, batch by batch.
 
 Between words that are separated by a space or a line break no pipeline of ours joins anything, so the tokens
 of a text are those of its words in a row, and each different word is encoded once. That is several times
@@ -8,24 +8,15 @@ pieces.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sys
-from collections import deque
+import hashlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import chain, islice
-from types import ModuleType
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
-import tokenizers
 
-from etymon.errors import EtymonError
 from etymon.text.reading import Document
 from etymon.text.sentences import cut_front, cut_spans, is_wrapped, sentence_starts
 from etymon.text.tokenizer import Tokenizer
@@ -35,7 +26,6 @@ CONTEXT = 512  # characters before a part that tell whether a sentence begins wi
 REMEMBERED = 1 << 18  # words whose tokens are kept
 LONGEST = 32  # characters of a word; longer ones count as several
 MOST_ADDED = 1 << 10  # special and added tokens to look for in every text
-AT_HOME = 8  # batches that are encoded in this process before it is worth while to start others
 
 SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])
 
@@ -83,6 +73,16 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Part]]:
                 batch, size = [], 0
     if batch:
         yield batch
+
+
+def batch_digest(batch: list[Part]) -> str:
+    """A checksum of all that a batch's encoding depends on, but for the tokenizer."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in batch:
+        text, before = part.text.encode(), part.before.encode()
+        digest.update(f"{len(text)} {len(before)} {part.wrapped} {part.more} ".encode() + before)
+        digest.update(text)
+    return digest.hexdigest()
 
 
 class Encoder:
@@ -241,59 +241,3 @@ def keeps_words_apart(description: dict[str, Any]) -> bool:
     if splitters in (["BertPreTokenizer"], ["BertPreTokenizer", "Split"]):
         return harmless
     return letters and not splitter and harmless
-
-
-# ---------------------------------------------------------------- on all cores
-
-
-def encode_batches(
-    batches: Iterator[list[Part]], tokenizer: Tokenizer, dtype: np.dtype, workers: int | None = None
-) -> Iterator[tuple[list[Part], Encoded]]:
-    """Every batch with its encoding. Batches are the same for any number of processes and come back in
-    order, so the result does not depend on it. `workers` is a number of processes (1: this one alone); None
-    is one a core, once there is enough text for it to pay."""
-    encoder = Encoder(tokenizer, dtype)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    number = cores if workers is None else workers
-    if workers is None or number == 1:
-        for batch in islice(batches, AT_HOME) if number > 1 else batches:
-            yield batch, encoder(batch)
-    if (first := next(batches, None)) is None:
-        return
-    waiting: deque[tuple[list[Part], Future[Encoded]]] = deque()
-    setup = (tokenizer.backend.to_str(), tokenizer.roles, dtype)
-    team = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _start_worker, setup)
-    main = sys.modules["__main__"]
-    try:
-        for batch in chain([first], batches):
-            # A process that is started now would run the user's script again: many have no `__main__` guard.
-            sys.modules["__main__"] = ModuleType("__main__")
-            try:
-                waiting.append((batch, team.submit(_encode, batch)))
-            finally:
-                sys.modules["__main__"] = main
-            if len(waiting) > 2 * number:
-                yield waiting[0][0], waiting.popleft()[1].result()
-        while waiting:
-            yield waiting[0][0], waiting.popleft()[1].result()
-    except BrokenProcessPool:
-        raise EtymonError(
-            "a worker process ended early (out of memory?): try again with fewer --workers"
-        ) from None
-    finally:
-        team.shutdown(cancel_futures=True)
-
-
-_encoder: Encoder
-
-
-def _start_worker(description: str, roles: dict[str, str], dtype: np.dtype) -> None:
-    """A worker process begins: it has a tokenizer and nothing else of the program."""
-    global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = Encoder(Tokenizer(tokenizers.Tokenizer.from_str(description), roles), dtype)
-
-
-def _encode(batch: list[Part]) -> Encoded:
-    return _encoder(batch)

@@ -61,6 +61,8 @@ class StoreSummary:
     validation: SplitCounts
     held_out: str
     reused: bool = False
+    resumed_bytes: int = 0
+    """Of text that an earlier, interrupted process had encoded."""
 
     @property
     def warning(self) -> str | None:

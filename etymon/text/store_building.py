@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,9 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
+import etymon
 from etymon.errors import EtymonError
+from etymon.executors import Executor, LocalExecutor
 from etymon.files import atomic_folder, sha256
-from etymon.text.encoding import batches, encode_batches
+from etymon.text.encoding import Encoded, Encoder, Part, batch_digest, batches
+from etymon.text.journal import Journal, unfinished_folder
 from etymon.text.reading import Document
 from etymon.text.sources import TextFiles, TextSource
 from etymon.text.store import ARRAYS, FORMAT, SPLITS, SplitCounts, StoreSummary, TokenStore
@@ -41,20 +45,37 @@ class Rows:
 
     def __init__(self, path: Path, dtype: np.dtype | str = "i8", width: int = 1) -> None:
         self.path, self.dtype, self.width, self.length = path, np.dtype(dtype), width, 0
-        path.touch()
+        path.touch()  # rows may be there already: they count when they are taken over
 
     def __len__(self) -> int:
         return self.length
 
-    def append(self, rows: np.ndarray) -> None:
+    def append(self, rows: np.ndarray) -> bytes:
+        """Returns what was written."""
+        data = np.ascontiguousarray(rows, self.dtype).tobytes()
         with self.path.open("ab") as file:
-            file.write(np.ascontiguousarray(rows, self.dtype).tobytes())
+            file.write(data)
         self.length += len(rows)
+        return data
 
     def read(self, start: int, stop: int) -> np.ndarray:
         count, offset = max(0, min(stop, self.length) - start), start * self.width
         rows = np.fromfile(self.path, self.dtype, count * self.width, offset=offset * self.dtype.itemsize)
         return rows if self.width == 1 else rows.reshape(-1, self.width)
+
+    def take_over(self, length: int) -> bytes:
+        """The rows that are in the file already, behind those that count, up to `length`; from now on, they
+        count."""
+        size = self.width * self.dtype.itemsize
+        start, self.length = self.length, length
+        with self.path.open("rb") as file:
+            file.seek(start * size)
+            return file.read((length - start) * size)
+
+    def forget_rest(self, length: int | None = None) -> None:
+        """Rows behind `length`, or those that do not count, are removed."""
+        self.length = self.length if length is None else length
+        os.truncate(self.path, self.length * self.width * self.dtype.itemsize)
 
     def find(self, value: int) -> int:
         """The first row that does not begin with less than `value`, of rows in order; touches a few pages
@@ -74,44 +95,105 @@ class Rows:
 
 
 class Staging:
-    """All documents in order, in a folder of its own. About `share` of them are to be held out."""
+    """All documents in order, in a folder of its own. About `share` of them are to be held out. What is
+    `resumable` may be there in part already."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, dtype: np.dtype, share: float, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        dtype: np.dtype,
+        share: float,
+        seed: int,
+        *,
+        resumable: bool = False,
+    ) -> None:
         self.tokenizer, self.dtype, self.share, self.seed = tokenizer, dtype, share, seed
         self.tokens = Rows(folder / "tokens", dtype)
         # By document the place behind it, and whether it is held out.
         self.ends = Rows(folder / "ends", width=4)
         self.sentences = Rows(folder / "sentences", width=3)  # the places where they begin
+        self.files = (self.tokens, self.ends, self.sentences)
         self.end = np.zeros(3, np.int64)  # the place behind everything
+        key = {"etymon": etymon.__version__, "tokenizer": tokenizer.fingerprint, "dtype": dtype.name}
+        key |= {"validation": str(share), "seed": str(seed)}
+        self.journal = Journal(folder / "encoding.journal", key) if resumable else None
+        self.resumed_bytes = 0
+        """Of text that was encoded before."""
+        self._text = hashlib.sha256()  # of the document that is being read
+        self._last = 0  # tokens up to the document before it
 
     def add(
-        self, documents: Iterable[Document], progress: Callable[[int], None] | None, workers: int | None
+        self, documents: Iterable[Document], progress: Callable[[int], None] | None, executor: Executor
     ) -> None:
-        """Encode the documents. `progress` gets the bytes so far."""
-        key, bound = self.seed.to_bytes(8, "little", signed=True), int(self.share * 2**64)
-        # The text of the document that is being read, and the tokens up to the one before it.
-        text, last = hashlib.sha256(), 0
-        for batch, encoded in encode_batches(batches(documents), self.tokenizer, self.dtype, workers):
-            self.tokens.append(encoded.tokens)
-            self.sentences.append(encoded.sentences + self.end)
-            ends, rows = encoded.ends + self.end, []
-            for part, end in zip(batch, ends.tolist(), strict=True):
-                text.update(part.text.encode())
-                if part.more:
-                    continue
-                if end[0] > last:  # a document without tokens is left out
-                    # By a hash of the text itself: the choice survives other documents coming and going, and
-                    # two copies of a text never land on both sides.
-                    drawn = hashlib.blake2b(text.digest(), key=key, digest_size=8).digest()
-                    rows.append((*end, int.from_bytes(drawn, "little") < bound))
-                    last = end[0]
-                text = hashlib.sha256()
-            self.ends.append(np.array(rows, np.int64))
-            self.end = ends[-1]
+        """Encodes the documents, but for those at the beginning that are there already. `progress` gets the
+        bytes so far."""
+        unread = batches(documents)
+        if self.journal is not None:
+            for batch in unread:
+                if not self._take_over(batch, self.journal):
+                    unread = chain([batch], unread)
+                    break
+                if progress is not None:
+                    progress(int(self.end[1]))
+            self.resumed_bytes = int(self.end[1])
+            self.journal.forget_rest()
+            for file in self.files:
+                file.forget_rest()
+        for batch, encoded in executor.run(Encoder, (self.tokenizer, self.dtype), unread):
+            self._append(batch, encoded)
             if progress is not None:
                 progress(int(self.end[1]))
         if not len(self.tokens):
             raise EtymonError("there is no text to store: no document holds a single token")
+
+    def _append(self, batch: list[Part], encoded: Encoded) -> None:
+        ends = encoded.ends + self.end
+        key, bound = self.seed.to_bytes(8, "little", signed=True), int(self.share * 2**64)
+        rows = []
+        for (digest, part), end in zip(self._document_digests(batch), ends.tolist(), strict=True):
+            if not part.more and end[0] > self._last:  # a document without tokens is left out
+                # By a hash of the text itself: the choice survives other documents coming and going, and two
+                # copies of a text never land on both sides.
+                drawn = hashlib.blake2b(digest, key=key, digest_size=8).digest()
+                rows.append((*end, int.from_bytes(drawn, "little") < bound))
+                self._last = end[0]
+        arrays = (encoded.tokens, np.array(rows, np.int64).reshape(-1, 4), encoded.sentences + self.end)
+        checksum = hashlib.blake2b(digest_size=16)
+        for file, array in zip(self.files, arrays, strict=True):
+            checksum.update(file.append(array))
+        self.end = ends[-1]
+        lengths = [len(file) for file in self.files]
+        entry = {"lengths": lengths, "end": self.end.tolist(), "checksum": checksum.hexdigest()}
+        if self.journal is not None:
+            self.journal.add(batch_digest(batch), **entry)
+
+    def _take_over(self, batch: list[Part], journal: Journal) -> bool:
+        """Whether the batch is here already, as it was written."""
+        if (entry := journal.next(batch_digest(batch))) is None:
+            return False
+        before, checksum = [len(file) for file in self.files], hashlib.blake2b(digest_size=16)
+        for file, length in zip(self.files, entry["lengths"], strict=True):
+            checksum.update(file.take_over(length))
+        if checksum.hexdigest() != entry["checksum"]:
+            for file, length in zip(self.files, before, strict=True):
+                file.forget_rest(length)
+            return False
+        journal.keep()
+        for _ in self._document_digests(batch):
+            pass
+        self.end = np.array(entry["end"], np.int64)
+        if len(self.ends):
+            self._last = int(self.ends.read(len(self.ends) - 1, len(self.ends))[0, 0])
+        return True
+
+    def _document_digests(self, batch: list[Part]) -> Iterator[tuple[bytes, Part]]:
+        """Every part with a checksum of its document up to there."""
+        for part in batch:
+            self._text.update(part.text.encode())
+            yield self._text.digest(), part
+            if not part.more:
+                self._text = hashlib.sha256()
 
     def tail(self) -> np.ndarray | None:
         """The place from which on everything is held out, where documents cannot be; it may divide one. None
@@ -187,32 +269,37 @@ def build_store(
     validation: float = 0.05,
     seed: int = 0,
     source: TextSource | None = None,
-    workers: int | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int], None] | None = None,
+    resumable: bool = False,
 ) -> StoreSummary:
     """Encode documents into a store folder, replacing an old one only when complete.
 
     About `validation` of the documents are held out, chosen by a hash of the seed and the text; if that
     cannot work (fewer than 20 documents, or all on one side) the last sentences of the text are. `source` is
-    where the documents come from: it is asked for its fingerprint after they were read. `workers` processes
-    encode (None: one a core, if there is much text); the result does not depend on it. `progress` gets the
-    bytes of text done so far.
+    where the documents come from: it is asked for its fingerprint after they were read. `executor` encodes
+    (None: a process a core, if there is much text); the result does not depend on it. `progress` gets the
+    bytes of text done so far. What is `resumable` keeps what is finished beside the folder if it fails or is
+    killed, and goes on from there.
     """
     if not 0 <= validation < 1:
         raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")
     if not -(2**63) <= seed < 2**63:
         raise EtymonError(f"the seed is a number of up to 63 bits, not {seed}")
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
-    with atomic_folder(folder) as aside:
-        with TemporaryDirectory(dir=aside) as place:
-            staging = Staging(Path(place), tokenizer, dtype, validation, seed)
-            staging.add(documents, progress, workers)
+    with ExitStack() as stack:
+        place = stack.enter_context(unfinished_folder(Path(folder))) if resumable else None
+        aside = stack.enter_context(atomic_folder(folder))
+        with nullcontext(place) if place else TemporaryDirectory(dir=aside) as staged:
+            staging = Staging(Path(staged), tokenizer, dtype, validation, seed, resumable=resumable)
+            staging.add(documents, progress, executor or LocalExecutor())
             tail = staging.tail()
             train, held_out = (
                 staging.write_split(aside / name, name == "validation", tail) for name in SPLITS
             )
         tokenizer.save(aside / "tokenizer")
-        summary = StoreSummary(Path(folder), train, held_out, "documents" if tail is None else "tail")
+        chosen = "documents" if tail is None else "tail"
+        summary = StoreSummary(Path(folder), train, held_out, chosen, resumed_bytes=staging.resumed_bytes)
         files = source.files.items() if isinstance(source, TextFiles) else ()
         description = {
             "format": FORMAT,

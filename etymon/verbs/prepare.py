@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etymon.errors import EtymonError
-from etymon.settings import PathText, option, settings
+from etymon.settings import ClusterOptions, PathText, option, settings
 from etymon.settings.reading import FileOptions
 from etymon.verbs.verb import verb
 
@@ -25,7 +25,7 @@ class Prepared:
 
 
 @settings
-class PrepareOptions(FileOptions):
+class PrepareOptions(FileOptions, ClusterOptions):
     tokenizer: PathText = option(None, "folder or hub id of a tokenizer, a model or a run")
     out: PathText = option(None, "folder of the store")
     validation: float = option(0.05, "share of the documents held out to validate on")
@@ -36,8 +36,10 @@ class PrepareOptions(FileOptions):
 @verb(PrepareOptions)
 def prepare(options: PrepareOptions) -> Prepared:
     """Reads any amount of text in constant memory and encodes it on all cores. A store whose text and
-    tokenizer have not changed is left as it is.
+    tokenizer have not changed is left as it is. After an interruption, even kill -9, the same command goes
+    on where it was.
     """
+    from etymon.executors import open_executor
     from etymon.text.store import is_store
     from etymon.text.store_building import ensure_store
     from etymon.verbs.load_inputs import text_files
@@ -52,14 +54,18 @@ def prepare(options: PrepareOptions) -> Prepared:
         raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
     tokenizer = tokenizer_at(options.tokenizer)
     source = text_files(options)
-    with byte_progress("preparing", source.size(), options.progress) as done:
+    with (
+        open_executor(options.on, options.workers) as executor,
+        byte_progress("preparing", source.size(), options.progress) as done,
+    ):
         summary = ensure_store(
             source,
             tokenizer,
             folder,
             validation=options.validation,
             seed=options.seed,
-            workers=options.workers,
+            executor=executor,
+            resumable=True,
             progress=lambda _: done(source.bytes_read),
         )
         done(source.bytes_read)
@@ -67,11 +73,15 @@ def prepare(options: PrepareOptions) -> Prepared:
 
 
 def present(result: Prepared, options: PrepareOptions) -> None:
+    from etymon.files import format_bytes
+
     summary = result.summary
     if result.skipped:
         print(f"{result.skipped:,} documents could not be read and were left out")
     if summary.reused:
         print("nothing has changed: the store is used as it is")
+    if summary.resumed_bytes:
+        print(f"{format_bytes(summary.resumed_bytes)} of text were encoded before: they were taken over")
     for name, counts in (("train", summary.train), ("validation", summary.validation)):
         print(
             f"{name:<11}{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.words:,} words, "

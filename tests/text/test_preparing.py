@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
+from etymon.executors import LocalExecutor
 from etymon.text import encoding, sentences, store_building
 from etymon.text.encoding import batches
 from etymon.text.reading import Document
@@ -87,7 +88,7 @@ def test_workers_change_nothing(
     tokenizer = trained["unigram"]
     parts = [*documents, *in_parts(story(7, 80), 500)]
     for number in (1, 2):
-        build_store(iter(parts), tokenizer, tmp_path / str(number), workers=number)
+        build_store(iter(parts), tokenizer, tmp_path / str(number), executor=LocalExecutor(number))
     assert (tmp_path / "1" / "store.json").read_bytes() == (tmp_path / "2" / "store.json").read_bytes()
 
 
@@ -101,15 +102,23 @@ def test_workers_report_their_mistakes(
         raise EtymonError("the disk went away")
 
     with pytest.raises(EtymonError, match="the disk went away"):
-        build_store(broken(), tokenizer, tmp_path / "a", workers=2)
-    monkeypatch.setattr(encoding, "_encode", dict)  # which cannot be made of a batch
-    with pytest.raises(ValueError, match="dictionary update sequence"):
-        build_store(documents, tokenizer, tmp_path / "a", workers=2)
-    monkeypatch.setattr(encoding, "_encode", os._exit)
-    monkeypatch.setattr(store_building, "batches", lambda documents: iter([3]))
+        build_store(broken(), tokenizer, tmp_path / "a", executor=LocalExecutor(2))
+    monkeypatch.setattr(store_building, "batches", lambda documents: iter([3]))  # which is no batch
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
+        build_store(documents, tokenizer, tmp_path / "a", executor=LocalExecutor(2))
+    monkeypatch.setattr(store_building, "Encoder", _Leaver)
     with pytest.raises(EtymonError, match=r"a worker process ended early .*fewer --workers"):
-        build_store(documents, tokenizer, tmp_path / "a", workers=2)
+        build_store(documents, tokenizer, tmp_path / "a", executor=LocalExecutor(2))
     assert list(tmp_path.iterdir()) == []
+
+
+class _Leaver:
+    """Ends the process that it is called in."""
+
+    def __init__(self, *arguments: object) -> None: ...
+
+    def __call__(self, code: int) -> None:
+        os._exit(code)
 
 
 def test_workers_do_not_run_the_users_script_again(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
@@ -117,10 +126,11 @@ def test_workers_do_not_run_the_users_script_again(trained: dict[str, Tokenizer]
     script = tmp_path / "script.py"
     script.write_text(
         "from etymon.text.store_building import build_store\n"
+        "from etymon.executors import LocalExecutor\n"
         "from etymon.text.reading import Document\n"
         "from etymon.text.tokenizer import Tokenizer\n"
         "print('once')\n"
-        "build_store([Document('The river. ' * 9)], Tokenizer.load('tokenizer'), 'store', workers=2)\n"
+        "build_store([Document('The river. ' * 9)], Tokenizer.load('tokenizer'), 'store', executor=LocalExecutor(2))\n"
     )
     home = str(Path(encoding.__file__).parents[2])
     done = subprocess.run(
@@ -137,7 +147,7 @@ def test_workers_do_not_run_the_users_script_again(trained: dict[str, Tokenizer]
 def test_small_texts_start_no_process(
     trained: dict[str, Tokenizer], documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "ProcessPoolExecutor", None)
+    monkeypatch.setattr("etymon.executors.ProcessPoolExecutor", None)
     build_store(documents, trained["byte-bpe"], tmp_path / "a")
     assert TokenStore.open(tmp_path / "a").summary.train.documents > 0
 
