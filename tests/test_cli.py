@@ -16,7 +16,9 @@ import pytest
 import etymon
 from etymon import cli
 from etymon.errors import EtymonError
+from etymon.families import REGISTRY as FAMILIES
 from etymon.settings import JsonOptions, ModelLike, Notify, Words, argument, option, settings
+from etymon.tasks import REGISTRY as TASKS
 from etymon.verbs.verb import verb
 
 calls: list[dict[str, Any]] = []
@@ -269,6 +271,12 @@ def test_every_verb_has_a_command_with_help_for_every_option():
         assert command.help and command.help.startswith(summary)
         for parameter in command.params:
             assert getattr(parameter, "help", ""), f"{name}: {parameter.name} has no help text"
+
+
+def test_help_lists_every_family_and_every_task():
+    for name, parameter_name, table in (("pretrain", "family", FAMILIES), ("finetune", "task", TASKS)):
+        parameter: Any = next(each for each in cli.command(name).params if each.name == parameter_name)
+        assert ", ".join(table) in parameter.help
 
 
 def test_mistakes_in_a_command_line_are_one_line(run):

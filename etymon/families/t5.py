@@ -197,19 +197,20 @@ def names(shape: Shape) -> NameMap:
 
 
 def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str, Any]) -> None:
+    """Sets `tied` and `feed_forward`, for each of which config.json has several keys that may disagree."""
     # Tying and scaling are one choice with two spellings, the newer of which wins where both are given.
     tied = keys.get("scale_decoder_outputs", keys.get("tie_word_embeddings", True))
     # Every mT5 is of version 1.1, and Transformers 5 writes that it is tied all the same.
     ours["tied"] = bool(tied) and keys.get("model_type") != "mt5"
-    # `dense_act_fn` and `is_gated_act` win over `feed_forward_proj` where they differ, as in Transformers.
-    proj, activation = keys.get("feed_forward_proj", "relu"), keys.get("dense_act_fn")
-    is_gated = keys.get("is_gated_act", str(proj).startswith("gated-"))
-    same_gate = str(proj).startswith("gated-") == bool(is_gated)
-    ours["feed_forward"] = proj
-    if activation is not None and not (
-        same_gate and SPELLINGS.get(activation) == FEED_FORWARDS.get(str(proj))
-    ):
-        exact = "gelu_python" if is_gated and activation == "gelu" else activation  # "gated-gelu" is by tanh
+    # `feed_forward_proj` is the old spelling of two newer keys, by which Transformers goes where they differ.
+    old, activation = keys.get("feed_forward_proj", "relu"), keys.get("dense_act_fn")
+    was_gated = str(old).startswith("gated-")
+    is_gated = bool(keys.get("is_gated_act", was_gated))
+    old_agrees = is_gated == was_gated and SPELLINGS.get(str(activation)) == FEED_FORWARDS.get(str(old))
+    ours["feed_forward"] = old
+    if activation is not None and not old_agrees:
+        # Behind "gated-", "gelu" would be the one by tanh: the exact one has a name of its own.
+        exact = "gelu_python" if is_gated and activation == "gelu" else activation
         ours["feed_forward"] = f"gated-{exact}" if is_gated else exact
 
 
@@ -285,12 +286,7 @@ FAMILY = Family(
         warmup_steps=10_000,
     ),
     tuning=Recipe(
-        learning_rate=1e-3,
-        optimiser="adafactor",
-        weight_decay=0.0,
-        clip=None,
-        schedule="constant",
-        warmup=0.0,
+        learning_rate=1e-3, optimiser="adafactor", weight_decay=0, clip=None, schedule="constant", warmup=0
     ),
     # A pocket model trains for minutes, within which the published rate would not begin to fall.
     size_recipes={"pocket": POCKET_RECIPE},

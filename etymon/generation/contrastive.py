@@ -29,7 +29,7 @@ class PastStates:
     def __init__(self, hidden_ND: Tensor, layout: Layout, room: int) -> None:
         self.lengths_R = torch.tensor(layout.lengths, device=hidden_ND.device)
         self.longest = layout.longest
-        self.unit_RCD = F.pad(F.normalize(layout.lift(hidden_ND), dim=-1), (0, 0, 0, room))
+        self.unit_RCD = F.pad(F.normalize(layout.pad(hidden_ND), dim=-1), (0, 0, 0, room))
 
     def similarity(self, unit_RKD: Tensor) -> Tensor:
         """The largest cosine with any token before, `[R, K]`."""

@@ -2,7 +2,7 @@
 
 Tokens of all rows lie end to end on one flat axis. Hidden states are `[tokens, dim]`, so that no matrix
 product multiplies padding. Only attention needs rows side by side: it works on a few groups of rows of
-similar length (see `visibility`), lifted to `[row, time]` and lowered again by their layout.
+similar length (see `visibility`), padded to `[row, time]` and unpadded again by their layout.
 
 Legend: N tokens, R rows, T longest row of a group, U distinct words, C characters of a word.
 """
@@ -151,7 +151,7 @@ class Layout:
     """Where each row's tokens lie on the flat axis. Lengths are known on the host: no device sync is ever
     needed.
 
-    Tokens are lifted to `[R, T]` and lowered again; a plain view when rows are equal.
+    Tokens are padded to `[R, T]` and unpadded again; a plain view when rows are equal.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -160,7 +160,7 @@ class Layout:
         self.rows = len(self.lengths)
         self.tokens = sum(self.lengths)
         self.longest = max(self.lengths, default=0)
-        # Rows of one length are lifted and lowered by a view, without an index.
+        # Rows of one length are padded and unpadded by a view, without an index.
         self.equal = len(set(self.lengths)) <= 1
 
     @cached_property
@@ -205,16 +205,17 @@ class Layout:
 
     @cached_property
     def _indices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For every cell of the padded rectangle its token, for every token its cell, and the blank cells."""
         lengths, starts, time = np.asarray(self.lengths), self.host_starts, np.arange(self.longest)
         real = time < lengths[:, None]
         # A blank cell repeats its row's first token: any finite value does, since no mask lets it be seen.
-        lift = np.where(real, starts[:, None] + time, starts[:, None]).ravel()
-        lift = lift.clip(max=max(0, self.tokens - 1))  # the last row may be empty
-        lower, blank = np.flatnonzero(real), np.flatnonzero(~real)
-        lift_index, lower_index, blank_index = (
-            torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (lift, lower, blank)
+        tokens = np.where(real, starts[:, None] + time, starts[:, None]).ravel()
+        tokens = tokens.clip(max=max(0, self.tokens - 1))  # the last row may be empty
+        cells, blanks = np.flatnonzero(real), np.flatnonzero(~real)
+        token_of_cell, cell_of_token, blank_cells = (
+            torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (tokens, cells, blanks)
         )
-        return lift_index, lower_index, blank_index
+        return token_of_cell, cell_of_token, blank_cells
 
     @cached_property
     def real(self) -> Tensor:
@@ -222,19 +223,20 @@ class Layout:
         lengths = torch.tensor(self.lengths, device=self.device)
         return torch.arange(self.longest, device=self.device) < lengths[:, None]
 
-    def lift(self, flat: Tensor) -> Tensor:
-        """`[n, ...]` to `[R, T, ...]`."""
+    def pad(self, flat: Tensor) -> Tensor:
+        """Flat tokens `[N, ...]` as rows side by side, `[R, T, ...]`."""
+        # Rows of one length are such a rectangle already: nothing is copied.
         if not self.equal:
-            lift, lower, _ = self._indices
-            flat = _Gather.apply(flat, lift, lower, None)
+            token_of_cell, cell_of_token, _ = self._indices
+            flat = _Gather.apply(flat, token_of_cell, cell_of_token, None)
         return flat.reshape(self.rows, self.longest, *flat.shape[1:])
 
-    def lower(self, padded: Tensor) -> Tensor:
-        """`[R, T, ...]` to `[n, ...]`; blank cells are dropped and receive no gradient."""
+    def unpad(self, padded: Tensor) -> Tensor:
+        """Rows side by side `[R, T, ...]` as flat tokens, `[N, ...]`; blank cells get no gradient."""
         flat = padded.reshape(self.rows * self.longest, *padded.shape[2:])
         if not self.equal:
-            lift, lower, blank = self._indices
-            flat = _Gather.apply(flat, lower, lift, blank)
+            token_of_cell, cell_of_token, blank_cells = self._indices
+            flat = _Gather.apply(flat, cell_of_token, token_of_cell, blank_cells)
         return flat
 
 
@@ -253,11 +255,11 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         inverse, blank = ctx.saved_tensors
         # Every token has one place: a gather by the inverse is the whole sum.
-        lowered = gradient.contiguous().index_select(0, inverse)
+        unpadded = gradient.contiguous().index_select(0, inverse)
         if blank is not None:
             # Blank cells repeat a token, whose gradient they must not get.
-            lowered.index_fill_(0, blank, 0)
-        return lowered, None, None, None
+            unpadded.index_fill_(0, blank, 0)
+        return unpadded, None, None, None
 
 
 def permute(flat: Tensor, order: Tensor, inverse: Tensor) -> Tensor:

@@ -177,8 +177,8 @@ class PointerWindow:
             places = torch.arange(layout.rows, device=ids_N.device)[:, None], columns.clamp(min=0)
             before_RMD, before_RM = self._hidden_RMD[places], self._ids_RM[places]
         # -1 is no word: blank cells behind short rows can never be copied.
-        new_RT = layout.lift(ids_N).masked_fill(~layout.real, -1)
-        self._hidden_RMD = torch.cat([before_RMD, layout.lift(hidden_ND)], 1)
+        new_RT = layout.pad(ids_N).masked_fill(~layout.real, -1)
+        self._hidden_RMD = torch.cat([before_RMD, layout.pad(hidden_ND)], 1)
         self._ids_RM = torch.cat([before_RM, new_RT], 1)
         self.new = layout.lengths
 

@@ -120,10 +120,10 @@ class RelativeAttention(Attention):
         """Self-attention, with a memory or with a cache."""
         view, past_RMD = inputs.view, inputs.past_RMD
         if inputs.cache is None:
-            return self.attend_to(x_ND, *self.keys(view.query.lift(x_ND), past_RMD), view)
+            return self.attend_to(x_ND, *self.keys(view.query.pad(x_ND), past_RMD), view)
         new_ND = x_ND
         if past_RMD is not None:
-            new_ND = inputs.places.layout.lower(prepend_memory(past_RMD, view.query.lift(x_ND)))
+            new_ND = inputs.places.layout.unpad(prepend_memory(past_RMD, view.query.pad(x_ND)))
         inputs.cache.append(*self.project(new_ND), inputs.places)
         return self.attend_to_cache(x_ND, inputs)
 
@@ -147,7 +147,7 @@ class RelativeAttention(Attention):
         r_HLK: Tensor | None = None,
     ) -> Tensor:
         """Attention output `[N, D]` of the view's queries, which are made of x, to any keys and values."""
-        q_HRQK = self.by_head(view.query.lift(self.query(x_ND)))
+        q_HRQK = self.by_head(view.query.pad(self.query(x_ND)))
         out_HRQK, weights = relative_attend(
             q_HRQK,
             k_HRTK,
@@ -163,7 +163,7 @@ class RelativeAttention(Attention):
         if self.seen is not None and weights is not None:
             real = view.query.real[:, None, :, None]
             self.seen.append(weights.transpose(0, 1).masked_fill(~real, 0.0))
-        return self.output(view.query.lower(out_HRQK.permute(1, 2, 0, 3).flatten(2)))
+        return self.output(view.query.unpad(out_HRQK.permute(1, 2, 0, 3).flatten(2)))
 
     def attend_to_cache(self, x_ND: Tensor, inputs: RelativeInputs) -> Tensor:
         """The view's queries to what the cache holds. Caches have their rows first, and are not copied."""
@@ -171,7 +171,7 @@ class RelativeAttention(Attention):
         assert cache is not None and r_HLK is not None
         keys, values = (part[:, :, inputs.first : inputs.first + view.keys] for part in cache.parts)
         # Queries are fewer than scores: the scale falls on them.
-        q_HRQK = self.by_head(view.query.lift(self.query(x_ND))) * self.scale
+        q_HRQK = self.by_head(view.query.pad(self.query(x_ND))) * self.scale
         content, position = (
             q_HRQK + self.scale * bias[:, None, None] for bias in (self.content_bias, self.position_bias)
         )
@@ -180,7 +180,7 @@ class RelativeAttention(Attention):
         weights = (scores + content.transpose(0, 1) @ keys.transpose(-1, -2)).softmax(-1)
         if self.seen is not None:
             self.seen.append(weights)
-        return self.output(view.query.lower((weights @ values).transpose(1, 2).flatten(2)))
+        return self.output(view.query.unpad((weights @ values).transpose(1, 2).flatten(2)))
 
     def segment_scores(self, q_HRQK: Tensor) -> Tensor | None:
         """What pairs of different segments score more than others, `[H, R, Q]`, scale included; None if

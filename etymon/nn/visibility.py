@@ -140,14 +140,14 @@ class FlatView:
         parts = q_NHK.split(query_sizes), k_MHK.split(key_sizes), v_MHK.split(key_sizes)
         for number, (group, q, k, v) in enumerate(zip(self.groups, *parts, strict=True)):
             q_RHQK, k_RHTK, v_RHTK = (
-                layout.lift(flat).transpose(1, 2)
+                layout.pad(flat).transpose(1, 2)
                 for layout, flat in ((group.query, q), (group.key, k), (group.key, v))
             )
             distances = 0 if scoring.pairs is None else self._distances[number]
             out_RHQK, weights_RHQT = attend(
                 q_RHQK, k_RHTK, v_RHTK, group.mask, group.causal, scoring, distances
             )
-            outputs.append(group.query.lower(out_RHQK.transpose(1, 2)))
+            outputs.append(group.query.unpad(out_RHQK.transpose(1, 2)))
             weights.append(weights_RHQT)
         if scoring.seen is not None:
             scoring.seen.append(self._rectangle([part for part in weights if part is not None]))
@@ -165,8 +165,8 @@ class FlatView:
 
     def _positions(self, group: Group) -> tuple[Tensor, Tensor]:
         """Of a group's queries `[R, Q]` and keys `[R, T]`."""
-        query_RQ = _lift(self.query.positions, self.query, group.query, group.rows)
-        return query_RQ, _lift(self.key.positions, self.key, group.key, group.rows)
+        query_RQ = _pad_rows(self.query.positions, self.query, group.query, group.rows)
+        return query_RQ, _pad_rows(self.key.positions, self.key, group.key, group.rows)
 
     @cached_property
     def _distances(self) -> list[int | Tensor]:
@@ -212,21 +212,21 @@ class CachedView:
 
     def attend(self, q_NHK: Tensor, keys_RHCK: Tensor, values_RHCK: Tensor, scoring: Scoring) -> Tensor:
         """Attention output `[N, H, K]`."""
-        q_RHQK = self.query.lift(q_NHK).transpose(1, 2)
+        q_RHQK = self.query.pad(q_NHK).transpose(1, 2)
         k_RHTK, v_RHTK = keys_RHCK[:, :, : self.reach], values_RHCK[:, :, : self.reach]
         distances = 0 if scoring.pairs is None else self._distances
         out_RHQK, weights = attend(q_RHQK, k_RHTK, v_RHTK, self.mask, False, scoring, distances)
         if scoring.seen is not None and weights is not None:
             scoring.seen.append(weights)
-        return self.query.lower(out_RHQK.transpose(1, 2))
+        return self.query.unpad(out_RHQK.transpose(1, 2))
 
     @cached_property
     def _distances(self) -> Tensor:
-        query_RQ = self.query.lift(self.positions)
+        query_RQ = self.query.pad(self.positions)
         return query_RQ[:, :, None] - torch.arange(self.reach, device=query_RQ.device)
 
     def with_bias(self, bias: Bias) -> CachedView:
-        query_RQ = self.query.lift(self.positions)
+        query_RQ = self.query.pad(self.positions)
         key_1T = torch.arange(self.reach, device=query_RQ.device)[None]
         if (query_RQ == query_RQ[:1]).all():  # rows that stand at the same place share one bias
             query_RQ = query_RQ[:1]
@@ -256,10 +256,10 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
                 torch.arange(part.longest, device=part.device).expand(part.rows, -1)
                 for part in (queries, keys)
             )
-            prefix_RT = None if key.prefix is None else _lift(key.prefix, key, keys, rows)
+            prefix_RT = None if key.prefix is None else _pad_rows(key.prefix, key, keys, rows)
             mask = rule.allowed(index_RQ, index_RT, prefix_RT)
             if key.hidden_keys is not None:
-                mask = mask & ~_lift(key.hidden_keys, key, keys, rows)[:, None, :]
+                mask = mask & ~_pad_rows(key.hidden_keys, key, keys, rows)[:, None, :]
         # Blank cells come last in a row, so a causal query can never see one.
         if not keys.equal and plain != "causal":
             # Rectangles are padded to their longest row.
@@ -377,10 +377,10 @@ def group_rows(
     return None if unmoved else tuple(order.tolist()), tuple(reversed(spans))
 
 
-def _lift(column: Tensor, batch: Batch, group: Layout, rows: Sequence[int]) -> Tensor:
-    """One column of the rows of a group, `[R, T]`."""
+def _pad_rows(column: Tensor, batch: Batch, group: Layout, rows: Sequence[int]) -> Tensor:
+    """One column of a batch, of the rows of a group alone, `[R, T]`."""
     parts = column.split(batch.layout.lengths)
-    return group.lift(torch.cat([parts[row] for row in rows]))
+    return group.pad(torch.cat([parts[row] for row in rows]))
 
 
 def _add_mask(bias: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:

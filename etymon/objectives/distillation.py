@@ -151,7 +151,7 @@ def _relations(model: Any, states: Trace, batch: Batch) -> tuple[Tensor, Tensor]
     attention_RHTT = states.attention[-1]
     # Value relations (MiniLM, section 3.2) need no equal widths: both sides are tokens x tokens.
     v_NHK = layer.attention.value(x_ND).view(len(x_ND), attention_RHTT.shape[1], -1)
-    v_RHTK = batch.layout.lift(v_NHK).transpose(1, 2)
+    v_RHTK = batch.layout.pad(v_NHK).transpose(1, 2)
     scores_RHTT = v_RHTK @ v_RHTK.transpose(-1, -2) / math.sqrt(v_RHTK.shape[-1])
     visible = batch.layout.real[:, None, None, :].expand_as(scores_RHTT)
     if "causal" in model.capabilities:

@@ -79,6 +79,15 @@ class MaskedOptions(MaskingOptions):
 
 
 class MaskedLM(Objective):
+    """Rows of its plans, by packing:
+
+    - `stream`, `full-sentences`, `doc-sentences`: start, stop of a span of the stream, separators included
+    - `segments`: start, stop, start, stop of two spans of the tokens, the second of which may be empty
+    - `SentencePair`, which has no packing: the same and a label
+
+    With fixed `copies`, one more column: the key of the row's masks.
+    """
+
     name = "masked"
     heads = frozenset({"vocabulary"})
     requires = frozenset({"bidirectional"})
@@ -97,13 +106,13 @@ class MaskedLM(Objective):
             return self.spans(split, seed, epoch, shuffle)
         copy = epoch % self.copies
         rows = self.spans(split, seed, copy, shuffle)
-        # The last column keys the masks of this copy: they then depend on the row alone.
+        # Masks are drawn from this key and the row, so that a copy shows the same ones in all its epochs.
         masks_key = int(plans.key(seed, "copy", copy).integers(2**63))
         rows = np.column_stack((rows, np.full(len(rows), masks_key, np.int64)))
         return plans.order_rows(rows, shuffle, seed, "copies", epoch)
 
     def spans(self, split: Split, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
-        """The samples of an epoch: spans of the stream, or two spans of the tokens each."""
+        """The plan of an epoch without the key of masks."""
         how = self.options.packing
         if how == "segments":
             return plans.segments(split, self.length, self.framing, seed, epoch, shuffle=shuffle)
@@ -114,26 +123,29 @@ class MaskedLM(Objective):
         return plans.whole_sentences(split, room, seed, epoch, across=across, shuffle=shuffle)
 
     def readings(self, split: Split, plan: np.ndarray) -> float:
-        # Samples of two texts may take the second one from anywhere, and cut off what is too long.
-        if plan.shape[1] < 4:
+        if plan.shape[1] < 4:  # spans of the stream, which share the text among them
             return 1.0
-        return float((plan[:, 1] - plan[:, 0] + plan[:, 3] - plan[:, 2]).sum() / len(split.tokens))
+        # Samples of two texts may take the second one from anywhere, and cut off what is too long.
+        start, stop, second_start, second_stop = plan[:, :4].T
+        return float((stop - start + second_stop - second_start).sum() / len(split.tokens))
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> MaskedExample:
         if self.copies:
-            *span, masks_key = row.tolist()
-            row, rng = row[:-1], plans.key(masks_key, *span)
-        start, stop, *second = row.tolist()
-        label = second[2:]  # of pairs
-        if second:
-            following = split.tokens[second[0] : second[1]]
-            framed = self.framing.frame(split.tokens[start:stop], following if len(following) else None)
-        else:
+            *columns, masks_key = row.tolist()
+            row, rng = row[:-1], plans.key(masks_key, *columns)
+        label = 0
+        if len(row) == 2:
+            start, stop = row.tolist()
             framed = self.framing.frame(split.stream(start, stop, self.separator))
+        else:
+            start, stop, second_start, second_stop, *labels = row.tolist()
+            second = split.tokens[second_start:second_stop]
+            framed = self.framing.frame(split.tokens[start:stop], second if len(second) else None)
+            label = labels[0] if labels else 0
         ids = framed.ids.astype(np.int64)
         # Separators between documents are text to the framing, and yet nothing to predict.
         places, shown = self.masking.draw(ids, framed.special | (ids == self.separator), split, rng)
-        return MaskedExample(shown, framed.segments, places, ids[places], *label)
+        return MaskedExample(shown, framed.segments, places, ids[places], label)
 
     def collate(self, examples: Sequence[MaskedExample]) -> MaskedBatch:
         examples = by_length(examples)

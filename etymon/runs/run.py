@@ -56,6 +56,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
 
     The folder then holds `model/`, `report.html`, `run.yaml`, `metrics.jsonl` and checkpoints to resume from.
     """
+    # `data.file` is the job's, with what the data have decided: the model's size, a body that is frozen.
     file, plan = data.file, data.model_plan
     is_task = isinstance(file, TaskFile)
     with join_processes(job) as job, lock_folder(job.folder, job.world):
@@ -103,6 +104,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
             record_revisions=writer.record_revisions,
             clock=clock,
         )
+        # The trainer calls the writer, which writes down how far the trainer has come: one has to be first.
         writer.trainer = trainer
         pace = mean_pace([(phase.share, phase.feed) for phase in phases])
         for amount in file.save_at:
@@ -305,6 +307,7 @@ class ModelWriter:
     unit: TrainingUnit
     start: StartModel
     trainer: Trainer = field(init=False)
+    """Of which steps, state and revisions are told; set as soon as there is one."""
 
     def history(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
         """Returns the runs before this one, and this one as far as it has come."""

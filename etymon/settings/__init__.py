@@ -49,8 +49,9 @@ class Spelling(NamedTuple):
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings(cls: Class) -> Class:
     """A frozen dataclass of settings; a value that does not fit is an EtymonError of one line."""
+    # Built when it is first used: `--help` only lists the fields of what it imports (0.17 -> 0.13 s of CPU).
     made: Any = pydantic_dataclass(
-        frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False)
+        frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True)
     )(cls)
     init = made.__init__
     # "DecodingSettings" is "decoding settings" in messages.

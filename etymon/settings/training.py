@@ -23,6 +23,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.reading import TextSettings
+from etymon.settings.tasks import TASK_OPTIONS
 
 OptimiserName = Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"]
 ScheduleName = Literal["constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt"]
@@ -341,9 +342,7 @@ class PretrainSettings(RunSettings, TextSettings):
 class FinetuneSettings(RunSettings):
     """What `etymon finetune` can be asked for."""
 
-    task: str = option(
-        "text2text", "what to learn: classify, regress, choose, tag, answer, text2text, language-model"
-    )
+    task: str = option("text2text", f"what to learn: {', '.join(TASK_OPTIONS)}")
     train: tuple[str, ...] = option((), "tables, or parallel text files", seen_by="file")
     validation: tuple[str, ...] = option((), "the same, to validate on", seen_by="file")
     columns: Annotated[

@@ -260,8 +260,8 @@ class AnswerQuestion(HeadTask):
         assert isinstance(head, ConditionalSpan)
         inside_N, none_at_R = self.in_context(prepared), self.no_answer_at(layout)
         x_ND = model.states(prepared.batch)
-        shown_RT = layout.lift(inside_N.index_fill(0, none_at_R, True)) & layout.real
-        search = head.search(layout.lift(x_ND), x_ND.index_select(0, none_at_R), ~shown_RT)
+        shown_RT = layout.pad(inside_N.index_fill(0, none_at_R, True)) & layout.real
+        search = head.search(layout.pad(x_ND), x_ND.index_select(0, none_at_R), ~shown_RT)
         spans = searched_spans(search, inside_N, layout, self.options.longest)
         return list(zip(spans, search.unanswerable_R.tolist(), strict=True))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.display import align_left
 from etymon.errors import EtymonError
+from etymon.families import REGISTRY
 from etymon.runs.result import Pretrained
 from etymon.settings import PathText, Spelling, argument, group, option, settings
 from etymon.settings.training import PretrainSettings, TrainOptions
@@ -21,10 +22,7 @@ TextLike = Annotated[Any, Spelling("Sequence[str | Path] | str | Path | TextSour
 
 @settings
 class PretrainOptions(TrainOptions):
-    family: str = argument(
-        "gpt1, gpt2, gpt3, gptj, transformer-xl, xlnet, elmo, bert, roberta, albert, distilbert, electra, bart, "
-        "transformer, rnn or t5"
-    )
+    family: str = argument(", ".join(REGISTRY))
     data: TextLike = option(
         None,
         "text files, folders or globs (.txt .md .jsonl .csv .tsv .parquet, also compressed), or a prepared store",

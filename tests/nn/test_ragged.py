@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
 
 def indexed(flat: Tensor, lengths: list[int]) -> Tensor:
-    """What `lift` should give, by plain indexing, with zeros in blank cells."""
+    """What `pad` should give, by plain indexing, with zeros in blank cells."""
     longest, rows, start = max(lengths), [], 0
     for length in lengths:
         row = flat[start : start + length]
@@ -25,30 +25,30 @@ def indexed(flat: Tensor, lengths: list[int]) -> Tensor:
 
 @given(LENGTHS)
 @settings(deadline=None, max_examples=40)
-def test_lift_and_lower_are_inverse_and_differentiate_like_indexing(lengths: list[int]) -> None:
+def test_pad_and_unpad_are_inverse_and_differentiate_like_indexing(lengths: list[int]) -> None:
     layout = Layout(lengths)
     generator = torch.Generator().manual_seed(sum(lengths))
     flat = torch.randn(sum(lengths), 2, 3, generator=generator, requires_grad=True)
-    lifted = layout.lift(flat)
+    padded = layout.pad(flat)
     real = layout.real[..., None, None]
-    assert torch.equal(lifted.masked_fill(~real, 0), indexed(flat, lengths))
-    assert torch.equal(layout.lower(lifted), flat)
-    weights = torch.randn(lifted.shape, generator=generator)
-    (by_lift,) = torch.autograd.grad((lifted.masked_fill(~real, 0) * weights).sum(), flat)
+    assert torch.equal(padded.masked_fill(~real, 0), indexed(flat, lengths))
+    assert torch.equal(layout.unpad(padded), flat)
+    weights = torch.randn(padded.shape, generator=generator)
+    (by_pad,) = torch.autograd.grad((padded.masked_fill(~real, 0) * weights).sum(), flat)
     (by_index,) = torch.autograd.grad((indexed(flat, lengths) * weights).sum(), flat)
-    assert torch.equal(by_lift, by_index)
-    rectangle = torch.randn(lifted.shape, generator=generator, requires_grad=True)
-    (lowered,) = torch.autograd.grad((layout.lower(rectangle) * flat.detach()).sum(), rectangle)
-    assert torch.equal(lowered, indexed(flat, lengths))
+    assert torch.equal(by_pad, by_index)
+    rectangle = torch.randn(padded.shape, generator=generator, requires_grad=True)
+    (unpadded,) = torch.autograd.grad((layout.unpad(rectangle) * flat.detach()).sum(), rectangle)
+    assert torch.equal(unpadded, indexed(flat, lengths))
 
 
-def test_lift_and_lower_pass_gradcheck() -> None:
+def test_pad_and_unpad_pass_gradcheck() -> None:
     layout = Layout([2, 4, 1])
     flat = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
     rectangle = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
     # Blank cells are never seen, so a gradient that arrives there is nobody's: they are blanked here as well.
-    assert gradcheck(lambda x: layout.lift(x).masked_fill(~layout.real[..., None], 0), flat)
-    assert gradcheck(layout.lower, rectangle)
+    assert gradcheck(lambda x: layout.pad(x).masked_fill(~layout.real[..., None], 0), flat)
+    assert gradcheck(layout.unpad, rectangle)
     order, inverse = token_order(Layout([2, 4, 1]), (2, 0, 1))
     assert gradcheck(lambda x: permute(x, order, inverse), flat)
 
@@ -56,8 +56,8 @@ def test_lift_and_lower_pass_gradcheck() -> None:
 def test_equal_rows_are_a_view() -> None:
     layout = Layout([3, 3])
     flat = torch.randn(6, 2)
-    assert layout.lift(flat).data_ptr() == flat.data_ptr()
-    assert layout.lower(layout.lift(flat)).data_ptr() == flat.data_ptr()
+    assert layout.pad(flat).data_ptr() == flat.data_ptr()
+    assert layout.unpad(layout.pad(flat)).data_ptr() == flat.data_ptr()
 
 
 @given(LENGTHS)

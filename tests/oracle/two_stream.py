@@ -134,7 +134,7 @@ def _everywhere(
     for number, layer in enumerate(stack.layers):
         x_ND, g_nD = hidden[2 * number], hidden[2 * number + 1]
         spread_ND = torch.zeros_like(x_ND).index_copy_(0, asked.at, g_nD)
-        k, v = layer.attention.keys(prepend_memory(state.layers[number], layout.lift(x_ND)))
+        k, v = layer.attention.keys(prepend_memory(state.layers[number], layout.pad(x_ND)))
         layer.attention.seen = []
         layer.attention.attend_to(spread_ND, k, v, view)
         found += layer.attention.seen

@@ -64,7 +64,7 @@ def as_rectangle(prepared: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch = prepared.batch
     layout, real = batch.layout, batch.layout.real
     segments = torch.zeros_like(batch.ids) if batch.segments is None else batch.segments
-    return layout.lift(batch.ids) * real, layout.lift(segments) * real, real.long()
+    return layout.pad(batch.ids) * real, layout.pad(segments) * real, real.long()
 
 
 # ------------------------------------------------------------ the published losses
@@ -120,7 +120,7 @@ def test_xlnet_has_the_loss_and_the_gradients_of_transformers(tmp_path: Path, un
     start, end = prepared.targets.unbind(1)
     last = mask.sum(1) - 1
     hidden = torch.ones_like(ids)
-    for row, (one, first) in enumerate(zip(prepared.batch.layout.lift(task.in_context(prepared)), last)):
+    for row, (one, first) in enumerate(zip(prepared.batch.layout.pad(task.in_context(prepared)), last)):
         hidden[row, : first + 1] = (~one[: first + 1]).long()
         hidden[row, first] = 0
     given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask.float()}
@@ -199,8 +199,8 @@ def test_a_softmax_of_flat_rows_is_that_of_padded_ones() -> None:
     layout = Layout(lengths)
     flat = -row_log_softmax(scores, layout).gather(0, layout.first[:, None] + targets).sum()
     (ours,) = torch.autograd.grad(flat, scores)
-    lifted = layout.lift(scores).masked_fill(~layout.real[..., None], -torch.inf)
-    padded = sum(F.cross_entropy(lifted[..., side], targets[:, side], reduction="sum") for side in range(2))
+    padded = layout.pad(scores).masked_fill(~layout.real[..., None], -torch.inf)
+    padded = sum(F.cross_entropy(padded[..., side], targets[:, side], reduction="sum") for side in range(2))
     (theirs,) = torch.autograd.grad(padded, scores)  # type: ignore[arg-type]
     torch.testing.assert_close(flat, padded, atol=1e-5, rtol=0)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)

@@ -119,7 +119,7 @@ class RecurrentDecoder(nn.Module):
 
     def _source(self, memory: FinalMemory) -> Source:
         layout = memory.batch.layout
-        values_RTH = memory.final[-1][0][:, None] if self.alignment is None else layout.lift(memory.hidden_MD)
+        values_RTH = memory.final[-1][0][:, None] if self.alignment is None else layout.pad(memory.hidden_MD)
         lengths_R = torch.tensor(layout.lengths, device=layout.device, dtype=values_RTH.dtype)
         source = Source(values_RTH, lengths_R, tuple(range(layout.rows)))
         if self.alignment is not None:
@@ -169,10 +169,10 @@ class RecurrentDecoder(nn.Module):
                 self.seen.append(packing.flat(x_ND))
         s_ND = packing.flat(x_ND)
         if self.alignment is not None:
-            context_RQH, weights_RQT = self.alignment(layout.lift(s_ND), source)
+            context_RQH, weights_RQT = self.alignment(layout.pad(s_ND), source)
             if self.alignment.seen is not None:
                 self.alignment.seen.append((weights_RQT * layout.real[..., None])[:, None])
-            return self._read(torch.cat([layout.lower(context_RQH), s_ND], -1))
+            return self._read(torch.cat([layout.unpad(context_RQH), s_ND], -1))
         assert context_NH is not None
         # The state before each step: a row's first one, then those of the tokens before.
         earlier_N = torch.arange(layout.tokens, device=layout.device) - 1 + layout.rows

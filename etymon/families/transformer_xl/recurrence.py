@@ -61,7 +61,7 @@ class RecurrentStack(Stack):
             state.advance(layout)
         elif state is not None:
             # The inputs of the layers, not their outputs: each maps the past through its own matrices.
-            state.extend([layout.lift(part) for part in hidden[:-1]], layout.lengths)
+            state.extend([layout.pad(part) for part in hidden[:-1]], layout.lengths)
         return self.dropout(hidden[-1] if at is None else hidden[-1].index_select(0, at))
 
     def _read(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> InputsOfLayer:
@@ -82,7 +82,7 @@ class RecurrentStack(Stack):
             if missing is not None:
                 blank[:, :before] = missing
             if batch.hidden_keys is not None:
-                blank[:, before:] = layout.lift(batch.hidden_keys)
+                blank[:, before:] = layout.pad(batch.hidden_keys)
             hidden_RQT = hidden_RQT | blank[:, None]
         # One distance more than there are keys: reading with another stride needs a wider table.
         table_LD = self.sinusoids(torch.arange(before + queries - 1, -2, -1, device=device)).to(x_ND.dtype)

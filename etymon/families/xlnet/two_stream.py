@@ -115,7 +115,7 @@ class TwoStreamStack(Stack):
             self._record(x_ND, g_nD)
             past_RMD = None if state is None else state.layers[number]
             # Once for both streams: the query stream has no keys of its own.
-            k_HRTK, v_HRTK = attention.keys(prepend_memory(past_RMD, layout.lift(x_ND)))
+            k_HRTK, v_HRTK = attention.keys(prepend_memory(past_RMD, layout.pad(x_ND)))
             inputs = StreamInputs(content, k_HRTK, v_HRTK, attention.distances(content.table_LD))
             # With queries, nothing reads the content behind the last layer.
             if g_nD is None or number + 1 < len(self.layers) or self.seen is not None:
@@ -128,7 +128,7 @@ class TwoStreamStack(Stack):
             # Of the content stream alone: queries know no tokens that could be remembered.
             reuse = layout.longest if reuse is None else reuse
             lengths = [min(reuse, length) for length in layout.lengths]
-            state.extend([layout.lift(part)[:, :reuse] for part in layer_inputs], lengths)
+            state.extend([layout.pad(part)[:, :reuse] for part in layer_inputs], lengths)
         return self.dropout(x_ND if g_nD is None else g_nD)
 
     def _record(self, x_ND: Tensor, g_nD: Tensor | None) -> None:

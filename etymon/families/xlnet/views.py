@@ -37,8 +37,8 @@ def build_views(
         order_N = torch.zeros_like(batch.ids).index_fill_(0, positions.at, 1)
     # Memory comes before everything in any order: all see it.
     lowest = torch.iinfo(torch.int64).min
-    order_RT = None if order_N is None else _behind(before, layout.lift(order_N), lowest)
-    segments_RT = None if batch.segments is None else _behind(before, layout.lift(batch.segments), 0)
+    order_RT = None if order_N is None else _behind(before, layout.pad(order_N), lowest)
+    segments_RT = None if batch.segments is None else _behind(before, layout.pad(batch.segments), 0)
     absent_RT = _absent_keys(batch, state, before)
     cell_T = torch.arange(keys, device=device)
     # Texts that were turned round are the last rows. Their distances have the other sign: they get a table
@@ -58,7 +58,7 @@ def build_views(
         """Of the tokens themselves, or of queries at the flat places `at`."""
         hidden = None if absent_RT is None else absent_RT[:, None]
         if order_RT is not None and order_N is not None:
-            order_RQ = order_RT[:, before:] if at is None else query.lift(order_N[at])
+            order_RQ = order_RT[:, before:] if at is None else query.pad(order_N[at])
             # A token sees those of its own number, a query only those of smaller ones: never its own token.
             later = torch.gt if at is None else torch.ge
             later_RQT = later(order_RT[:, None], order_RQ[:, :, None])
@@ -78,7 +78,7 @@ def build_views(
             columns = columns.expand(rows, -1, -1).clamp(0, table_LD.shape[-2] - 1)
         differs = None
         if segments_RT is not None and batch.segments is not None:
-            segments_RQ = segments_RT[:, before:] if at is None else query.lift(batch.segments[at])
+            segments_RQ = segments_RT[:, before:] if at is None else query.pad(batch.segments[at])
             differs = (segments_RT[:, None] != segments_RQ[:, :, None]).to(dtype)
         return RelativeView(
             query,
@@ -95,7 +95,7 @@ def build_views(
     if positions is None:
         return content, None
     query = Layout(positions.counts, device)
-    return content, view(query, query.lift(layout.index[positions.at])[:, :, None], positions.at)
+    return content, view(query, query.pad(layout.index[positions.at])[:, :, None], positions.at)
 
 
 def _absent_keys(batch: Batch, state: SegmentMemory | None, before: int) -> Tensor | None:
@@ -105,7 +105,7 @@ def _absent_keys(batch: Batch, state: SegmentMemory | None, before: int) -> Tens
         return None
     absent_RQ = ~batch.layout.real
     if batch.hidden_keys is not None:
-        absent_RQ = absent_RQ | batch.layout.lift(batch.hidden_keys)
+        absent_RQ = absent_RQ | batch.layout.pad(batch.hidden_keys)
     absent_RT = _behind(before, absent_RQ, False)
     if missing is not None:
         absent_RT[:, :before] = missing
