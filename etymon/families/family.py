@@ -118,7 +118,7 @@ class PublishedLayout(Protocol):
 class Recipe(Hyperparameters):
     """The published way to train, as far as it carries over to any size; sizes may override the rate.
 
-    Beside the hyperparameters, the family's values of the settings of the same names, for which users say nothing.
+    Beside the hyperparameters, the family's values of settings, used where a run says nothing.
     """
 
     optimiser: str = "adamw"

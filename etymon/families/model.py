@@ -163,7 +163,7 @@ class Model(Backbone):
             batch = replace(batch, ids=ids_N, segments=None, views={})
         # The last layer of a plain stack need not compute what nobody reads.
         if at is not None and isinstance(getattr(last, "stack", None), Stack):
-            return last.at(at, batch, memory)
+            return last.stack(last.embeddings(batch), batch, memory, at=at)
         whole_ND: Tensor = self.hidden(batch)[0] if last is self.body else last(batch, memory)
         return whole_ND if at is None else whole_ND.index_select(0, at)
 

@@ -261,10 +261,6 @@ class Body(nn.Module):
         """How many tokens back a decode sees; None for all of them."""
         return None
 
-    def at(self, at_n: Tensor, batch: Batch, memory: Memory | None = None) -> Tensor:
-        """Hidden states of some flat places alone, without the work that only the others would need."""
-        return self.stack(self.embeddings(batch), batch, memory, at=at_n)
-
     def start(self, rows: int, capacity: int = 0) -> KeyValueState:
         """An empty state for decoding step by step, with room for `capacity` tokens a row."""
         return KeyValueState(len(self.stack.schedule), rows, capacity)

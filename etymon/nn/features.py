@@ -19,7 +19,7 @@ from etymon.nn.batch import Batch, Layout
 from etymon.nn.initialise import Filler, constant, open_forget_gates, orthogonal, xavier
 from etymon.nn.layers import Dropout, Embedding, Linear
 from etymon.nn.recurrent import Packing, recurrent
-from etymon.settings.training import FeatureSettings
+from etymon.settings.adapters import FeatureSettings
 
 JOINED = 4
 """Layers that `last-four` joins."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from etymon.errors import EtymonError
 from etymon.nn.initialise import constant, initialise
 from etymon.nn.layers import Dropout, Linear
-from etymon.settings.training import USUAL_TARGETS, LoraSettings
+from etymon.settings.adapters import USUAL_TARGETS, LoraSettings
 
 Adaptable = TypeVar("Adaptable", bound=nn.Module)
 """A model: it has `body` and `heads`, and `lora`, `lora_base` and `lora_heads`, which describe its

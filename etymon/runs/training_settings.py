@@ -21,7 +21,10 @@ VALIDATIONS = 10
 
 def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validations: int) -> TrainingSettings:
     """The recipe for so many steps, with everything that was asked for otherwise."""
-    if file.learning_rate is None and not _alike(recipe.optimiser, file.optimiser):
+    # A rate means the same to every kind of Adam, and to no two others.
+    chosen = or_default(file.optimiser, recipe.optimiser)
+    is_alike = chosen == recipe.optimiser or {chosen, recipe.optimiser} <= {"adamw", "adam-bert"}
+    if file.learning_rate is None and not is_alike:
         raise EtymonError(
             f"the rate of the recipe, {recipe.learning_rate:g}, is one for {recipe.optimiser}: give --learning-rate "
             f"with {file.optimiser}"
@@ -40,9 +43,7 @@ def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validatio
     return TrainingSettings(
         **{part.name: getattr(file, part.name) for part in fields(LoopSettings)},
         steps=steps,
-        optimiser=OptimiserChoice(
-            name=or_default(file.optimiser, recipe.optimiser), frozen=file.frozen, **hyperparameters
-        ),
+        optimiser=OptimiserChoice(name=chosen, frozen=file.frozen, **hyperparameters),
         schedule=ScheduleChoice(
             name=or_default(file.schedule, recipe.schedule),
             warmup=warmup,
@@ -70,11 +71,6 @@ def ramp_phases(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
         parts[size] = parts.get(size, 0.0) + samples / size  # in steps
     total = sum(parts.values())
     return tuple(PhaseFile(share=steps / total, batch=size) for size, steps in parts.items() if steps)
-
-
-def _alike(usual: str, given: str | None) -> bool:
-    """Whether a learning rate means the same to both: to each kind of Adam it does."""
-    return given in (None, usual) or {given, usual} <= {"adamw", "adam-bert"}
 
 
 def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:

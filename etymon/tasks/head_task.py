@@ -9,7 +9,7 @@ Legend: N tokens, E examples, L labels, D width.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -340,18 +340,22 @@ class HeadTask(Task):
     def answer_batch(self, model: Model, prepared: HeadBatch) -> list[Any]:
         return self.answers(self.task_logits(model, prepared), prepared)
 
+    def batches(self, examples: Examples, device: torch.device) -> Iterator[tuple[list[int], HeadBatch]]:
+        """All examples in batches of similar length, each with the numbers of its examples."""
+        rng = np.random.default_rng(0)  # prediction draws nothing; `prepare` wants a generator all the same
+        for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
+            # `collate` sorts in the same way, and both sorts are stable: answers meet their examples.
+            chosen = np.array(sorted(row[row != NONE], key=lambda number: int(examples.sizes[number])))
+            yield chosen.tolist(), self.collate([self.prepare(examples, chosen, rng)]).to(device)
+
     def run_batches(
         self, model: Model, examples: Examples, answer: Callable[[HeadBatch], Sequence[Any]]
     ) -> list[Any]:
         """What `answer` returns for every example, in their order."""
         results: dict[int, Any] = {}
-        rng = np.random.default_rng(0)  # prediction draws nothing; `prepare` wants a generator all the same
         with torch.inference_mode(), eval_mode(model):
-            for row in bundles(examples.sizes, PREDICTED_TOKENS, 0, 0, shuffle=False):
-                # `collate` sorts in the same way, and both sorts are stable: answers meet their examples.
-                chosen = np.array(sorted(row[row != NONE], key=lambda number: int(examples.sizes[number])))
-                prepared = self.collate([self.prepare(examples, chosen, rng)]).to(model.device)
-                results |= dict(zip(chosen.tolist(), answer(prepared), strict=True))
+            for numbers, prepared in self.batches(examples, model.device):
+                results |= dict(zip(numbers, answer(prepared), strict=True))
         return [results[number] for number in range(len(examples))]
 
     def merge_row_answers(self, table: Table, answers: list[Any]) -> list[Any]:
@@ -371,13 +375,13 @@ class HeadTask(Task):
         )
 
     def evaluate(self, model: Model, examples: Examples, table: Table) -> tuple[list[Any], float] | None:
-        totals = np.zeros(2)
-
-        def answer(prepared: HeadBatch) -> list[Any]:
-            nonlocal totals
-            logits = self.task_logits(model, prepared)
-            totals += float(self.criterion(logits, prepared)), prepared.counts["loss"]
-            return self.answers(logits, prepared)
-
-        answers = self.merge_row_answers(table, self.run_batches(model, examples, answer))
-        return answers, float(totals[0] / max(totals[1], 1.0))
+        results: dict[int, Any] = {}
+        loss = count = 0.0
+        with torch.inference_mode(), eval_mode(model):
+            for numbers, prepared in self.batches(examples, model.device):
+                logits = self.task_logits(model, prepared)
+                loss += float(self.criterion(logits, prepared))
+                count += prepared.counts["loss"]
+                results |= dict(zip(numbers, self.answers(logits, prepared), strict=True))
+        answers = [results[number] for number in range(len(examples))]
+        return self.merge_row_answers(table, answers), loss / max(count, 1.0)
