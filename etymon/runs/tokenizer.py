@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from etymon.errors import EtymonError
 from etymon.files import read_json, write_json
-from etymon.text.sources import PreparedText, TextSource, sample_texts
+from etymon.text.sources import PreparedText, TextSource
+from etymon.text.text_sample import sample_texts
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, grow_tokenizer
 from etymon.text.tokenizer_training import LOSSLESS, train_tokenizer

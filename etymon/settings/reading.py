@@ -22,7 +22,7 @@ class FileOptions(TextSettings, ProgressOptions):
 
     data: Files = option(
         (),
-        "text files, folders or globs (.txt .md .jsonl .csv .tsv .parquet, also .gz .bz2 .xz .zst), or - for standard input",
+        "text files, folders, globs or URLs (.txt .md .jsonl .csv .tsv .parquet, also .gz .bz2 .xz .zst), or - for standard input",
     )
     max_document: str | None = option(
         None, "the longest record of .jsonl, .csv, .tsv and .parquet to accept (32MB)"

@@ -9,11 +9,9 @@ import json
 import logging
 import lzma
 import os
-import pickle
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -32,15 +30,11 @@ from etymon.text.reading import (
     Record,
     record_lines,
 )
-from etymon.text.sentences import cut_texts
+from etymon.text.remote import RemoteFile, is_remote
 
 logger = logging.getLogger("etymon.text")
 
 STANDARD_INPUT = Path("-")
-ENOUGH_BYTES = 200_000_000  # of text are enough to train a tokenizer on
-MEASURED_BYTES = 4_000_000  # of text are enough to measure it with
-BLOCK = 1 << 12  # characters that are sampled or left together
-HELD_OUT = 20  # of so many blocks one is not trained on, but measured with
 PACKINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -58,7 +52,8 @@ class TextSource(Protocol):
 
 @dataclass
 class TextFiles(Reading):
-    """Files, folders and globs; "-" is standard input, which can be read once. Options as in `Reading`.
+    """Files, folders and globs, also behind URLs; "-" is standard input, which can be read once. Options as in
+    `Reading`.
 
     Line ends become "\\n" and a byte-order mark is dropped; otherwise the text is untouched.
     """
@@ -68,10 +63,13 @@ class TextFiles(Reading):
     """What was read so far, as it is on the disk."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
     """Files as they were when they were read: size, time of change and checksum by path."""
+    _remote_lists: dict[str, list[RemoteFile]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def description(self) -> str:
-        return ", ".join(map(str, self.paths))
+        return ", ".join(str(RemoteFile(str(path)) if is_remote(path) else path) for path in self.paths)
 
     def documents(self) -> Iterator[Document]:
         """The documents that are not empty, file by file; long ones in parts (`Document.more`)."""
@@ -128,14 +126,21 @@ class TextFiles(Reading):
         return hashlib.sha256(json.dumps([options, rows]).encode()).hexdigest()
 
     def size(self) -> int | None:
-        """Bytes on the disk; None if standard input is among them."""
+        """Bytes on the disk; None if standard input is among them, or a file of unknown size."""
         paths = self.list_files()
-        return None if STANDARD_INPUT in paths else sum(path.stat().st_size for path in paths)
+        if STANDARD_INPUT in paths:
+            return None
+        sizes = [path.size() if isinstance(path, RemoteFile) else path.stat().st_size for path in paths]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
 
-    def list_files(self) -> list[Path]:
+    def list_files(self) -> list[Path | RemoteFile]:
         """The readable files that `paths` stand for: those of a folder or glob sorted, each once."""
-        files: dict[Path, None] = {}
-        for path in (Path(entry).expanduser() for entry in self.paths):
+        files: dict[Path | RemoteFile, None] = {}
+        for entry in self.paths:
+            if is_remote(entry):
+                files.update(dict.fromkeys(self._list_remote(str(entry))))
+                continue
+            path = Path(entry).expanduser()
             if path == STANDARD_INPUT or path.is_file():
                 self._kind(path)  # refuses what cannot be read
                 files[path] = None
@@ -148,13 +153,7 @@ class TextFiles(Reading):
             elif any(mark in str(path) for mark in "*?["):
                 candidates = map(Path, glob.glob(str(path), recursive=True))
                 missing = f"no text files match {path}"
-            # With a format, all that are not hidden.
-            inside = sorted(
-                file
-                for file in candidates
-                if file.is_file()
-                and (not file.name.startswith(".") if self.format else suffix_of(file) in READERS)
-            )
+            inside = sorted(file for file in candidates if file.is_file() and self._is_text(file))
             if not inside:
                 raise EtymonError(missing)
             files.update(dict.fromkeys(inside))
@@ -162,7 +161,24 @@ class TextFiles(Reading):
             raise EtymonError("no text files were given")
         return list(files)
 
-    def _kind(self, path: Path) -> str:
+    def _list_remote(self, url: str) -> list[RemoteFile]:
+        if url not in self._remote_lists:  # once: every list is a request
+            files = RemoteFile(url).list_files()
+            if files is None:
+                self._kind(RemoteFile(url))  # refuses what cannot be read
+                files = [RemoteFile(url)]
+            else:
+                files = [file for file in files if self._is_text(file)]
+            if not files:
+                raise EtymonError(f"no text files at {RemoteFile(url)}: it needs {', '.join(READERS)} files")
+            self._remote_lists[url] = files
+        return self._remote_lists[url]
+
+    def _is_text(self, file: Path | RemoteFile) -> bool:
+        """Whether a file in a folder is read: with a format, all that are not hidden."""
+        return not file.name.startswith(".") if self.format else suffix_of(file) in READERS
+
+    def _kind(self, path: Path | RemoteFile) -> str:
         """The suffix that chooses the reader."""
         if self.format is None:
             if path == STANDARD_INPUT:
@@ -182,14 +198,12 @@ class TextFiles(Reading):
         return kind
 
     @contextmanager
-    def _open(self, path: Path) -> Iterator[IO[bytes]]:
+    def _open(self, path: Path | RemoteFile) -> Iterator[IO[bytes]]:
         """The unpacked bytes of a file or of standard input; when all of it was read, `files` has its
         checksum."""
         packing = PACKINGS.get(path.suffix.lower())
-        is_file = path != STANDARD_INPUT
         try:
-            with open(path, "rb", buffering=0) if is_file else nullcontext(sys.stdin.buffer) as source:
-                stamp = _stamp(source.fileno()) if is_file else {}
+            with _open_bytes(path) as (source, stamp):
                 hashing = _HashingReader(source, path, self)
                 raw: Any = io.BufferedReader(hashing, BUFFER)
                 if packing == "xz":  # which Arrow does not know, as Python does not know .zst
@@ -204,29 +218,45 @@ class TextFiles(Reading):
                     yield raw
                 while raw.read(BUFFER):  # what follows the last record belongs to the file too
                     pass
-                self.files[str(path.resolve())] = {**stamp, "sha256": hashing.digest.hexdigest()}
+                self.files[_key(path)] = {**stamp, "sha256": hashing.digest.hexdigest()}
         except (OSError, EOFError, lzma.LZMAError) as error:
             if packing and getattr(error, "errno", None) is None:
                 raise EtymonError(f"{path} is damaged ({error}): compress it again with {packing}") from error
             why = getattr(error, "strerror", None) or error
             raise EtymonError(f"cannot read {_display_name(path)}: {why}") from error
 
-    def _checksum(self, path: Path) -> str:
-        key = str(path.resolve())
+    def _checksum(self, path: Path | RemoteFile) -> str:
+        key = _key(path)
         if path == STANDARD_INPUT:
             if key not in self.files:
                 raise EtymonError("standard input can be read only once: write it to a file first")
-        elif not _stamp(path).items() <= self.files.get(key, {}).items():
+        elif key not in self.files or not _stamp(path).items() <= self.files[key].items():
             with self._open(path):
                 pass  # it is read to its end
         return str(self.files[key]["sha256"])
 
 
+@contextmanager
+def _open_bytes(path: Path | RemoteFile) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The packed bytes, and size and version of what is opened."""
+    if isinstance(path, RemoteFile):
+        stamp = path.stamp()
+        with path.open() as reader:
+            yield reader, stamp
+    elif path == STANDARD_INPUT:
+        yield sys.stdin.buffer, {}
+    else:
+        with open(path, "rb", buffering=0) as source:
+            yield source, _stamp(source.fileno())
+
+
 class _HashingReader(io.RawIOBase):
     """Counts and hashes the bytes that pass."""
 
-    def __init__(self, source: Any, path: Path, files: TextFiles) -> None:
-        self.source, self.path, self.files, self.digest = source, path, files, hashlib.sha256()
+    def __init__(self, source: Any, path: Path | RemoteFile, files: TextFiles) -> None:
+        self.source, self.files, self.digest = source, files, hashlib.sha256()
+        self.path = path if isinstance(path, Path) and path.is_file() else None
+        """Of a file that can also be opened elsewhere."""
 
     def readable(self) -> bool:
         return True
@@ -238,16 +268,24 @@ class _HashingReader(io.RawIOBase):
         return count
 
 
-def suffix_of(path: Path) -> str:
+def suffix_of(path: Path | RemoteFile) -> str:
     """notes.txt.gz is read like notes.txt."""
-    return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
+    if path.suffix.lower() not in PACKINGS:
+        return path.suffix.lower()
+    return (path.stem_suffix if isinstance(path, RemoteFile) else path.with_suffix("").suffix).lower()
 
 
-def _display_name(path: Path) -> str:
+def _display_name(path: Path | RemoteFile) -> str:
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
-def _stamp(file: Path | int) -> dict[str, int]:
+def _key(path: Path | RemoteFile) -> str:
+    return path.key if isinstance(path, RemoteFile) else str(path.resolve())
+
+
+def _stamp(file: Path | RemoteFile | int) -> dict[str, Any]:
+    if isinstance(file, RemoteFile):
+        return file.stamp()
     status = os.stat(file)
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
@@ -305,71 +343,3 @@ class Texts:
 
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(list(self.texts)).encode()).hexdigest()
-
-
-# ---------------------------------------------------------------- a sample of a text of any size
-
-
-class TextSample:
-    """Texts, as often as they are read: every n-th block of those offered, where n doubles whenever they
-    outgrow the limit. So any number of blocks can be offered without knowing it before, and those kept are
-    evenly spread."""
-
-    def __init__(self, file: IO[bytes], limit: int) -> None:
-        self._file, self._limit = file, limit
-        self._kept: list[tuple[int, int]] = []  # where a block is, and bytes of text in it
-        self._every, self._offered = 1, 0
-        self.size = 0
-        """Bytes of text."""
-
-    def offer(self, block: list[str]) -> None:
-        """Keeps a block of texts, or not."""
-        if self._offered % self._every == 0:
-            self._kept.append((self._file.seek(0, 2), sum(len(text.encode()) for text in block)))
-            pickle.dump(block, self._file)
-            self.size += self._kept[-1][1]
-            while self.size > self._limit and len(self._kept) > 1:
-                del self._kept[1::2]
-                self._every *= 2
-                self.size = sum(size for _, size in self._kept)
-        self._offered += 1
-
-    def __iter__(self) -> Iterator[str]:
-        for place, _ in self._kept:
-            self._file.seek(place)
-            yield from pickle.load(self._file)
-
-
-@contextmanager
-def sample_texts(
-    documents: Iterable[Document],
-    limit: int = ENOUGH_BYTES,
-    *,
-    hold_out: bool = True,
-    progress: Callable[[], None] = lambda: None,
-) -> Iterator[tuple[TextSample, TextSample]]:
-    """Texts to train a tokenizer on, kept on the disk, and others to measure it with (none if there are
-    few). Of a long text parts are taken, not just its beginning."""
-    with tempfile.TemporaryFile(prefix="etymon-") as file:
-        training, measuring = TextSample(file, limit), TextSample(file, MEASURED_BYTES)
-        number = size = 0
-        block: list[str] = []
-        try:
-            for piece in chain(cut_texts((document.text for document in documents), BLOCK), [None]):
-                if piece:
-                    block.append(piece)
-                    size += len(piece)
-                if block and (size >= BLOCK or piece is None):
-                    is_held_out = hold_out and number % HELD_OUT == HELD_OUT // 2
-                    (measuring if is_held_out else training).offer(block)
-                    if number % 64 == 0:
-                        progress()
-                    number, block, size = number + 1, [], 0
-            file.flush()
-        except OSError as error:
-            raise EtymonError(
-                f"cannot write to the temporary folder {tempfile.gettempdir()} ({error.strerror}): set "
-                "TMPDIR to one "
-                "with more room, or learn from less text (etymon tokenizer --limit)"
-            ) from error
-        yield training, measuring

@@ -18,7 +18,8 @@ from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.text.sources import TextFiles, TextSample
+    from etymon.text.sources import TextFiles
+    from etymon.text.text_sample import TextSample
     from etymon.text.tokenizer import Tokenizer
     from etymon.text.tokenizer_growing import TokenizerReport
 
@@ -142,7 +143,7 @@ def _check_free(folder: Path) -> None:
 @contextmanager
 def _samples(text: TextFiles, options: TokenizerOptions) -> Iterator[tuple[TextSample, TextSample]]:
     """Texts to learn from and texts to validate on, after all files were read."""
-    from etymon.text.sources import sample_texts
+    from etymon.text.text_sample import sample_texts
     from etymon.verbs.load_inputs import parse_size
     from etymon.verbs.terminal import byte_progress
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from etymon.errors import EtymonError
 from etymon.text.reading import Document
-from etymon.text.sources import TextSample, sample_texts
+from etymon.text.text_sample import TextSample, sample_texts
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer
 from etymon.text.tokenizer_training import KINDS, LONGEST_RUN, train_tokenizer
