@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from etymon.config import did_you_mean, load_yaml, parse_count, parse_duration, read_yaml, strict
 from etymon.errors import EtymonError
+from etymon.settings import option, settings
 from tests.fuzz.damage import YAML_HORRORS
 
 
@@ -198,3 +199,21 @@ def test_anchors_may_be_used_as_people_use_them(tmp_path):
 def test_numbers_that_no_setting_takes_are_refused_wherever_they_are(number):
     with pytest.raises(EtymonError, match=r"bad value in here: tree.0.x is .*expected a finite number"):
         strict(PlainShape, {"tree": [{"x": number}]}, "here")
+
+
+@settings
+class Late:
+    rank: int = option(8, "of matrices", gt=0)
+
+
+@settings
+class Later(Late):
+    part: Late | None = option(None, "a section")
+
+
+def test_settings_refuse_in_one_line_before_and_after_they_are_built():
+    for build in (lambda: None, lambda: strict(Later, {"part": {"rank": 3}}, "run.yaml"), Late, Later):
+        build()
+        for cls in (Late, Later):
+            with pytest.raises(EtymonError, match="rank is 0, expected above 0"):
+                cls(rank=0)

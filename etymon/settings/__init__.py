@@ -31,6 +31,7 @@ from typing import (
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.dataclasses import rebuild_dataclass
 from pydantic.fields import FieldInfo
 
 from etymon.config import complaint, did_you_mean
@@ -59,6 +60,9 @@ def settings(cls: Class) -> Class:
 
     @wraps(init)
     def checked(self: Any, **values: Any) -> None:
+        if not made.__pydantic_complete__:
+            rebuild_dataclass(made)
+            made.__init__ = checked  # building has put pydantic's back
         try:
             init(self, **values)
         except ValidationError as error:
