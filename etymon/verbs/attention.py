@@ -82,7 +82,11 @@ def attention(options: AttentionOptions) -> AttentionMaps:
             if number is not None and not 1 <= number <= count:
                 raise EtymonError(f"{name} is {number}: there are {count}, from 1 on")
         attention_picture(
-            out, chosen, None if layer is None else layer - 1, None if head is None else head - 1
+            # People count layers from 1, arrays from 0.
+            out,
+            chosen,
+            None if layer is None else layer - 1,
+            None if head is None else head - 1,
         )
     elif out is not None:
         title = f"Attention of {model.family.title}"

@@ -71,6 +71,7 @@ def convert(options: ConvertOptions) -> Converted:
 
     source, target = options.source, options.target
     dtype, quantize = options.dtype, options.quantize
+    # First of all, since a large model takes minutes to read.
     ensure_replaceable(target)
     if quantize is not None and dtype != "float32":
         raise EtymonError(f"weights have eight bits or are {dtype}: give --quantize or --dtype, not both")
@@ -88,6 +89,7 @@ def convert(options: ConvertOptions) -> Converted:
     steps: tuple[int, ...] = ()
     if options.average is None:
         model = load(source, **choice)
+    # Checkpoints are of one run, and whole: there is nothing to choose.
     elif any(value not in (None, False) for value in choice.values()):
         raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
     else:
@@ -108,9 +110,11 @@ def convert(options: ConvertOptions) -> Converted:
     if quantize is None:
         save(model.to(getattr(torch, dtype)), target)
         return result
+    # In this order: rounding changes the model in place.
     before, after = _figures(model, text), _figures(model.quantize(), text)
     save(model, target)
     written = sum(path.stat().st_size for path in Path(target).glob("*.safetensors"))
+    # Of float32, which has four bytes a parameter, against what really lies there.
     result.changes["megabytes"] = (4 * count / 1e6, written / 1e6)
     result.changes |= {name: (before[name], after[name]) for name in before}
     return result
@@ -142,6 +146,7 @@ def _figures(model: Model, text: str | None) -> dict[str, float]:
     generates = {"state", "causal"} <= model.capabilities and "vocabulary" in model.heads
     if generates and model.tokenizer is not None:
         room = min(32, (model.positions or 64) - 8)
+        # Exactly so many tokens: an early end would make the speed a matter of chance.
         decoding = DecodingSettings(max_new_tokens=room, min_new_tokens=room)
         for _ in range(2):  # the first one warms up
             begin = time.perf_counter()

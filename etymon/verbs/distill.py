@@ -62,6 +62,7 @@ def distill(options: DistillOptions) -> Pretrained:
             shared = names & COMMON
         inherited = {name: value for name, value in asdict(teacher_shape).items() if name in shared}
         shape = {**inherited, "layers": max(1, teacher_shape.layers // 2), **shape}
+        # Refused here, before the weights of a large teacher are opened.
         strict(student.shape, shape, f"the student's shape, after {options.teacher}")
     given = options.run | {
         "family": student.name,
@@ -70,6 +71,7 @@ def distill(options: DistillOptions) -> Pretrained:
         "teacher": options.teacher,
         "data": list(options.data) or None,
         "objective": "distilled-causal" if "causal" in student.capabilities else "distilled-masked",
+        # Merged by hand: of a whole section, the option would replace all of the file's.
         "options": config.get("options", {}) | options.objective,
     }
     return start_run(options, given, None, options.out or Path("runs") / f"distilled-{student.name}")

@@ -112,6 +112,7 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
                 pooled_RD = _pool(*reader.text_states(hidden_ND, batch.layout), pooling, reader.class_last)
                 if is_normalised:
                     pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
+                # Their width is known when the first ones are there.
                 if vectors is None:
                     vectors = np.empty((len(block), pooled_RD.shape[1]), np.float32)
                 vectors[chosen] = pooled_RD.float().cpu().numpy()
@@ -125,6 +126,7 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
             vectors = vectors_of(block)
             write(block, vectors)
             count, width = count + len(block), vectors.shape[1]
+            # Only now, so that never more than one block of texts and vectors is held.
             block = list(islice(texts, BLOCK))
     if reader.cut:
         notify(f"{reader.cut} of {count} texts were cut at the model's {reader.length} tokens")

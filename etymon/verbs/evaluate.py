@@ -72,6 +72,7 @@ def evaluate(options: EvaluateOptions) -> Evaluated:
     task.check_metrics(metrics)
     table = read_table(rows, options.column_names)
     task.texts(table)  # refuses rows that cannot be used, before any work
+    # By its ending. Any other file has a line a row, as scripts that compare lines (sacreBLEU) read them.
     is_table = out is not None and Path(out).suffix.lower() in WRITTEN
     if is_table:
         task.require_free_names(table)

@@ -77,9 +77,11 @@ def finetune(options: FinetuneOptions) -> Finetuned:
 
     # The family decides about defaults: that of the model, or of the run to go on with.
     from_scratch = options.from_scratch
+    # `auto` is decided here already, since the family may come from the run that goes on.
     if out is not None and options.seeds is None:
         resume = resumes(resume, Path(out))
     if from_scratch:
+        # By its one name: GPT-2 and gpt2 are the same family.
         family = get_family(str(model)).name
     elif resume and out is not None and options.seeds is None:
         before = read_run_file(Path(out), TaskFile)
@@ -109,6 +111,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
                 f"{family} reads no features unless told, and --place is where they enter: say --features mix too, or "
                 "leave --place out"
             )
+        # First, so that --set features.place=... still beats it.
         overrides.insert(0, f"features.place={options.place}")
     given |= {
         "family": family,
@@ -134,6 +137,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
                 f"--seeds {seeds[0]} asks for that many models, and a mean needs two or more: say --seeds 3, or "
                 "--seed N for one model"
             )
+        # A single number says how many, several say which.
         numbers = [*range(seeds[0])] if len(seeds) == 1 else list(seeds)
         return finetune_seeds(job, numbers, _rows(train), _rows(validation), resume=bool(resume))
     resume = resumes(resume, folder)
@@ -153,6 +157,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
 
 
 def _paths(data: Any) -> list[str] | None:
+    # Rows that a program holds have no place that a run file could name.
     return None if data is None or _rows(data) is not None else [str(path) for path in data]
 
 
@@ -172,6 +177,7 @@ def present(result: Finetuned, options: FinetuneOptions) -> None:
         for name, mean in summary["mean"].items():
             print(f"{name} {mean:.2f} ± {summary['deviation'][name]:.2f}")
         return
+    # Baselines first: the scores of the model are then read against them.
     for who, scores in result.beside.items():
         print(f"{who}: " + ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items()))
     for name, score in result.scores.items():

@@ -37,6 +37,7 @@ def load_model(model: str | Path | Model, options: DeviceOptions, head: str | No
     target = None if options.device is None else usable_device(options.device)
     if isinstance(model, str | Path):
         where = str(model)
+        # Weights of eight bits are multiplied by a processor's kernels.
         default = "cuda" if torch.cuda.is_available() and quantize is None else "cpu"
         loaded = load(model_folder(model, head=head), device=target or default, quantize=quantize)
     else:
@@ -97,6 +98,7 @@ def _lines(file: Path | None, blank: bool, on_note: OnNote | None) -> Iterator[s
     try:
         with nullcontext(sys.stdin.buffer) if file is None else open(file, "rb") as source:
             for number, raw in enumerate(source):
+                # Editors on Windows put a byte order mark before the first line.
                 line = raw.decode("utf-8" if number else "utf-8-sig").removesuffix("\n").removesuffix("\r")
                 if blank or line.strip():
                     yield line
@@ -134,6 +136,7 @@ def require_writable(out: str | Path | None, *endings: str, read: Iterable[Any] 
         raise EtymonError(f"cannot write {out}: it is a folder, give the name of a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Tried, not asked: permissions tell little of network drives, full disks and root.
         with TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

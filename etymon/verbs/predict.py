@@ -68,6 +68,7 @@ def predict(options: PredictOptions) -> list[Predicted]:
     model = load_model(options.model, options)
     task = task_for(model, options.task, options.task_options)
     if options.data is None:
+        # A text of its own has no column: which of two would it be?
         if len(task.input_columns) > 1:
             raise EtymonError(
                 f"the task {task.name!r} reads the columns {', '.join(task.input_columns)}: give a table (--data), not "
@@ -77,6 +78,7 @@ def predict(options: PredictOptions) -> list[Predicted]:
     elif options.texts:
         raise EtymonError("give texts or --data, not both")
     table = read_table(rows, options.column_names)
+    # Before any answer: a column called `prediction` would be lost in the file.
     task.require_free_names(table)
     answers = task.predict(model, table, DecodingSettings(**options.decoding), options.on_note or ignore_note)
     results = [Predicted(row, task.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]

@@ -45,6 +45,7 @@ def pretrain(options: PretrainOptions) -> Pretrained:
 
 def split_text(data: Any) -> tuple[list[Any] | None, TextSource | None]:
     """Text to train on as paths, or as a source of the program's own."""
+    # A string is one path, and also a sequence of letters: it has to be looked at first.
     if isinstance(data, str | Path):
         return [data], None
     return (list(data) or None, None) if isinstance(data, Sequence) else (None, data)
@@ -66,12 +67,15 @@ def start_run(
     if options.steps is not None:
         if "budget" in given:
             raise EtymonError("give steps or a budget, not both")
+        # Run files know budgets alone, so that a resumed run has one thing to compare.
         given["budget"] = f"{options.steps}steps"
+    # None, and not an empty list: what is not None beats the file of --config.
     given["ignore_config_key"] = options.ignore_config_key or None
     file = assemble(RunFile, given, options.config, options.set)
     folder = Path(out or Path("runs") / f"{file.family}-{file.size}")
     progress = make_progress(options.progress)
     job = Job(folder, file, progress, device=options.device, workers=options.workers)
+    # Before the text is looked for: a resumed run has it in its store.
     if resumes(options.resume, folder):
         if options.dry_run:
             raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
@@ -87,6 +91,7 @@ def start_run(
 
 
 def present(result: Pretrained, options: Any = None) -> None:
+    # Of several processes, the first one speaks.
     if result.quiet:
         return
     if result.plan:

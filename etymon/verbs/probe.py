@@ -71,6 +71,7 @@ def probe(options: ProbeOptions) -> Probes:
     for task in tasks:
         task.check()
     paths = [path for path in data if not isinstance(path, ProbeTask)]
+    # Without any data it is called all the same, for its message.
     if paths or not tasks:
         tasks += read_tasks(
             paths,

@@ -83,6 +83,7 @@ def prompt(options: PromptOptions) -> Prompted:
     from etymon.verbs.load_inputs import load_model, require_writable
 
     require_writable(options.out)
+    # Before --set, which can override anything, the shots too.
     overrides = [] if options.shots is None else [f"shots={list(options.shots)}"]
     task = open_task(options.task, [*overrides, *options.set], options.errors)
     prompter = Prompter(load_model(options.model, options, head="vocabulary"))

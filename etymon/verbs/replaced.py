@@ -69,6 +69,7 @@ def replaced(options: ReplacedOptions) -> list[Inspection]:
                 device=model.device,
             )
             hidden, _ = model.hidden(batch)
+            # By rows, special tokens included; below they are left out, since nobody could have replaced them.
             rows = model.read("replaced", hidden, batch).sigmoid().split(batch.layout.lengths)
             for text, (_, starts, stops), frame, row in zip(chunk, encoded, framed, rows, strict=True):
                 probabilities = row.cpu().numpy()[~frame.special].tolist()

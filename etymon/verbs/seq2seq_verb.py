@@ -73,6 +73,7 @@ def rewrite(options: Seq2SeqOptions, *, published_task: str, lines: bool) -> lis
         raise EtymonError(
             f"cannot write {out}: texts are written a line each, or as .jsonl; name it .txt or .jsonl"
         )
+    # Blank lines stay, so that line 7 of the output answers line 7 of the input.
     sources = read_texts(options.texts, options.file, lines=lines, blank=True)
     model = load_model(options.model, options)
     task = _task(model, options.prefix, published_task)
@@ -81,6 +82,7 @@ def rewrite(options: Seq2SeqOptions, *, published_task: str, lines: bool) -> lis
         _parts(task, text, f"text {number} of {len(sources)}", options)
         for number, text in enumerate(sources, 1)
     ]
+    # All parts of all texts are one list: decoding sorts it by length and fills its batches.
     flat = [task.options.prefix + part for text_parts in parts for part in text_parts]
     written = iter(task.write(model, task.sources(flat), decoding))
     results = [
@@ -94,6 +96,7 @@ def rewrite(options: Seq2SeqOptions, *, published_task: str, lines: bool) -> lis
 
 
 def _line(result: Rewritten, json: bool) -> str:
+    # A line break inside a text would move all lines behind it.
     return json_text(result) if json else " ".join(result.text.split())
 
 

@@ -44,6 +44,7 @@ def show(options: ShowOptions) -> Shown:
     from etymon.families.loading import load, model_folder, read_history
 
     folder = options.folder
+    # A folder that is called gpt2 goes before the family of that name.
     if options.size is not None or (str(folder) in REGISTRY and not Path(folder).exists()):
         return _show_size(str(folder), options.size)
     place = model_folder(folder)

@@ -43,6 +43,7 @@ def task_cell(name: str, task: str) -> TaskCell:
 
     family = get_family(name)
     try:
+        # What refuses here is what refuses `finetune`: the table cannot disagree with it.
         return TaskCell(name, task, get_task(task, {}, family).fit(family).way)
     except EtymonError as error:
         return TaskCell(name, task, "refused", str(error))

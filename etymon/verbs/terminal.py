@@ -127,6 +127,7 @@ def byte_progress(
     def update(done: int, last: bool = False) -> None:
         nonlocal latest, printed
         latest = done
+        # Logs of jobs in the background should not be full of it.
         if clock() - printed < 10 and not last:
             return
         printed = clock()
@@ -139,4 +140,5 @@ def byte_progress(
         print(f"{title}: {format_bytes(done)}{of}, {speed}/s{left}", file=sys.stderr, flush=True)
 
     yield update
+    # Not in a `finally`: work that failed has no last line.
     update(latest, last=True)

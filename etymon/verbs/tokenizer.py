@@ -100,6 +100,7 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
     kind = "character" if options.kind == "char" else options.kind
     choice = {} if old else training_choice(kind, *recipe)
     _check_free(folder)
+    # Bytes are the same 256 in every text: nothing has to be learnt.
     if choice.get("kind") == "byte" and not options.data:
         trained = train_tokenizer(texts=(), **choice)
         _save(trained, folder)
@@ -109,6 +110,7 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
         grown = old and grow_tokenizer(old, lambda: training, size or 0)
         trained = grown or train_tokenizer(texts=training, **choice)
         _save(trained, folder)
+        # Saved before it is measured: a report that fails loses no training.
         report = measure_tokenizer(trained, validation if validation.size else training)
     measured_on = "the text it was trained on (too little to hold some out)"
     if validation.size:

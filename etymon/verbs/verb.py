@@ -54,6 +54,7 @@ def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable
         call.__name__ = call.__qualname__ = name
         call.__module__ = function.__module__
         call.__doc__ = f"{etymon.VERBS.get(name, '')}\n\n{inspect.getdoc(function) or ''}".strip()
+        # Without it, `inspect` would follow `__wrapped__` and show one argument, the options.
         call.__signature__ = signature_of(options)  # type: ignore[attr-defined]
         call.__dict__ |= {"options": options, "read": read, "run": run, "__wrapped__": function}
         return call
@@ -83,9 +84,11 @@ def _read(cls: type[Options], name: str, options: list[Option], values: dict[str
         if isinstance(value, str) and option.kind in (int, float, bool):  # pydantic would read it as a number
             raise EtymonError(f"{option.name} of {name} is {value!r}: expected a number, or true or false")
         if option.section:
+            # The command line gives an empty list for what was not given.
             value = option.preset if value is None or value == () or value == [] else value
             if value is not None:
                 fields[option.section][option.field] = value
+        # Only what was given is handed on, so that the class of settings keeps its own defaults.
         elif option.name in values and (value is not None or option.takes_none):
             fields[option.field] = value
         elif option.default is ...:
@@ -103,6 +106,7 @@ def signature_of(options: list[Option]) -> inspect.Signature:
                 inspect.Parameter.POSITIONAL_OR_KEYWORD
                 if option.is_argument
                 else inspect.Parameter.KEYWORD_ONLY,
+                # Those of a group have none here: the run or the task decides about what is left open.
                 default=empty if option.default is ... else None if option.section else option.default,
                 annotation=_spelled(option),
             )
