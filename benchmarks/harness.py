@@ -29,6 +29,12 @@ TOY = bool(os.environ.get("ETYMON_BENCH_TOY"))
 figures mean nothing and are kept apart."""
 THREADS = 1 if TOY else 2
 
+INSTRUCTIONS = (
+    "avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8",
+    "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+"""Flags of `/proc/cpuinfo`, of x86 and of ARM."""
+
 Value = TypeVar("Value")
 
 
@@ -208,22 +214,35 @@ def record_memory(memory: dict[str, float], target: float | None) -> dict[str, A
     return {"peak_memory": memory, "memory_ratio": round(ratio, 3), "memory_target": target}
 
 
-def processor() -> str:
-    """The processor's name and the widest vector instructions that PyTorch uses on it."""
+def processor() -> tuple[str, list[str]]:
+    """The processor's name with its family and model, and those of its instructions that matrix products profit from."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    facts = dict(
+        reversed([(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)])
+    )
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    numbers = [
+        f"{word} {facts[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in facts
+    ]
+    flags = set((facts.get("flags") or facts.get("Features") or "").split())
+    instructions = [
+        torch.backends.cpu.get_cpu_capability(),
+        *(flag for flag in INSTRUCTIONS if flag in flags),
+    ]
+    return ", ".join([name, *numbers]), instructions
 
 
 def machine() -> dict[str, Any]:
     import transformers
 
+    name, instructions = processor()
     return {
         "date": date.today().isoformat(),
         "python": platform.python_version(),
         "torch": torch.__version__.split("+")[0],
         "transformers": transformers.__version__,
-        "processor": processor(),
+        "processor": name,
+        "instructions": instructions,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
@@ -239,10 +258,19 @@ def record(result: Comparison) -> None:
     write_result(result.name, kept)
 
 
-def write_result(name: str, kept: Mapping[str, Any]) -> None:
+def write_result(name: str, record: Mapping[str, Any]) -> None:
+    """Puts a record with its `machine` first among those of a file. It takes the place of an older one of the same
+    processor and number of threads; figures of other machines are kept."""
     results_folder().mkdir(parents=True, exist_ok=True)
     path = results_folder() / f"{name}.json"
-    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    older = json.loads(path.read_text(encoding="utf-8"))["machines"] if path.is_file() else []
+    others = [before for before in older if machine_key(before["machine"]) != machine_key(record["machine"])]
+    path.write_text(json.dumps({"machines": [record, *others]}, indent=2) + "\n", encoding="utf-8")
+
+
+def machine_key(machine: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes figures comparable: the processor with its instructions, and the threads."""
+    return machine["processor"], machine.get("instructions"), machine["threads"]
 
 
 def measure(runs: Sequence[Callable[[], Iterable[Comparison]]]) -> list[str]:

@@ -81,9 +81,10 @@ def test_a_benchmark_runs_and_keeps_its_figures(name: str, results: Path) -> Non
     assert import_module("benchmarks.__main__").main([name]) == 0
     kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*.json")}
     assert sorted(kept) == sorted(COMPARISONS[name])
-    for figures in kept.values():
+    for record in kept.values():
+        (figures,) = record["machines"]
         assert figures["ratio"] > 0 and figures["ours"] and figures["theirs"]
-        assert figures["machine"]["processor"]
+        assert figures["machine"]["processor"] and figures["machine"]["instructions"]
     assert real_results() == before, "toy figures never touch the real ones"
 
 
@@ -91,7 +92,8 @@ def test_a_benchmark_runs_and_keeps_its_figures(name: str, results: Path) -> Non
 def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> None:
     module = import_module(f"benchmarks.{name}")
     module.main([])
-    kept: dict[str, Any] = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+    kept: dict[str, Any]
+    (kept,) = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["machines"]
     if name == "encoders":
         assert set(kept["scores"]) == set(module.ARMS)
     elif name == "memory_estimate":
@@ -100,6 +102,26 @@ def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> N
         assert set(module.ARMS) <= set(kept) and kept["context"]
     else:
         assert set(kept["cells"]) == {cell.name for cell in module.cells()}, "no cell was refused"
+
+
+def test_figures_of_another_processor_are_kept_and_those_of_the_same_are_replaced(results: Path) -> None:
+    harness = import_module("benchmarks.harness")
+    here = harness.machine()
+    for ratio, machine in (
+        (1, here),
+        (2, {**here, "processor": "another"}),
+        (3, here),
+        (4, {**here, "threads": 99}),
+    ):
+        harness.write_result("speed", {"ratio": ratio, "machine": machine})
+    kept = json.loads((results / "speed.json").read_text(encoding="utf-8"))["machines"]
+    assert [record["ratio"] for record in kept] == [4, 3, 2]
+
+
+def test_recorded_figures_name_their_machine() -> None:
+    for path in (FOLDER / "results").glob("*.json"):
+        for record in json.loads(path.read_text(encoding="utf-8"))["machines"]:
+            assert record["machine"]["processor"] and record["machine"]["threads"], path.name
 
 
 def test_one_that_fails_is_told_and_the_others_go_on(
