@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from etymon.nn.products import Multiplied
+
 Rate = Annotated[float, Field(ge=0, lt=1)]
 """Of a dropout: below 1, so that something is left."""
 
@@ -131,9 +133,12 @@ class DroppedAttention(torch.autograd.Function):
         return gradient_q, gradient_k, gradient_v, gradient_bias, None, None, None
 
 
-class Linear(nn.Linear):
+class Linear(Multiplied, nn.Linear):
     def reset_parameters(self) -> None:
         pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):

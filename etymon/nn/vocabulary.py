@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from etymon.nn.batch import Batch
 from etymon.nn.cache import KeyValueState
+from etymon.nn.products import Multiplied
 
 CHUNK_ELEMENTS = 1 << 22
 """Entries of the logits held at a time: 16 MB in float32, which a processor's cache can still help with."""
@@ -172,7 +173,7 @@ class Context:
     state: KeyValueState | None = None
 
 
-class DenseVocabulary(nn.Module):
+class DenseVocabulary(Multiplied, nn.Module):
     """One score per word: `transform(h) * scale @ weight^T + bias`; the weight may be the embedding table
     itself.
 
@@ -253,7 +254,7 @@ class DenseVocabulary(nn.Module):
         return linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
-        return F.linear(self._features(hidden_ND, at), self.weight, self.bias)
+        return self.multiply(self._features(hidden_ND, at), self.weight, self.bias)
 
     def log_probs(
         self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None

@@ -31,6 +31,7 @@ def load_model(model: str | Path | Model, options: DeviceOptions, head: str | No
     import torch
 
     from etymon.families.loading import load, model_folder
+    from etymon.nn.products import choose_products
     from etymon.training.distributed import usable_device
 
     quantize = options.quantize if isinstance(options, WeightOptions) else None
@@ -47,6 +48,7 @@ def load_model(model: str | Path | Model, options: DeviceOptions, head: str | No
         loaded = model if target is None else model.to(target)
     if loaded.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
+    choose_products(loaded)
     return loaded
 
 
