@@ -33,7 +33,9 @@ import etymon
 from etymon.config import USABLE, did_you_mean, is_usable
 from etymon.errors import EtymonError, visible
 from etymon.files import DISK_ERRORS
+from etymon.language import translated
 from etymon.verbs import terminal
+from etymon.verbs.help_page import HelpContext, VerbCommand
 
 if TYPE_CHECKING:
     from etymon.settings import Option
@@ -94,14 +96,17 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
 
 def _refuse(message: str) -> NoReturn:
     """Says what is wrong in one line, and leaves with exit code 2."""
+    line = translated(f"etymon: error: {message}", "message")
     if len(message) > LONGEST_MESSAGE:  # that of a name of 3,000 characters
-        message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
-    print(f"etymon: error: {visible(message, breaks='')}", file=sys.stderr)
+        line = f"{line[: LONGEST_MESSAGE // 2]} ... {line[-LONGEST_MESSAGE // 2 :]}"
+    print(visible(line, breaks=""), file=sys.stderr)
     sys.exit(2)
 
 
 class Commands(click.Group):
     """`etymon`, with a command for every verb. Only the verb that is named gets imported."""
+
+    context_class = HelpContext
 
     def __init__(self, verbs: Mapping[str, str]) -> None:
         super().__init__(
@@ -221,7 +226,7 @@ def command(name: str) -> click.Command:
             module.present(result, given)
         return getattr(result, "exit_code", 0)
 
-    return click.Command(
+    return VerbCommand(
         name.replace("_", "-"),
         params=[_parameter(option) for option in options],
         callback=call,

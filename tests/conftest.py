@@ -12,6 +12,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Nothing in a test depends on what was measured on a machine.
 os.environ["ETYMON_PRODUCTS"] = "plain"
+os.environ["ETYMON_LANGUAGE"] = "en"  # whoever runs them: they read messages
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -33,7 +33,7 @@ ARROWS: dict[str, set[str]] = {
     "cli": {"verbs"},
     "__main__": {"cli"},
 }
-VISIBLE_TO_ALL = {"errors", "display", "files", "config", "settings", "executors"}
+VISIBLE_TO_ALL = {"errors", "display", "language", "files", "config", "settings", "executors"}
 
 
 def reachable(room: str) -> set[str]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from etymon.display import cut, display_width
 from etymon.files import atomic_write
+from etymon.language import language, translated
 from etymon.report.plots import AttentionMap, Points, loss_curve, printable
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class Figures:
     title: str = ""
 
     def body(self) -> str:
-        return render_template("figures.html", values=self.values)
+        values = {in_language(name): value for name, value in self.values.items()}
+        return render_template("figures.html", values=values)
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,14 @@ class Curve:
     """Whether x goes in powers of two."""
 
     def body(self) -> str:
-        svg = loss_curve(self.series, self.references, self.x_label, self.y_label, self.doubling)
-        label = self.title or f"{self.y_label} by {self.x_label}"
+        series = {in_language(name): points for name, points in self.series.items()}
+        references = {in_language(name): value for name, value in self.references.items()}
+        x_label, y_label = in_language(self.x_label), in_language(self.y_label)
+        svg = loss_curve(series, references, x_label, y_label, self.doubling)
+        label = in_language(self.title) or f"{y_label} by {x_label}"
         # The template opens the element itself, to add the label that a screen reader reads out.
         drawing = as_html(svg.removeprefix("<svg"))
-        return render_template("curve.html", drawing=drawing, label=label, caption=self.caption)
+        return render_template("curve.html", drawing=drawing, label=label, caption=in_language(self.caption))
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ class ReportTable:
             # True is an int to Python and a word to a reader.
             numbers = [isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells]
             numeric.append(bool(cells) and all(numbers))
-        return render_template("table.html", header=self.header, rows=self.rows, numeric=numeric)
+        header = [in_language(name) for name in self.header]
+        return render_template("table.html", header=header, rows=self.rows, numeric=numeric)
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,8 @@ class ReportSamples:
 
     def body(self) -> str:
         labelled = [
-            (f"step {step:,}" if isinstance(step, int) else step, text) for step, text in self.samples
+            (in_language(f"step {step:,}") if isinstance(step, int) else step, text)
+            for step, text in self.samples
         ]
         return render_template("samples.html", samples=labelled)
 
@@ -123,7 +130,8 @@ class Paragraph:
     title: str = ""
 
     def body(self) -> str:
-        return render_template("paragraph.html", paragraphs=re.split(r"\n\s*\n", self.text.strip()))
+        paragraphs = [in_language(part) for part in re.split(r"\n\s*\n", self.text.strip())]
+        return render_template("paragraph.html", paragraphs=paragraphs)
 
 
 @dataclass(frozen=True)
@@ -160,10 +168,11 @@ class Confusion:
         errors_K = counts.sum(1) + counts[:, :-1].sum(0) - 2 * counts.diagonal()
         kept = sorted(np.argsort(-errors_K, kind="stable")[:MOST_LABELS].tolist())
         names = [self.labels[place] for place in kept]
-        caption = "Rows are labels, columns predictions; the colour is the share of the row."
+        caption = in_language("Rows are labels, columns predictions; the colour is the share of the row.")
         if len(kept) < len(self.labels):
-            caption += f" These are the {len(kept)} of {len(self.labels)} labels with most errors."
-        columns = dict(zip(names, kept)) | ({NO_LABEL: -1} if counts[:, -1].any() else {})
+            most = f"These are the {len(kept)} of {len(self.labels)} labels with most errors."
+            caption += f" {in_language(most)}"
+        columns = dict(zip(names, kept)) | ({in_language(NO_LABEL): -1} if counts[:, -1].any() else {})
         has_shares = len(columns) <= LABELS_WITH_SHARES
         rows = []
         for name, place in zip(names, kept):
@@ -174,14 +183,14 @@ class Confusion:
                 brief = f"{count}" if count < 10_000 else f"{count // 1000}k"
                 texts = [f"{count:,}", f"{share:.0%}"] if has_shares else [brief]
                 tooltip = f"{name} taken for {column}: {count:,} of {total:,}, {share:.1%}"
-                cells.append({"title": tooltip, "share": share, "texts": texts if count else []})
+                cells.append({"title": in_language(tooltip), "share": share, "texts": texts if count else []})
             rows.append({"name": cut(name, LABEL_CELLS), "cells": cells})
         short = [cut(column, LABEL_CELLS) for column in columns]
         widest = max(8 * display_width(name) for name in short)  # about eight pixels a cell
         width, height = (58, 40) if has_shares else (max(30, 480 // len(short)), 24)
         return render_template(
             "confusion.html",
-            title=self.title,
+            title=in_language(self.title),
             caption=caption,
             rows=rows,
             columns=short,
@@ -204,7 +213,9 @@ def write_report(
 
 def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
     """The whole page as text."""
-    return render_template("page.html", title=title, sections=sections, subtitle=subtitle)
+    return render_template(
+        "page.html", title=in_language(title), sections=sections, subtitle=in_language(subtitle)
+    )
 
 
 def attention_page(title: str, subtitle: str, maps: Sequence[AttentionMap]) -> str:
@@ -216,7 +227,7 @@ def attention_page(title: str, subtitle: str, maps: Sequence[AttentionMap]) -> s
 
     records = [
         {
-            "kind": each.kind,
+            "kind": in_language(each.kind),
             "queries": each.queries,
             "keys": each.keys,
             "shape": list(each.weights.shape),
@@ -228,7 +239,7 @@ def attention_page(title: str, subtitle: str, maps: Sequence[AttentionMap]) -> s
     ]
     # In a script element only "</" could end the data early.
     data = as_html(json.dumps(records, ensure_ascii=True).replace("</", "<\\/"))
-    return render_template("attention.html", title=title, subtitle=subtitle, data=data)
+    return render_template("attention.html", title=in_language(title), subtitle=subtitle, data=data)
 
 
 class Scored(Protocol):
@@ -273,7 +284,12 @@ def label_report(
     wrong = [row for row in zip(texts, actual, predicted, sure, strict=True) if row[1] != row[2]]
     wrong.sort(key=lambda row: -(row[3] or 0.0))
     rows: list[list[Cell]] = [
-        [cut(text, TEXT_CELLS), label, NO_LABEL if guess is None else guess, chance and round(chance, 3)]
+        [
+            cut(text, TEXT_CELLS),
+            label,
+            in_language(NO_LABEL) if guess is None else guess,
+            chance and round(chance, 3),
+        ]
         for text, label, guess, chance in wrong[:MOST_ERRORS]
     ]
     if rows:
@@ -301,13 +317,13 @@ def score_table(scores: Scores) -> ReportTable:
     metrics = list(dict.fromkeys(metric for by_metric in scores.values() for metric in by_metric))
     rows: list[list[Cell]] = []
     for who, by_metric in scores.items():
-        cells: list[Cell] = [who]
+        cells: list[Cell] = [in_language(who)]
         for score in map(by_metric.get, metrics):
             # Hard spaces: an interval stays on one line.
             ends = (
                 f" ({score.low:.2f}\u00a0to\u00a0{score.high:.2f})" if score and score.low is not None else ""
             )
-            cells.append(None if score is None else f"{score.value:.2f}{ends}")
+            cells.append(None if score is None else in_language(f"{score.value:.2f}{ends}"))
         rows.append(cells)
     every = [score for by_metric in scores.values() for score in by_metric.values()]
     title = " of ".join(["Scores", *{score.counted: None for score in every if score.counted}])
@@ -315,14 +331,19 @@ def score_table(scores: Scores) -> ReportTable:
     return ReportTable(["", *metrics], rows, title + ", with 95% intervals" * has_intervals)
 
 
+def in_language(text: str) -> str:
+    """A text of a report (not of the user's data) in the user's language."""
+    return translated(text, "report")
+
+
 def render_template(name: str, **values: Any) -> str:
     """A template of this package with its values, all of which are escaped unless they are `as_html`."""
-    return _environment().get_template(name).render(values)
+    return _environment().get_template(name).render(values, language=language())
 
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader
+    from jinja2 import Environment, PackageLoader, pass_context
     from markupsafe import Markup
 
     def finalize(value: Any) -> Any:
@@ -333,6 +354,10 @@ def _environment() -> Environment:
         # Several pictures share one page: their clip paths must not be taken for each other's.
         return as_html(re.sub(r'(<[a-zA-Z][^<>]* id="|url\(#|xlink:href="#)', rf"\g<1>{prefix}", body))
 
+    @pass_context  # without it, a template would keep the language of its first use
+    def in_language_filter(context: Any, text: str) -> str:
+        return in_language(text)
+
     environment = Environment(
         loader=PackageLoader("etymon.report"),
         autoescape=True,
@@ -340,7 +365,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=finalize,
     )
-    environment.filters |= {"shown": shown, "own_ids": own_ids}
+    environment.filters |= {"shown": shown, "own_ids": own_ids, "in_language": in_language_filter}
     return environment
 
 

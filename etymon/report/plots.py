@@ -20,6 +20,7 @@ import numpy as np
 
 from etymon.display import display_width
 from etymon.files import atomic_write
+from etymon.language import translated
 from etymon.report.fonts import drawing_with
 
 if TYPE_CHECKING:
@@ -103,7 +104,14 @@ def loss_curve(
         if doubling:
             axes.xaxis.set_major_formatter(lambda value, _: f"{2**value:,.10g}")
         if not any(kept.values()):
-            axes.text(0.5, 0.5, "no points yet", transform=axes.transAxes, ha="center", color=_MUTED)
+            axes.text(
+                0.5,
+                0.5,
+                translated("no points yet", "report"),
+                transform=axes.transAxes,
+                ha="center",
+                color=_MUTED,
+            )
         buffer = io.StringIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
@@ -203,18 +211,19 @@ def attention_picture(
         [printable(token).replace("$", r"\$") or "·" for token in tokens]
         for tokens in (attention.keys, attention.queries)
     )
+    layers = "mean of all layers" if layer is None else f"layer {layer + 1}"
+    heads = "mean of all heads" if head is None else f"head {head + 1}"
+    title = translated(f"{attention.kind} attention, {layers}, {heads}", "report")
     settings = {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
     kind = Path(path).suffix[1:].lower()
-    with drawing_with("".join(keys + queries), settings, Path(path).name if kind == "png" else ""):
+    with drawing_with("".join([title, *keys, *queries]), settings, Path(path).name if kind == "png" else ""):
         figure = Figure(figsize=(scale * width, scale * height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         image = axes.imshow(weights_QT, cmap="Blues", vmin=0, aspect="auto")
         axes.set_xticks(range(columns), keys, rotation=90)
         axes.set_yticks(range(rows), queries)
-        layers = "mean of all layers" if layer is None else f"layer {layer + 1}"
-        heads = "mean of all heads" if head is None else f"head {head + 1}"
-        axes.set_title(f"{attention.kind} attention, {layers}, {heads}")
+        axes.set_title(title)
         figure.colorbar(image, ax=axes, shrink=0.8)
         with atomic_write(path, "wb") as file:
             figure.savefig(file, format=kind, dpi=160)

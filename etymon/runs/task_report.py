@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etymon.families.model import Model
-from etymon.report.page import Curve, Section, label_report, score_table, value_report
+from etymon.report.page import Curve, Section, in_language, label_report, score_table, value_report
 from etymon.runs.report import Records
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
@@ -26,7 +26,7 @@ def score_figures(scores: Mapping[str, MetricScore], metrics: Mapping[str, float
     figures = {}
     for name, score in scores.items():
         interval = "" if score.low is None else f" ({score.low:.2f} to {score.high:.2f})"
-        figures[f"validation {name}"] = f"{score.value:.2f}{interval}"
+        figures[f"validation {name}"] = in_language(f"{score.value:.2f}{interval}")
     losses = {name: bits for name, bits in metrics.items() if name.startswith("bits_per_")}
     return figures | {f"validation {name.replace('_', ' ')}": f"{bits:.3f}" for name, bits in losses.items()}
 

@@ -24,6 +24,7 @@ from etymon.display import cut, display_width
 from etymon.errors import EtymonError, visible
 from etymon.files import NEARLY
 from etymon.files import format_bytes as format_bytes
+from etymon.language import translated
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -92,10 +93,10 @@ class PlainProgress(Progress):
     def start(self, total_steps: int | None, title: str) -> None:
         self.run = _Run(total_steps, title, self.clock)
         self.printed_step = -1
-        self._print(f"{title}: {total_steps:,} steps" if total_steps else title)
+        self._print(_shown(f"{title}: {total_steps:,} steps" if total_steps else title))
 
     def note(self, text: str) -> None:
-        self._print(text)
+        self._print(translated(text, "message"))
 
     def close(self) -> None:
         if self.run and self.run.step > self.printed_step:
@@ -141,7 +142,7 @@ class LiveProgress(Progress):
         self.live.start()
 
     def note(self, text: str) -> None:
-        self.console.print(visible(text), markup=False, highlight=False)
+        self.console.print(visible(translated(text, "message")), markup=False, highlight=False)
 
     def close(self) -> None:
         if self.live:
@@ -166,7 +167,7 @@ class NotebookProgress(Progress):
         self.handle = display(self._picture(self.run), raw=True, display_id=True)
 
     def note(self, text: str) -> None:
-        print(text)
+        print(translated(text, "message"))
 
     def close(self) -> None:
         if self.run:
@@ -192,7 +193,7 @@ class _Run:
     """What is known about the run, and how it is put into words."""
 
     def __init__(self, total_steps: int | None, title: str, clock: Clock = time.monotonic) -> None:
-        self.total, self.title, self.clock = total_steps or None, visible(title, breaks=""), clock
+        self.total, self.title, self.clock = total_steps or None, visible(_shown(title), breaks=""), clock
         self.step = 0
         self.latest: dict[str, Value] = {}
         self.first: tuple[int, float] | None = None
@@ -210,11 +211,11 @@ class _Run:
 
     def position(self) -> list[str]:
         if not self.total:
-            return [f"step {self.step:,}"]
-        parts = [f"{self.fraction:4.0%}", f"step {self.step:,}/{self.total:,}"]
+            return [_shown(f"step {self.step:,}")]
+        parts = [f"{self.fraction:4.0%}", _shown(f"step {self.step:,}/{self.total:,}")]
         if self.first and self.first[0] < self.step < self.total:
             pace = (self.last_time - self.first[1]) / (self.step - self.first[0])
-            parts.append(f"{format_seconds(max(0.0, pace * (self.total - self.step)))} left")
+            parts.append(_shown(f"{format_seconds(max(0.0, pace * (self.total - self.step)))} left"))
         return parts
 
     def values(self) -> list[str]:
@@ -302,7 +303,11 @@ _VALUES: dict[str, tuple[str, Callable[[float], str]]] = {
 def format_value(name: str, value: Value) -> str:
     """A value with its name or unit, e.g. `bits_per_byte` 1.25 -> "1.250 bits/byte"."""
     label, formatted = _VALUES.get(name, (f"{name.replace('_', ' ')} ", "{:.4g}".format))
-    return f"{label}{value if isinstance(value, str) else formatted(value)}"
+    return _shown(f"{label}{value if isinstance(value, str) else formatted(value)}")
+
+
+def _shown(text: str) -> str:
+    return translated(text, "progress")
 
 
 def _can_draw() -> bool:

@@ -17,7 +17,7 @@ from etymon.settings import (
     option,
     settings,
 )
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -104,6 +104,6 @@ def present(result: AttentionMaps, options: AttentionOptions) -> None:
         return
     for each in result.maps:
         layers, heads = each.weights.shape[:2]
-        print(f"{each.kind}: {len(each.queries)} x {len(each.keys)} tokens, {layers} layers of {heads} heads")
+        say(f"{each.kind}: {len(each.queries)} x {len(each.keys)} tokens, {layers} layers of {heads} heads")
     if result.out is not None:
-        print(f"{result.out} has the picture")
+        say(f"{result.out} has the picture")

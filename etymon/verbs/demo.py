@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from etymon.errors import EtymonError
 from etymon.settings import ProgressOptions, option, settings
+from etymon.verbs.terminal import say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -61,14 +62,14 @@ def present(result: Pretrained, options: DemoOptions) -> None:
     if result.stopped:
         return
     if result.samples:
-        print(f"\nIt writes:\n  {' '.join(result.samples[-1][1].split())}")
+        print()
+        say("It writes:")
+        print(f"  {' '.join(result.samples[-1][1].split())}")
+    print()
+    say("Try next:")
     folder = result.folder
-    print(
-        f"""
-Try next:
-  etymon generate {folder} "The function returns" --temperature 0.8
-  etymon score {folder} "The function returns a list." "list a returns function The."
-  etymon show {folder}
-  etymon pretrain bert --data YOUR.txt --budget 5m
-and open {result.report} in a browser."""
-    )
+    print(f'  etymon generate {folder} "The function returns" --temperature 0.8')
+    print(f'  etymon score {folder} "The function returns a list." "list a returns function The."')
+    print(f"  etymon show {folder}")
+    print("  etymon pretrain bert --data YOUR.txt --budget 5m")
+    say(f"and open {result.report} in a browser.")

@@ -14,6 +14,7 @@ from etymon.settings import PathText, Spelling, argument, group, option, setting
 from etymon.settings.tasks import INPUT_COLUMNS, LEARNING, TARGET_COLUMNS, RowsLike, task_options
 from etymon.settings.training import FinetuneSettings, TrainOptions
 from etymon.verbs.pretrain import present as present_run
+from etymon.verbs.terminal import say
 from etymon.verbs.verb import resumes, verb
 
 
@@ -172,15 +173,15 @@ def present(result: Finetuned, options: FinetuneOptions) -> None:
         from etymon.runs.seeds import spread
 
         for seed, metrics in result.seeds.items():
-            print(f"seed {seed}: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items()))
+            say(f"seed {seed}: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items()))
         summary = spread(result.seeds)
         for name, mean in summary["mean"].items():
             print(f"{name} {mean:.2f} ± {summary['deviation'][name]:.2f}")
         return
     # Baselines first: the scores of the model are then read against them.
     for who, scores in result.beside.items():
-        print(f"{who}: " + ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items()))
+        say(f"{who}: " + ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items()))
     for name, score in result.scores.items():
         interval = "" if score.low is None else f", 95% of resamples from {score.low:.2f} to {score.high:.2f}"
         how = f" ({score.signature})" if score.signature else ""
-        print(f"{name} {score.value:.2f} of {score.counted}{interval}{how}")
+        say(f"{name} {score.value:.2f} of {score.counted}{interval}{how}")

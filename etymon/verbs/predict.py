@@ -21,7 +21,7 @@ from etymon.settings import (
 )
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.tasks import INPUT_COLUMNS, TableOptions, task_options
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 
@@ -89,7 +89,7 @@ def predict(options: PredictOptions) -> list[Predicted]:
 
 def present(result: list[Predicted], options: PredictOptions) -> None:
     if options.out is not None:
-        print(f"{len(result):,} answers in {options.out}")
+        say(f"{len(result):,} answers in {options.out}")
         return
     if options.json:
         return print_json(*(predicted.told for predicted in result))

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY
+from etymon.language import translated
 from etymon.runs.result import Pretrained
 from etymon.settings import PathText, Spelling, argument, group, option, settings
 from etymon.settings.training import PretrainSettings, TrainOptions
+from etymon.verbs.terminal import say
 from etymon.verbs.verb import resumes, verb
 
 if TYPE_CHECKING:
@@ -96,15 +98,15 @@ def present(result: Pretrained, options: Any = None) -> None:
         return
     if result.plan:
         for name, what in result.plan.items():
-            print(f"{align_left(name, 14)} {what}")
-        print("everything works; nothing was written")
+            print(f"{align_left(translated(name, 'result'), 14)} {translated(what, 'result')}")
+        say("everything works; nothing was written")
         return
     if result.stopped:
-        print(f"stopped at step {result.steps:,} and saved; go on with: {result.command}")
+        say(f"stopped at step {result.steps:,} and saved; go on with: {result.command}")
         return
     print()
     for name, value in result.metrics.items():
-        print(f"validation {name.replace('_', ' ')}: {value:.4f}")
-    print(f"model   {result.model_folder}")
+        say(f"validation {name.replace('_', ' ')}: {value:.4f}")
+    say(f"model   {result.model_folder}")
     if result.report is not None:
-        print(f"report  {result.report}")
+        say(f"report  {result.report}")

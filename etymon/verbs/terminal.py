@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from etymon.display import cut
 from etymon.errors import visible
 from etymon.files import json_text
+from etymon.language import translated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,12 +70,14 @@ def on_progress(what: str) -> None:
         clear_line()
         # A longer line would wrap, and only its end could be taken away.
         room = shutil.get_terminal_size().columns - 1
-        print(cut(visible(what, breaks=""), room), end="", file=sys.stderr, flush=True)
+        print(
+            cut(translated(visible(what, breaks=""), "progress"), room), end="", file=sys.stderr, flush=True
+        )
 
 
 def on_note(note: str) -> None:
     clear_line()
-    print(f"etymon: note: {visible(note, breaks='')}", file=sys.stderr)
+    print(translated(f"etymon: note: {visible(note, breaks='')}", "message"), file=sys.stderr)
 
 
 class NoteHandler(logging.Handler):
@@ -86,6 +89,11 @@ class NoteHandler(logging.Handler):
 
 
 NOTES = NoteHandler(logging.WARNING)
+
+
+def say(text: str) -> None:
+    """Prints a line of a result in the user's language."""
+    print(translated(text, "result"))
 
 
 def print_json(*records: Any, indent: int | None = None, ascii: bool = False) -> None:
@@ -118,7 +126,7 @@ def byte_progress(
 
         columns = [*progress.Progress.get_default_columns(), progress.DownloadColumn()]
         with progress.Progress(*columns, console=console or Console(stderr=True)) as bar:
-            task = bar.add_task(title, total=total)
+            task = bar.add_task(translated(title, "progress"), total=total)
             yield lambda done: bar.update(task, completed=done)
         return
     started = printed = clock()
@@ -137,7 +145,8 @@ def byte_progress(
         if total and 0 < done < total:
             left = f", {format_seconds(seconds / done * (total - done))} left"
         speed = format_bytes(done / seconds)
-        print(f"{title}: {format_bytes(done)}{of}, {speed}/s{left}", file=sys.stderr, flush=True)
+        line = f"{title}: {format_bytes(done)}{of}, {speed}/s{left}"
+        print(translated(line, "progress"), file=sys.stderr, flush=True)
 
     yield update
     # Not in a `finally`: work that failed has no last line.

@@ -9,7 +9,7 @@ for (const map of maps) {
 }
 const [kind, layer, head] = ["kind", "layer", "head"].map(name => document.getElementById(name));
 const canvas = document.getElementById("map"), grid = document.getElementById("grid");
-const value = document.getElementById("value");
+const value = document.getElementById("value"), words = document.getElementById("choice").dataset;
 let shown = [], geometry = {};
 const option = (select, text, number) => select.add(new Option(text, number));
 const current = () => maps[kind.value];
@@ -84,7 +84,7 @@ function thumbnails() {
       context.globalAlpha = number / most;
       context.fillRect(i % keys, Math.floor(i / keys), 1, 1);
     });
-    small.title = `layer ${l + 1}, head ${h + 1}`;
+    small.title = `${words.layer} ${l + 1}, ${words.head} ${h + 1}`;
     small.dataset.place = `${l} ${h}`;
     small.onclick = () => { layer.value = l; head.value = h; update(); };
     grid.append(small);
@@ -103,10 +103,10 @@ function update() {
 function choose() {
   const map = current(), [layers, heads] = map.shape;
   for (const select of [layer, head]) select.replaceChildren();
-  option(layer, "mean of all", "all");
+  option(layer, words.mean, "all");
   for (let l = 0; l < layers; l++) option(layer, l + 1, l);
-  if (map.flow) option(layer, "rollout", "rollout");
-  option(head, "mean of all", "all");
+  if (map.flow) option(layer, words.rollout, "rollout");
+  option(head, words.mean, "all");
   for (let h = 0; h < heads; h++) option(head, h + 1, h);
   thumbnails();
   update();

@@ -1,0 +1,175 @@
+"""Messages of the source beside the catalogue: `python -m tests.messages` lists what has no Chinese yet, as entries to
+fill in."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import etymon
+from etymon.cli import command_options, module_of
+from etymon.language import _PLACE, LOCALE, _fill, read_po
+
+ROOT = Path(etymon.__file__).parent
+CATALOGUE = LOCALE / "zh" / "LC_MESSAGES" / "etymon.po"
+Literals = tuple[str, ...]
+"""What a string of the source says for certain: the parts of an f-string between its values."""
+
+PAGES = (
+    "Figures",
+    "Curve",
+    "ReportTable",
+    "ReportSamples",
+    "Paragraph",
+    "Confusion",
+    "write_report",
+    "ReportParts",
+)
+PAGE_WORDS = ("title", "caption", "x_label", "y_label", "samples_title", "header", "HEADER")
+
+
+# Texts that the source puts together from words (`"expected " + ...`) or that pydantic and click do.
+COMPOSED = re.compile(
+    r"expected (at least|at most|above|below|a valid|true or false|a list).*|\{value\} is not a valid \w+"
+    r"|(training|growing) a tokenizer of .* on the text|.* and this machine has .*|(next sentence|sentence order) accuracy"
+)
+
+
+def literals_of(node: ast.AST) -> Literals | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # The arguments of a logger, or of str.format.
+        return tuple(re.split(r"%[sd]|\{[\w!]*\}", node.value))
+    if isinstance(node, ast.JoinedStr):
+        parts = [""]
+        for value in node.values:
+            if isinstance(value, ast.Constant):
+                parts[-1] += str(value.value)
+            else:
+                parts.append("")
+        return tuple(parts)
+    return None
+
+
+def strings_in(node: ast.AST | None) -> Iterator[Literals]:
+    """Those of an expression; the parts of an f-string are no strings of their own."""
+    if node is None:
+        return
+    if (found := literals_of(node)) is not None:
+        yield found
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from strings_in(child)
+
+
+@cache
+def trees() -> list[tuple[str, ast.Module]]:
+    paths = sorted(ROOT.rglob("*.py"))
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def can_make(literals: Literals, text: str) -> bool:
+    """Whether a string of the source can become the text of an entry, whatever its values are."""
+    letters = len("".join(literals))
+    if not letters or letters < 0.4 * len(_PLACE.sub("", text)):
+        return False
+    return literals[0] == text if len(literals) == 1 else _fill(list(literals), text) is not None
+
+
+def source_text() -> str:
+    """All strings of the library, its templates and click, for finding phrases in them."""
+    import click
+
+    paths = [*ROOT.rglob("*.py"), *Path(click.__file__).parent.glob("*.py")]
+    pieces = []
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                pieces.append(node.value)
+    pieces += [path.read_text(encoding="utf-8") for path in (ROOT / "report" / "templates").glob("*.html")]
+    text = " ".join("\n".join(pieces).split())
+    return f"{text}\n{text.replace('_', ' ')}"
+
+
+def phrases(text: str) -> list[str]:
+    """The parts of an entry between its places and its punctuation."""
+    parts = (
+        part.strip() for piece in _PLACE.split(text)[::2] for part in re.split(r"[:;,()\u00a0]|\.$", piece)
+    )
+    return [part for part in parts if re.search("[A-Za-z]{2}", part)]
+
+
+def help_texts() -> list[str]:
+    """Summaries, explanations and options of all verbs."""
+    texts: dict[str, None] = {}
+    for verb in etymon.VERBS:
+        for part in getattr(module_of(verb), verb).__doc__.split("\n\n"):
+            texts[" ".join(part.split())] = None
+        texts |= {" ".join(option.help.split()): None for option in command_options(verb)}
+    return [text for text in texts if not re.fullmatch(r"[\w-]+(, [\w-]+)*", text)]  # names alone
+
+
+def note_strings() -> set[Literals]:
+    """What runs and verbs note while they work."""
+    found: set[Literals] = set()
+    for name, tree in trees():
+        if name.split("/")[0] not in ("runs", "training", "lab", "text"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node.args:
+                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if called in ("note", "on_note", "notify"):
+                    found |= set(strings_in(node.args[0]))
+    return {literals for literals in found if len(re.findall("[a-z]", "".join(literals))) > 3}
+
+
+def page_strings() -> set[Literals]:
+    """Titles, headings and captions of reports."""
+    found: set[Literals] = set()
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in PAGES:
+                called = node.func.id  # type: ignore[attr-defined]
+                for keyword in node.keywords:
+                    if keyword.arg in PAGE_WORDS:
+                        found |= set(strings_in(keyword.value))
+                if called == "write_report" and len(node.args) > 1:
+                    found |= set(strings_in(node.args[1]))
+                if called in ("ReportTable", "Figures") and isinstance(
+                    node.args[0], ast.Tuple | ast.List | ast.Dict
+                ):
+                    found |= set(strings_in(node.args[0]))
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "in_language":
+                found |= set(strings_in(node.args[0]))
+            elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {getattr(target, "id", "") for target in targets}
+                if names & {*PAGE_WORDS} and isinstance(node.value, ast.Constant | ast.List):
+                    found |= set(strings_in(node.value))
+                if names == {"figures"} and isinstance(node.value, ast.Dict):
+                    for key in node.value.keys:
+                        found |= set(strings_in(key))
+    return {literals for literals in found if len(re.findall("[a-z]", "".join(literals))) > 1}
+
+
+def entries(*contexts: str) -> list[str]:
+    return [text for context, text, translation in read_po(CATALOGUE) if translation and context in contexts]
+
+
+def missing(context: str) -> list[Literals]:
+    """What has no entry: of `help`, of notes (`message`), or of reports."""
+    known = entries(context)
+    if context == "help":
+        return [(text,) for text in help_texts() if text not in set(known)]
+    strings = note_strings() if context == "message" else page_strings()
+    return sorted(literals for literals in strings if not any(can_make(literals, text) for text in known))
+
+
+if __name__ == "__main__":
+    for context in ("help", "message", "report"):
+        for literals in missing(context):
+            text = "".join(part + f"{{place{i}}}" * (i < len(literals)) for i, part in enumerate(literals, 1))
+            print(f'msgctxt "{context}"\nmsgid {json.dumps(text, ensure_ascii=False)}\nmsgstr ""\n')
