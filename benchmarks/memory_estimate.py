@@ -64,7 +64,7 @@ def measure(settings: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
     from etymon.text.sources import text_source
 
     file = assemble(RunFile, {**settings, "data": [str(text)], "budget": f"{STEPS}steps"}, None, ())
-    source = text_source(file.data, file.documents, file.column, file.errors)
+    source = text_source(file.data, file)
     job = Job(out, file)
     data = TextData(job, source)
     data.memory_plan().footprint()  # what that imports, too

@@ -31,7 +31,7 @@ from etymon.verbs.prepare import Prepared
 from etymon.verbs.prompt import Prompted
 from etymon.verbs.replaced import Inspection
 from etymon.verbs.seq2seq_verb import Rewritten
-from etymon.verbs.show import Shown
+from etymon.verbs.show import Shown, ShownStore
 from etymon.verbs.tasks import TaskCell
 from etymon.verbs.tokenizer import Tokenized
 
@@ -97,6 +97,11 @@ def tokenizer(
     documents: Literal["file", "blank", "line"] | None = "file",
     column: str | None = "text",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
+    deduplicate: Literal["exact", "near"] | None = None,
+    similarity: float | None = 0.8,
+    min_length: str | int | None = None,
+    max_length: str | int | None = None,
+    language: Sequence[str] | str | None = (),
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
 ) -> Tokenized: ...
 def prepare(
@@ -112,6 +117,11 @@ def prepare(
     documents: Literal["file", "blank", "line"] | None = "file",
     column: str | None = "text",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
+    deduplicate: Literal["exact", "near"] | None = None,
+    similarity: float | None = 0.8,
+    min_length: str | int | None = None,
+    max_length: str | int | None = None,
+    language: Sequence[str] | str | None = (),
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
     on: str | None = None,
 ) -> Prepared: ...
@@ -151,6 +161,11 @@ def pretrain(
     documents: Literal["file", "blank", "line"] | None = None,
     column: str | None = None,
     errors: Literal["strict", "replace", "skip"] | None = None,
+    deduplicate: Literal["exact", "near"] | None = None,
+    similarity: float | None = None,
+    min_length: str | int | None = None,
+    max_length: str | int | None = None,
+    language: Sequence[str] | str | None = None,
     steps: int | None = None,
     dry_run: bool = False,
     config: str | Path | None = None,
@@ -179,6 +194,11 @@ def sweep(
     documents: Literal["file", "blank", "line"] | None = None,
     column: str | None = None,
     errors: Literal["strict", "replace", "skip"] | None = None,
+    deduplicate: Literal["exact", "near"] | None = None,
+    similarity: float | None = None,
+    min_length: str | int | None = None,
+    max_length: str | int | None = None,
+    language: Sequence[str] | str | None = None,
     config: str | Path | None = None,
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,
@@ -577,4 +597,4 @@ def show(
     size: str | None = None,
     verify: bool = True,
     ignore_config_key: Sequence[str] | str | None = (),
-) -> Shown: ...
+) -> Shown | ShownStore: ...

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from etymon.runs.result import Pretrained
 from etymon.runs.run import USUAL_BUDGET, run
 from etymon.runs.run_file import RunFile, assemble, find_difference, plain
 from etymon.runs.text_data import TextData
+from etymon.settings.reading import TextSettings
+from etymon.text.filtering import filter_text
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore
 from etymon.training.budgets import parse_budget
@@ -93,8 +95,8 @@ class SweepRun:
         """What tokenizer and token store depend on: runs that agree in it share them."""
         file = self.data.file
         vocabulary = file.vocabulary if file.start else self.data.model_plan.vocabulary
-        text = (file.data, file.documents, file.column, file.errors, file.validation)
-        return (vocabulary, file.tokenizer, file.start, file.teacher, *text)
+        text = [getattr(file, field.name) for field in fields(TextSettings)]
+        return (vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.validation, *text)
 
     @property
     def cost_key(self) -> RunFile:
@@ -258,9 +260,10 @@ class Sweep:
             return run(job, TextData(job, None))
         source: TextSource | None = self.source
         if source is None and file.data:
-            source = text_source(file.data, file.documents, file.column, file.errors)
+            source = text_source(file.data, file)
         if source is None:
             raise EtymonError("the texts of this sweep were given by a program: give them again as data")
+        source = filter_text(source, file)
         # A store that only names another one has no tokenizer in it.
         stores = (other.folder / "store" for other in self.runs if other.text_key == planned.text_key)
         shared = next((store for store in stores if (store / "tokenizer").is_dir()), None)

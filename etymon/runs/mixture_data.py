@@ -28,6 +28,7 @@ from etymon.runs.task_file import MemberFile, TaskFile
 from etymon.runs.task_report import describe_rows, score_figures, validation_curve
 from etymon.runs.text_data import verify_stores
 from etymon.runs.validation import Evaluation, Log, MixtureValidator, PhasePlan, TaskRows, TaskValidator
+from etymon.settings.reading import TextSettings
 from etymon.tables.table import Table, read_table
 from etymon.tasks.language_model import family_options
 from etymon.tasks.task import MOST_TOKENS, Task, value_to_minimise
@@ -129,7 +130,7 @@ class MixtureData(SupervisedData):
                     "give it a run of its own"
                 )
             plan.heads |= objective.heads
-            text = text_source(file.data, file.documents)
+            text = text_source(file.data, TextSettings(documents=file.documents))
             if isinstance(text, PreparedText):
                 raise EtymonError(
                     f"the member {file.name!r} of a mixture is text, not a prepared store: name the files"

@@ -31,8 +31,9 @@ from etymon.runs.tokenizer import build_tokenizer
 from etymon.runs.training_settings import or_default, ramp_phases, training_settings
 from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
 from etymon.settings.training import PhaseFile
+from etymon.text.filtering import FilteredText, filter_text, text_files_of
 from etymon.text.reading import Document
-from etymon.text.sources import PreparedText, TextFiles, TextSource, text_source
+from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore, link_store
 from etymon.text.store_building import ensure_store
 from etymon.text.tokenizer import Tokenizer
@@ -168,8 +169,7 @@ class TextData:
     def _phase_store(self, job: Job, number: int, tokenizer: Tokenizer, is_kept: bool) -> TokenStore:
         paths, source = self.phases[number].data, None
         if not is_kept:
-            files = text_source(paths, self.file.documents, self.file.column, self.file.errors)
-            source = self._shorten(files)
+            source = self._shorten(filter_text(text_source(paths, self.file), self.file))
         return self._store(job, job.folder / f"store-{number}", source, tokenizer, is_kept)
 
     def _store(
@@ -312,8 +312,10 @@ def encode_text(
         summary = ensure_store(
             source, tokenizer, folder, validation=validation, seed=seed, progress=note_bytes
         )
-        if skipped := getattr(source, "skipped", 0):
-            note(f"{skipped:,} documents could not be read and were left out")
+        if (files := text_files_of(source)) is not None and files.skipped:
+            note(f"{files.skipped:,} documents could not be read and were left out")
+        if isinstance(source, FilteredText) and not summary.reused:
+            note(str(source.report))
     note(f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by")
     if summary.warning:
         note(f"warning: {summary.warning}")
@@ -363,9 +365,10 @@ class TextBeginning:
 
     def documents(self) -> Iterator[Document]:
         self.bytes_given, self.is_whole, self.block, block_end = 0, False, (0, 0), 0
-        is_large = isinstance(self.source, TextFiles) and (self.source.size() or 0) > WHOLE_BYTES
+        files = text_files_of(self.source)
+        is_large = files is not None and (files.size() or 0) > WHOLE_BYTES
         for document in self.source.documents():
-            if (here := getattr(self.source, "bytes_read", 0)) != block_end:
+            if (here := 0 if files is None else files.bytes_read) != block_end:
                 self.block, block_end = (block_end, self.bytes_given), here
             self.bytes_given += len(document.text.encode())
             is_last = is_large and self.bytes_given >= BEGINNING_BYTES
@@ -376,7 +379,8 @@ class TextBeginning:
 
     def share(self) -> float:
         """Returns how much of the text was read, as far as that can be told."""
-        if self.is_whole or not isinstance(self.source, TextFiles) or not (size := self.source.size()):
+        files = text_files_of(self.source)
+        if self.is_whole or files is None or not (size := files.size()):
             return 1.0
-        packed, text = self.block if self.block[1] else (self.source.bytes_read, max(self.bytes_given, 1))
+        packed, text = self.block if self.block[1] else (files.bytes_read, max(self.bytes_given, 1))
         return min(1.0, self.bytes_given / text * packed / size)

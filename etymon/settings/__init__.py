@@ -246,6 +246,14 @@ def one_or_several(value: Any) -> Any:
     return (value,) if isinstance(value, str | Path) else tuple(value) if isinstance(value, list) else value
 
 
+def comma_separated(value: Any) -> Any:
+    """`a,b` and `[a,b, c]` as [a, b, c]."""
+    words = one_or_several(value)
+    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+        return value
+    return tuple(part for word in words for part in word.split(","))
+
+
 Words = Annotated[
     tuple[str, ...], BeforeValidator(one_or_several), Spelling("Sequence[str] | str", list[str])
 ]

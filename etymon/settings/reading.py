@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from etymon.settings import Files, ProgressOptions, option, settings
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from etymon.settings import Files, ProgressOptions, Spelling, comma_separated, option, settings
+
+
+def split_length(length: str) -> tuple[int, str]:
+    """`200` is 200 characters, `50words` are 50 words."""
+    match = re.fullmatch(r"(\d+) ?(characters|words)?", length)
+    if match is None:
+        raise ValueError("write it as 200 or 200characters, or as 50words")
+    return int(match[1]), match[2] or "characters"
+
+
+def _check_length(length: str | None) -> str | None:
+    if length is not None:
+        split_length(length)
+    return length
+
+
+TextLength = Annotated[
+    str | None,
+    BeforeValidator(lambda value: str(value) if isinstance(value, int) else value),
+    AfterValidator(_check_length),
+    Spelling("str | int | None", str),
+]
+LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]+)*$")]
 
 
 @settings
-class TextSettings:
+class FilterSettings:
+    """Documents to leave out of a text."""
+
+    deduplicate: Literal["exact", "near"] | None = option(
+        None, "drop documents that are copies of earlier ones: exact copies, or near ones, too"
+    )
+    similarity: float = option(
+        0.8, "near copies have this share of their sequences of five words in common", gt=0, le=1
+    )
+    min_length: TextLength = option(None, "drop shorter documents: 200 characters, or 50words")
+    max_length: TextLength = option(None, "drop longer documents: 100000 characters, or 20000words")
+    # A run's `language` is what its model card says.
+    text_language: Annotated[
+        tuple[LanguageCode, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", list[str])
+    ] = option((), "keep documents in these languages only: zh,en", name="language")
+
+
+@settings
+class TextSettings(FilterSettings):
     documents: Literal["file", "blank", "line"] = option("file", "what ends a document in a text file")
     column: str = option("text", "the field of records that holds the text")
     errors: Literal["strict", "replace", "skip"] = option(

@@ -17,12 +17,13 @@ from etymon.settings import (
     ProgressOptions,
     Spelling,
     Words,
+    comma_separated,
     one_or_several,
     option,
     settings,
 )
 from etymon.settings.adapters import FeatureSettings, LoraSettings
-from etymon.settings.reading import TextSettings
+from etymon.settings.reading import LanguageCode, TextSettings
 from etymon.settings.tasks import TASK_OPTIONS
 
 OptimiserName = Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"]
@@ -101,14 +102,6 @@ class PhaseFile:
 # ------------------------------------------------------------ what verbs spell more shortly than run files
 
 
-def _comma_separated(value: Any) -> Any:
-    """`a,b` and `[a,b, c]` as [a, b, c]."""
-    words = one_or_several(value)
-    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
-        return value
-    return tuple(part for word in words for part in word.split(","))
-
-
 def _layer_numbers(value: Any) -> Any:
     """`0,2,4` as numbers, `none` as none of them."""
     if not isinstance(value, str):
@@ -184,13 +177,12 @@ class CheckpointSettings:
     # With every validation, so that the best model is always one that was saved.
     save_every: int | None = option(None, "steps between checkpoints (with every validation)", ge=1)
     save_at: Annotated[
-        tuple[str, ...], BeforeValidator(_comma_separated), Spelling("Sequence[str] | str", list[str])
+        tuple[str, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", list[str])
     ] = option((), "keep the model at these amounts: 1Mwords,2Mwords")
     tensorboard: bool = option(False, "write TensorBoard events too")
 
 
 DatasetName = Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?$")]
-LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]+)*$")]
 
 
 @settings
@@ -286,7 +278,7 @@ class FinetuneSettings(RunSettings):
     train: tuple[str, ...] = option((), "tables, or parallel text files", seen_by="file")
     validation: tuple[str, ...] = option((), "the same, to validate on", seen_by="file")
     columns: Annotated[
-        tuple[str, ...], BeforeValidator(_comma_separated), Spelling("Sequence[str] | str", str)
+        tuple[str, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", str)
     ] = option((), "names of the columns of files without a header: en,zh")
     metrics: Words = option(
         (),

@@ -15,10 +15,69 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
+from numpy.lib import format as npy
 
 from etymon.errors import EtymonError
 from etymon.files import DISK_ERRORS
+
+
+class Rows:
+    """A file of rows of numbers that grows, and is read back a slice at a time.
+
+    Reads go through the file, not a mapping: mapped pages count as memory.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype | str = "i8", width: int = 1) -> None:
+        self.path, self.dtype, self.width, self.length = path, np.dtype(dtype), width, 0
+        path.touch()  # rows may be there already: they count when they are taken over
+
+    def __len__(self) -> int:
+        return self.length
+
+    def append(self, rows: np.ndarray) -> bytes:
+        """Returns what was written."""
+        data = np.ascontiguousarray(rows, self.dtype).tobytes()
+        with self.path.open("ab") as file:
+            file.write(data)
+        self.length += len(rows)
+        return data
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        count, offset = max(0, min(stop, self.length) - start), start * self.width
+        rows = np.fromfile(self.path, self.dtype, count * self.width, offset=offset * self.dtype.itemsize)
+        return rows if self.width == 1 else rows.reshape(-1, self.width)
+
+    def take_over(self, length: int) -> bytes:
+        """The rows that are in the file already, behind those that count, up to `length`; from now on, they
+        count."""
+        size = self.width * self.dtype.itemsize
+        start, self.length = self.length, length
+        with self.path.open("rb") as file:
+            file.seek(start * size)
+            return file.read((length - start) * size)
+
+    def forget_rest(self, length: int | None = None) -> None:
+        """Rows behind `length`, or those that do not count, are removed."""
+        self.length = self.length if length is None else length
+        os.truncate(self.path, self.length * self.width * self.dtype.itemsize)
+
+    def find(self, value: int) -> int:
+        """The first row that does not begin with less than `value`, of rows in order; touches a few pages
+        only."""
+        if not self.length:
+            return 0
+        mapped = np.memmap(self.path, self.dtype, "r", shape=(self.length, self.width))
+        return int(np.searchsorted(mapped[:, 0], value))
+
+    def as_npy(self) -> None:
+        """Make a .npy file of it."""
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.length,)}
+        with self.path.open("rb") as rows, self.path.with_suffix(".npy").open("wb") as file:
+            npy.write_array_header_1_0(file, header)
+            shutil.copyfileobj(rows, file, 1 << 20)
+        self.path.unlink()
 
 
 class Journal:

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from etymon.errors import EtymonError
+from etymon.settings.reading import TextSettings
 from etymon.text.reading import (
     BUFFER,
     READERS,
     RECORDS,
     SURROGATE,
-    Boundary,
     Document,
-    Errors,
     Reading,
     Record,
     record_lines,
@@ -312,10 +311,8 @@ class PreparedText:
         return str(TokenStore.open(self.folder).description["source"])
 
 
-def text_source(
-    paths: Sequence[str], boundary: Boundary = "file", column: str = "text", errors: Errors = "strict"
-) -> TextFiles | PreparedText:
-    """Files to be read, or the prepared text if that is what the path names."""
+def text_source(paths: Sequence[str], settings: TextSettings | None = None) -> TextFiles | PreparedText:
+    """Files to be read as the settings say, or the prepared text if that is what the path names."""
     if str(STANDARD_INPUT) in paths:
         raise EtymonError(
             "standard input can be read only once: write it to a file, or make a store of it with "
@@ -323,7 +320,8 @@ def text_source(
         )
     stores = [path for path in paths if (Path(path) / "store.json").is_file()]
     if not stores:
-        return TextFiles(paths, boundary=boundary, column=column, errors=errors)
+        settings = settings or TextSettings()
+        return TextFiles(paths, boundary=settings.documents, column=settings.column, errors=settings.errors)
     if len(paths) > 1:
         raise EtymonError(
             f"{stores[0]} is a prepared text: it cannot be mixed with other data; give it alone"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -18,16 +17,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 
 import etymon
 from etymon.errors import EtymonError
 from etymon.executors import Executor, LocalExecutor
-from etymon.files import atomic_folder, sha256
+from etymon.files import atomic_folder, sha256, write_json
 from etymon.text.encoding import Encoded, Encoder, Part, batch_digest, batches
-from etymon.text.journal import Journal, unfinished_folder
+from etymon.text.filtering import REPORT_FILE, FilteredText, text_files_of
+from etymon.text.journal import Journal, Rows, unfinished_folder
 from etymon.text.reading import Document
-from etymon.text.sources import TextFiles, TextSource
+from etymon.text.sources import TextSource
 from etymon.text.store import ARRAYS, FORMAT, SPLITS, SplitCounts, StoreSummary, TokenStore
 from etymon.text.tokenizer import Tokenizer
 
@@ -35,63 +34,6 @@ FEWEST_DOCUMENTS = 20  # below this a share of the documents says little
 SENTENCE = 64  # tokens: as far as that, the text held out may begin somewhere else for a sentence's sake
 DOCUMENTS = 1 << 16  # documents that are split at once
 TOKENS = 1 << 22  # tokens that are copied at once
-
-
-class Rows:
-    """A file of rows of numbers that grows, and is read back a slice at a time.
-
-    Reads go through the file, not a mapping: mapped pages count as memory.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype | str = "i8", width: int = 1) -> None:
-        self.path, self.dtype, self.width, self.length = path, np.dtype(dtype), width, 0
-        path.touch()  # rows may be there already: they count when they are taken over
-
-    def __len__(self) -> int:
-        return self.length
-
-    def append(self, rows: np.ndarray) -> bytes:
-        """Returns what was written."""
-        data = np.ascontiguousarray(rows, self.dtype).tobytes()
-        with self.path.open("ab") as file:
-            file.write(data)
-        self.length += len(rows)
-        return data
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        count, offset = max(0, min(stop, self.length) - start), start * self.width
-        rows = np.fromfile(self.path, self.dtype, count * self.width, offset=offset * self.dtype.itemsize)
-        return rows if self.width == 1 else rows.reshape(-1, self.width)
-
-    def take_over(self, length: int) -> bytes:
-        """The rows that are in the file already, behind those that count, up to `length`; from now on, they
-        count."""
-        size = self.width * self.dtype.itemsize
-        start, self.length = self.length, length
-        with self.path.open("rb") as file:
-            file.seek(start * size)
-            return file.read((length - start) * size)
-
-    def forget_rest(self, length: int | None = None) -> None:
-        """Rows behind `length`, or those that do not count, are removed."""
-        self.length = self.length if length is None else length
-        os.truncate(self.path, self.length * self.width * self.dtype.itemsize)
-
-    def find(self, value: int) -> int:
-        """The first row that does not begin with less than `value`, of rows in order; touches a few pages
-        only."""
-        if not self.length:
-            return 0
-        mapped = np.memmap(self.path, self.dtype, "r", shape=(self.length, self.width))
-        return int(np.searchsorted(mapped[:, 0], value))
-
-    def as_npy(self) -> None:
-        """Make a .npy file of it."""
-        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.length,)}
-        with self.path.open("rb") as rows, self.path.with_suffix(".npy").open("wb") as file:
-            npy.write_array_header_1_0(file, header)
-            shutil.copyfileobj(rows, file, 1 << 20)
-        self.path.unlink()
 
 
 class Staging:
@@ -287,11 +229,14 @@ def build_store(
     if not -(2**63) <= seed < 2**63:
         raise EtymonError(f"the seed is a number of up to 63 bits, not {seed}")
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    filtered = source if isinstance(source, FilteredText) else None
     with ExitStack() as stack:
         place = stack.enter_context(unfinished_folder(Path(folder))) if resumable else None
         aside = stack.enter_context(atomic_folder(folder))
         with nullcontext(place) if place else TemporaryDirectory(dir=aside) as staged:
             staging = Staging(Path(staged), tokenizer, dtype, validation, seed, resumable=resumable)
+            if filtered is not None:
+                filtered.executor, filtered.folder = executor or LocalExecutor(), place
             staging.add(documents, progress, executor or LocalExecutor())
             tail = staging.tail()
             train, held_out = (
@@ -300,7 +245,9 @@ def build_store(
         tokenizer.save(aside / "tokenizer")
         chosen = "documents" if tail is None else "tail"
         summary = StoreSummary(Path(folder), train, held_out, chosen, resumed_bytes=staging.resumed_bytes)
-        files = source.files.items() if isinstance(source, TextFiles) else ()
+        if filtered is not None:
+            write_json(aside / REPORT_FILE, asdict(filtered.report))
+        files = {} if (read := text_files_of(source)) is None else read.files
         description = {
             "format": FORMAT,
             "dtype": dtype.name,
@@ -312,7 +259,7 @@ def build_store(
             "held_out": summary.held_out,
             "splits": {"train": asdict(train), "validation": asdict(held_out)},
             # Files are recognised by these; standard input never is.
-            "inputs": {name: entry for name, entry in sorted(files) if "bytes" in entry},
+            "inputs": {name: entry for name, entry in sorted(files.items()) if "bytes" in entry},
             "files": {
                 path.relative_to(aside).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
                 for path in sorted(aside.rglob("*"))
@@ -336,8 +283,8 @@ def ensure_store(
     `build_store` does with the other options."""
     with suppress(EtymonError):  # there is none, it is damaged, or the text cannot be known before it is read
         description = TokenStore.open(folder).description
-        if isinstance(source, TextFiles):
-            source.files = {**description.get("inputs", {}), **source.files}
+        if (files := text_files_of(source)) is not None:
+            files.files = {**description.get("inputs", {}), **files.files}
         if (
             (description["validation"], description["seed"]) == (validation, seed)
             and description["tokenizer"] in tokenizer.fingerprints

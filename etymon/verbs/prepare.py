@@ -12,6 +12,7 @@ from etymon.settings.reading import FileOptions
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from etymon.text.filtering import FilterReport
     from etymon.text.store import StoreSummary
 
 
@@ -22,6 +23,8 @@ class Prepared:
     folder: Path
     summary: StoreSummary
     skipped: int
+    filtering: FilterReport | None = None
+    """What the filters left out, where there are some."""
 
 
 @settings
@@ -40,6 +43,7 @@ def prepare(options: PrepareOptions) -> Prepared:
     on where it was.
     """
     from etymon.executors import open_executor
+    from etymon.text.filtering import filter_text, read_report
     from etymon.text.store import is_store
     from etymon.text.store_building import ensure_store
     from etymon.verbs.load_inputs import text_files
@@ -53,10 +57,11 @@ def prepare(options: PrepareOptions) -> Prepared:
     if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
         raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
     tokenizer = tokenizer_at(options.tokenizer)
-    source = text_files(options)
+    files = text_files(options)
+    source = filter_text(files, options)
     with (
         open_executor(options.on, options.workers) as executor,
-        byte_progress("preparing", source.size(), options.progress) as done,
+        byte_progress("preparing", files.size(), options.progress) as done,
     ):
         summary = ensure_store(
             source,
@@ -66,10 +71,10 @@ def prepare(options: PrepareOptions) -> Prepared:
             seed=options.seed,
             executor=executor,
             resumable=True,
-            progress=lambda _: done(source.bytes_read),
+            progress=lambda _: done(files.bytes_read),
         )
-        done(source.bytes_read)
-    return Prepared(folder, summary, source.skipped)
+        done(files.bytes_read)
+    return Prepared(folder, summary, files.skipped, read_report(folder))
 
 
 def present(result: Prepared, options: PrepareOptions) -> None:
@@ -78,6 +83,8 @@ def present(result: Prepared, options: PrepareOptions) -> None:
     summary = result.summary
     if result.skipped:
         print(f"{result.skipped:,} documents could not be read and were left out")
+    if result.filtering is not None:
+        print(f"filtered   {result.filtering}")
     if summary.reused:
         print("nothing has changed: the store is used as it is")
     if summary.resumed_bytes:

@@ -63,6 +63,7 @@ def start_run(
     from etymon.runs.run import run
     from etymon.runs.run_file import RunFile, assemble
     from etymon.runs.text_data import TextData
+    from etymon.text.filtering import filter_text
     from etymon.text.sources import text_source
     from etymon.training.progress import make_progress
 
@@ -82,11 +83,12 @@ def start_run(
         if options.dry_run:
             raise EtymonError("give --resume or --dry-run, not both: a resumed run does what it began with")
         job = resume_job(job)
-        return run(job, TextData(job, source))
+        return run(job, TextData(job, source and filter_text(source, job.file)))
     if source is None:
         if not file.data:
             raise EtymonError("there is no text to train on: give --data with files, folders or globs")
-        source = text_source(file.data, file.documents, file.column, file.errors)
+        source = text_source(file.data, file)
+    source = filter_text(source, file)
     if options.dry_run:
         return rehearse(job, TextData(job, source, beginning_only=True))
     return run(job, TextData(job, source))

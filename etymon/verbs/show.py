@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etymon.files import some
 from etymon.settings import JsonOptions, OpeningOptions, argument, option, settings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
@@ -28,25 +29,43 @@ class Shown:
     (`training`), part by part."""
 
 
+@dataclass
+class ShownStore:
+    """A token store that `etymon prepare` or a run made."""
+
+    folder: Path
+    splits: dict[str, dict[str, int]]
+    tokenizer: dict[str, Any]
+    inputs: dict[str, dict[str, Any]]
+    """The files that it was made of, as far as they are recognised again."""
+    filtering: dict[str, Any] | None
+    """What was left out of the text, and why; None of a text that was not filtered."""
+
+
 @settings
 class ShowOptions(OpeningOptions, JsonOptions):
-    folder: str | Path = argument("model folder, run folder or hub id; or a family, such as gpt2")
+    folder: str | Path = argument(
+        "model folder, run folder or hub id; a store that prepare made; or a family, such as gpt2"
+    )
     size: str | None = option(None, "of a family: a published or pocket size (the first)")
 
 
 @verb(ShowOptions)
-def show(options: ShowOptions) -> Shown:
+def show(options: ShowOptions) -> Shown | ShownStore:
     """Of a family, the same of a size that nobody has trained yet."""
     from etymon.checkpoints.folder import read_config
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families import REGISTRY
     from etymon.families.checkpoint import class_names
     from etymon.families.loading import load, model_folder, read_history
+    from etymon.text.store import is_store
 
     folder = options.folder
     # A folder that is called gpt2 goes before the family of that name.
     if options.size is not None or (str(folder) in REGISTRY and not Path(folder).exists()):
         return _show_size(str(folder), options.size)
+    if is_store(folder):
+        return _show_store(Path(folder))
     place = model_folder(folder)
     model = load(place)
     tokenizer = model.tokenizer
@@ -66,6 +85,22 @@ def show(options: ShowOptions) -> Shown:
         weights={"files": [file.name for file in files], "bytes": sum(file.stat().st_size for file in files)},
         history=read_history(place),
         memory=_memory(model.family, model.shape, model.head_names),
+    )
+
+
+def _show_store(folder: Path) -> ShownStore:
+    from etymon.text.filtering import read_report
+    from etymon.text.store import TokenStore
+    from etymon.text.tokenizer import Tokenizer
+
+    store = TokenStore.open(folder)
+    tokenizer, report = Tokenizer.load(store.folder / "tokenizer"), read_report(store.folder)
+    return ShownStore(
+        folder=store.folder,
+        splits=store.description["splits"],
+        tokenizer={"kind": tokenizer.kind, "tokens": tokenizer.size, **tokenizer.roles},
+        inputs=store.description.get("inputs", {}),
+        filtering=None if report is None else asdict(report),
     )
 
 
@@ -101,9 +136,11 @@ def _memory(family: Any, shape: Any, heads: Any) -> dict[str, Any]:
     return {"opening": opening, "training": {**asdict(training), "total": training.total}}
 
 
-def present(result: Shown, options: ShowOptions) -> None:
+def present(result: Shown | ShownStore, options: ShowOptions) -> None:
     if options.json:
         return print_json(result, indent=2, ascii=True)
+    if isinstance(result, ShownStore):
+        return _present_store(result)
     from etymon.files import format_bytes
     from etymon.nn.footprint import Footprint
 
@@ -124,6 +161,26 @@ def present(result: Shown, options: ShowOptions) -> None:
         for part in ("training", "metrics"):
             if entry.get(part):
                 print(f"           {_row(entry[part])}")
+
+
+def _present_store(result: ShownStore) -> None:
+    from etymon.text.filtering import FilterReport
+
+    print(f"token store in {result.folder}")
+    for name, counts in result.splits.items():
+        print(f"{name:<11}{', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+    print(f"tokenizer  {_row(result.tokenizer)}")
+    print(f"made of    {some(list(result.inputs), 5) or 'text that is not recognised again'}")
+    if result.filtering is None:
+        return
+    report = FilterReport(**result.filtering)
+    print(f"filters    {_row(report.settings)}")
+    print(f"filtered   {report}")
+    for reason, examples in report.examples.items():
+        print(f"{reason}:")
+        for example in examples:
+            details = {name: value for name, value in example.items() if name != "text"}
+            print(f"           {example['text']!r:.80} ({_row(details)})")
 
 
 def _row(values: dict[str, Any]) -> str:

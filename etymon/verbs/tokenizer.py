@@ -145,6 +145,7 @@ def _check_free(folder: Path) -> None:
 @contextmanager
 def _samples(text: TextFiles, options: TokenizerOptions) -> Iterator[tuple[TextSample, TextSample]]:
     """Texts to learn from and texts to validate on, after all files were read."""
+    from etymon.text.filtering import filter_text
     from etymon.text.text_sample import sample_texts
     from etymon.verbs.load_inputs import parse_size
     from etymon.verbs.terminal import byte_progress
@@ -152,7 +153,8 @@ def _samples(text: TextFiles, options: TokenizerOptions) -> Iterator[tuple[TextS
     with ExitStack() as stack:
         with byte_progress("reading", text.size(), options.progress) as done:
             limit = parse_size(options.limit)
-            reading = sample_texts(text.documents(), limit, progress=lambda: done(text.bytes_read))
+            documents = filter_text(text, options).documents()
+            reading = sample_texts(documents, limit, progress=lambda: done(text.bytes_read))
             samples = stack.enter_context(reading)
             done(text.bytes_read)
         yield samples
