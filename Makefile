@@ -40,7 +40,7 @@ bench: $(VENV)/.installed-test  ## run the benchmarks
 bench-memory-estimate: $(VENV)/.installed-test  ## what runs were said to take in memory, and what they took
 	$(BIN)/python -m benchmarks.memory_estimate
 
-bench-generation: $(VENV)/.installed-test  ## decoding beside Transformers and CTranslate2
+bench-generation: $(VENV)/.installed-test .venv-llama/.installed  ## decoding beside Transformers, CTranslate2 and llama.cpp
 	$(BIN)/python -m benchmarks generation prompting
 
 bench-recurrent: $(VENV)/.installed-test .venv-peer/.installed  ## memory, permutation and adaptive softmax beside their peers
@@ -88,4 +88,11 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing an older Transformers into .venv-peer (once; a minute)"
 	@$(PYTHON) -m venv --clear .venv-peer
 	@.venv-peer/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@touch $@
+
+# llama.cpp is compiled from its source package, with the instructions of this machine: needs cmake and a C++ compiler, and minutes.
+.venv-llama/.installed: benchmarks/peers/llama_requirements.txt
+	@echo "Building llama.cpp into .venv-llama (once; a quarter of an hour on two cores)"
+	@$(PYTHON) -m venv --clear .venv-llama
+	@CMAKE_ARGS=-DLLAVA_BUILD=OFF nice -n 19 .venv-llama/bin/python -m pip install -qq --disable-pip-version-check --no-binary llama-cpp-python -r $<
 	@touch $@

@@ -26,6 +26,8 @@ COMPARISONS = {
     "generation": [
         "generation-float32-ctranslate2-float32-batch-2", "generation-float32-transformers-batch-2",
         "generation-int8-ctranslate2-int8-batch-2", "generation-int8-float32-batch-2",
+        "generation-float32-llama.cpp-F32-batch-2", "generation-int8-llama.cpp-Q8_0-batch-2",
+        "generation-int8-llama.cpp-F16-batch-2",
     ],
     "recurrent": ["recurrent-evaluation", "training-step-transformer-xl", "adaptive-softmax", "training-step-xlnet"],
     "seq2seq": ["training-step-bart", "training-step-t5"],
@@ -162,6 +164,25 @@ def test_sides_have_processes_of_their_own_where_it_counts(
         with harness.peers("benchmarks.generation", {"there": asked}) as there:
             assert there["there"].first == here["here"].first and there["there"].ask() > 0
     assert harness.peak_memory("benchmarks.recurrent", "ours") >= 1
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_llama_cpp_reads_the_weights_that_are_written_for_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where it was built (`make .venv-llama`)."""
+    generation = import_module("benchmarks.generation")
+    if not generation.LLAMA_PYTHON.is_file():
+        pytest.skip("there is no .venv-llama: make .venv-llama")
+    model = etymon.build("gpt2", "small", heads=("vocabulary",), shape=generation.SHAPE)
+    etymon.save(model, tmp_path / "gpt2")
+    peer = generation.LlamaPeer(f"llama.cpp-{kind}", str(tmp_path), 2)
+    try:
+        assert peer.ask() > 0
+        if kind == "F32":
+            assert peer.first == generation.side("float32", str(tmp_path), "2")()
+    finally:
+        peer.process.end()
 
 
 def test_benchmarks_build_nothing_by_hand() -> None:
