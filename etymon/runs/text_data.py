@@ -43,6 +43,8 @@ from etymon.training.loop import Criterion
 from etymon.training.progress import format_bytes, format_count
 from etymon.training.unit import TrainingUnit
 
+MANY_UNKNOWN = 0.001
+"""The share of unknown tokens of a text from which on they are noted."""
 NOTE_SECONDS = 30
 """Seconds after which it is said how much of a text is encoded."""
 WHOLE_BYTES, BEGINNING_BYTES = 16 << 20, 2 << 20
@@ -321,12 +323,18 @@ def encode_text(
         note(f"warning: {summary.warning}")
     store = TokenStore.open(folder, tokenizer)
     unknown_id = tokenizer.id("unknown")
-    if tokenizer.kind in ("character", "word") and unknown_id is not None:
+    if unknown_id is not None:
         splits = (store.train, store.validation)
-        if unknown := sum(int(split.token_counts[unknown_id : unknown_id + 1].sum()) for split in splits):
+        unknown = sum(int(split.token_counts[unknown_id : unknown_id + 1].sum()) for split in splits)
+        if unknown and tokenizer.kind in ("character", "word"):
             note(
                 f"{unknown:,} {tokenizer.kind}s of the text are not among the tokenizer's "
                 f"{tokenizer.size:,} tokens: they are read as {tokenizer.roles['unknown']}"
+            )
+        elif (share := unknown / max(1, sum(len(split.tokens) for split in splits))) > MANY_UNKNOWN:
+            note(
+                f"{share:.2%} of the tokens are unknown: etymon tokenizer --show {folder.parent} --data ... "
+                "says what to do about it"
             )
     return store
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etymon.errors import EtymonError
 from etymon.files import read_json, write_json
+from etymon.text.alphabets import CharacterCounts
 from etymon.text.sources import PreparedText, TextSource
 from etymon.text.text_sample import sample_texts
 from etymon.text.tokenizer import Tokenizer
-from etymon.text.tokenizer_growing import extends, grow_tokenizer
-from etymon.text.tokenizer_training import LOSSLESS, train_tokenizer
+from etymon.text.tokenizer_growing import covering_size, extends, grow_tokenizer
+from etymon.text.tokenizer_training import LOSSLESS, strips_accents, train_tokenizer
 
 if TYPE_CHECKING:
     from etymon.families.family import Family
@@ -55,7 +56,8 @@ def training_choice(
             min_frequency = recipe.min_frequency
         if family is not None and kind not in LOSSLESS:  # case and accents go only where a family was named
             lowercase = recipe.lowercase if lowercase is None else lowercase
-            strip_accents = recipe.strip_accents if strip_accents is None else strip_accents
+            if not recipe.strip_accents:
+                strip_accents = bool(strip_accents)
     if kind not in LOSSLESS:
         specials.setdefault("unknown", PLAIN_SPECIALS["unknown"])
     elif home is None:
@@ -65,13 +67,54 @@ def training_choice(
         "kind": kind,
         "size": size or usual.get(kind or "", DEFAULT_SIZE),
         "lowercase": bool(lowercase),
-        "strip_accents": bool(strip_accents),
+        # None: as the family does, unless that would spoil the text.
+        "strip_accents": strip_accents
+        if family is not None and kind not in LOSSLESS
+        else bool(strip_accents),
         "normalise": form,
         "specials": specials,
         "sentinels": sentinels,
         "framing": framing,
         "min_frequency": min_frequency,
     }
+
+
+ACCENTS_STAY = (
+    "accents stay, though the family's recipe strips them: in this script that would change or drop letters "
+    "(etymon tokenizer --strip-accents does it all the same)"
+)
+
+
+def keeps_accents_after_all(choice: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """Whether the family strips accents and this tokenizer does not, since its text would be spoilt."""
+    return choice.get("strip_accents", False) is None and not strips_accents(tokenizer)
+
+
+def advise_on_unknown(
+    tokenizer: Tokenizer, family: str | None, counts: CharacterCounts, place: str | None = None
+) -> str:
+    """What to do about unknown characters, where these are the `counts` of the text that it was trained on, or
+    read if it was there already, in a `place`. A family's own kind comes first; of another it is said what
+    follows."""
+    grown = covering_size(tokenizer, counts, new=False)
+    if grown == tokenizer.size:
+        advice = "it was trained on text without the characters that are unknown: give it more"
+    elif place is not None:
+        return f"it would know nearly all characters after etymon tokenizer --from {place} --size {grown}"
+    else:
+        size = covering_size(tokenizer, counts, new=True)
+        advice = f"--size {size} has room for nearly all characters of the text"
+    kind, published = tokenizer.kind, None
+    if family is not None:
+        from etymon.families import get_family  # which imports torch
+
+        published = get_family(family).tokenizer.kind
+    if published != kind:
+        return f"{advice}; --kind byte-bpe has nothing unknown"
+    return (
+        f"{advice}; --kind byte-bpe has nothing unknown, but {family} was published with {kind}: tokens may then "
+        "be parts of characters, case and accents stay, and Transformers opens it as a generic tokenizer"
+    )
 
 
 def build_tokenizer(
@@ -156,6 +199,8 @@ def _train_on_text(
     with sample_texts(text.documents(), hold_out=False) as (texts, _):
         if old is None:
             tokenizer = train_tokenizer(texts=texts, **choice)
+            if keeps_accents_after_all(choice, tokenizer):
+                note(ACCENTS_STAY)
         else:
             tokenizer = grow_tokenizer(old, lambda: texts, size or 0)
             note(f"the tokenizer has grown from {old.size:,} to {tokenizer.size:,} tokens")

@@ -19,7 +19,7 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_write, read_any_json, read_json
 from etymon.text.framing import ReadingSettings
 from etymon.text.tokenizer import ROLE_KEYS, Tokenizer
-from etymon.text.tokenizer_training import (
+from etymon.text.tokenizer_pipelines import (
     WORD_END,
     add_sentinels,
     byte_bpe_backend,
@@ -160,7 +160,8 @@ def _hub_config(tokenizer: Tokenizer, reading: ReadingSettings | None) -> dict[s
     normalizer = tokenizer.description["normalizer"] or {}
     # Made for WordPiece, whose decoder puts spaces before punctuation; others spell their spaces.
     config: dict[str, Any] = {"clean_up_tokenization_spaces": tokenizer.kind == "wordpiece"}
-    is_bert = tokenizer.kind == "wordpiece" and normalizer.get("type") == "BertNormalizer"
+    types = [(tokenizer.description[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
+    is_bert = tokenizer.kind == "wordpiece" and types == ["BertNormalizer", "BertPreTokenizer"]
     if tokenizer.kind == "byte-bpe" and roles <= {"pad", "unknown", "begin", "end"}:
         config |= {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False}
     elif tokenizer.kind == "byte-bpe" and tokens == {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}:

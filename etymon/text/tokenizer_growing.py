@@ -11,6 +11,7 @@ longest piece that fits.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,32 +22,47 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from etymon.errors import EtymonError
+from etymon.text.alphabets import (
+    COVERED,
+    MOST_LETTERS,
+    CharacterCounts,
+    can_continue,
+    is_spaceless,
+    normalised_counts,
+)
 from etymon.text.sentences import cut_texts
 from etymon.text.tokenizer import BYTE_PIECE, Tokenizer
-from etymon.text.tokenizer_training import LONGEST_RUN, CharacterCounts, can_continue, merge_pairs
+from etymon.text.tokenizer_pipelines import LONGEST_RUN
+from etymon.text.tokenizer_training import merge_pairs
 
 FIRST_LETTER = 0x10000  # from here on no code point is white space or half a character
 BATCH = 32  # texts that are encoded together: the library says much about each token
 FREQUENT = 2  # times that a new token occurs at least
 WORTH = 1e-3  # by which a unigram's score is above that of its parts
 LETTERS = {"bpe": 2, "unigram": 2, "wordpiece": 4, "character": 1}
-"""Kinds that may lack characters: at most one in so many new tokens is one, as in training."""
+"""Kinds that may lack characters: one in so many new tokens is one at most, as in training, unless too much of
+the text would stay unknown."""
 
 
 def grow_tokenizer(tokenizer: Tokenizer, texts: Callable[[], Iterable[str]], size: int) -> Tokenizer:
     """The tokenizer with up to `size` tokens: as many more as `texts` are best shortened by.
 
-    `texts()` gives the text; it is called twice. Little text may not hold so many new pieces: `.size` says.
+    `texts()` gives the text; it is called up to three times. Little text may not hold so many new pieces:
+    `.size` says; but no place stays empty while a character has none.
     """
     require_room(tokenizer, size)
     if tokenizer.kind == "word":
         return _with_words(tokenizer, texts(), size)
-    grown = tokenizer
-    if share := LETTERS.get(tokenizer.kind):
-        grown = _with_letters(tokenizer, texts(), -(-(size - tokenizer.size) // share))
+    grown, share = tokenizer, LETTERS.get(tokenizer.kind)
+    if share:
+        room = size - tokenizer.size
+        grown = _with_letters(tokenizer, texts(), -(-room // share), int(room * MOST_LETTERS), FREQUENT)
     if tokenizer.kind == "character" or grown.size >= size:
         return grown
-    return _with_merges(grown, texts(), size)
+    grown = _with_merges(grown, texts(), size)
+    if share and grown.size < size:
+        grown = _with_letters(grown, texts(), size - grown.size, size - grown.size, 1)
+    return grown
 
 
 def require_room(tokenizer: Tokenizer, size: int) -> None:
@@ -121,16 +137,25 @@ def _with_words(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Tokeni
     return _with(tokenizer, new[: size - tokenizer.size])
 
 
-def _with_letters(tokenizer: Tokenizer, texts: Iterable[str], most: int) -> Tokenizer:
-    """With the most frequent characters that were unknown."""
+def _with_letters(
+    tokenizer: Tokenizer, texts: Iterable[str], usual: int, most: int, frequent: int
+) -> Tokenizer:
+    """With the most frequent characters that were unknown: the `usual` number of new tokens, or up to `most`
+    where too much of the text would stay unknown (`alphabets.COVERED`)."""
     vocabulary, prefix = tokenizer.backend.get_vocab(), tokenizer.prefix
     counts = CharacterCounts(_normalise(tokenizer, texts))
+    ranked = [letter for letter in counts.ranked() if tokenizer.kind == "character" or not letter.isspace()]
+    missing = [letter for letter in ranked if letter not in vocabulary]
+    left = sum(counts[letter] for letter in missing)
+    enough = (1 - COVERED) * sum(counts[letter] for letter in ranked)
     new: list[str] = []
-    for letter in counts.ranked():
-        if counts[letter] >= FREQUENT and (tokenizer.kind == "character" or not letter.isspace()):
-            inside = [prefix + letter] if prefix and can_continue(letter) else []
-            new += [token for token in (letter, *inside) if token not in vocabulary]
-    return _with(tokenizer, new[:most])
+    for letter in ranked:
+        if counts[letter] < frequent or (len(new) >= usual and (left <= enough or len(new) >= most)):
+            break
+        inside = [prefix + letter] if prefix and can_continue(letter) else []
+        new += [token for token in (letter, *inside) if token not in vocabulary]
+        left -= 0 if letter in vocabulary else counts[letter]
+    return _with(tokenizer, new[: max(usual, most)])
 
 
 def _with_merges(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Tokenizer:
@@ -227,21 +252,35 @@ def _with(
 # ---------------------------------------------------------------- how well a tokenizer fits a text
 
 
+MOSTLY = 0.5
+"""The share of a text's characters from which on it is of a script without spaces: its words are not counted."""
+
+
 @dataclass(frozen=True)
 class TokenizerReport:
     """How well a tokenizer fits a text: counts, and what follows from them."""
 
     bytes: int
     words: int
+    characters: int
+    """White space aside."""
     tokens: int
     unknown: int
+    unknown_characters: int
+    """Those that are read as unknown: a word with one of them may be lost as a whole."""
     longest: str
     """The text of the longest token of the vocabulary, special ones aside."""
+    has_spaces: bool
+    """Whether words are between spaces in most of the text."""
 
     @property
-    def fertility(self) -> float:
-        """Tokens a white-space word; says little about scripts without spaces."""
-        return self.tokens / max(1, self.words)
+    def fertility(self) -> float | None:
+        """Tokens a white-space word; None for scripts without spaces."""
+        return self.tokens / max(1, self.words) if self.has_spaces else None
+
+    @property
+    def tokens_per_character(self) -> float:
+        return self.tokens / max(1, self.characters)
 
     @property
     def bytes_per_token(self) -> float:
@@ -252,19 +291,47 @@ class TokenizerReport:
         """The share of tokens that stand for something that the vocabulary has not."""
         return self.unknown / max(1, self.tokens)
 
+    @property
+    def unknown_character_rate(self) -> float:
+        """The share of characters that are read as unknown."""
+        return self.unknown_characters / max(1, self.characters)
+
 
 def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerReport:
     """Encode the texts and count."""
     unknown_id = tokenizer.id("unknown")
-    size = words = tokens = unknown = 0
+    size = words = tokens = unknown = unknown_characters = 0
+    counts = CharacterCounts()
     pieces = cut_texts(texts)
     while batch := list(islice(pieces, 2 * BATCH)):
         size += sum(len(text.encode()) for text in batch)
         words += sum(len(text.split()) for text in batch)
-        for ids in tokenizer.encode_batch(batch):
+        for text, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
+            counts.add(text)
             tokens += len(ids)
-            unknown += 0 if unknown_id is None else int((ids == unknown_id).sum())
+            if unknown_id is not None and unknown_id in ids:
+                unknown += int((ids == unknown_id).sum())
+                numbers, starts, stops = tokenizer.offsets(text, quiet=True)
+                spans = zip(starts[numbers == unknown_id].tolist(), stops[numbers == unknown_id].tolist())
+                unknown_characters += sum(len("".join(text[start:stop].split())) for start, stop in spans)
     plain = (number for number in range(tokenizer.size) if number not in tokenizer.special_ids)
     widest = max(plain, key=lambda number: len(tokenizer.tokens[number]), default=None)
     longest = "" if widest is None else tokenizer.decode([widest])
-    return TokenizerReport(size, words, tokens, unknown, longest)
+    characters = sum(counts[letter] for letter in counts if not letter.isspace())
+    has_spaces = counts.share(is_spaceless) < MOSTLY
+    return TokenizerReport(size, words, characters, tokens, unknown, unknown_characters, longest, has_spaces)
+
+
+def covering_size(tokenizer: Tokenizer, counts: CharacterCounts, *, new: bool) -> int:
+    """The size from which on a tokenizer of this kind that is trained on a text with these characters, or, if
+    it is not a `new` one, this one when grown, knows nearly all of them (`alphabets.COVERED`)."""
+    has_two_forms = tokenizer.kind in ("wordpiece", "word-bpe")
+    letters = normalised_counts(counts, tokenizer.backend)
+    left = (1 - COVERED) * sum(letters.values())
+    tokens = 0
+    for letter in sorted(letters, key=lambda letter: letters[letter]):
+        left -= letters[letter]
+        if left < 0 and (new or letter not in tokenizer.tokens):
+            tokens += 1 + (has_two_forms and can_continue(letter))
+    room = math.ceil(tokens / MOST_LETTERS / 100) * 100
+    return room + len(tokenizer.special_ids) if new else room + tokenizer.size

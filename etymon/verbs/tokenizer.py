@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
     from etymon.text.tokenizer_growing import TokenizerReport
 
-MANY_UNKNOWN = 0.01
+MANY_UNKNOWN = 0.001
+"""The share of characters that are read as unknown from which on there is advice."""
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Tokenized:
     report: TokenizerReport | None
     judged_by: str
     skipped: int = 0
+    advice: tuple[str, ...] = ()
+    """What could be done better."""
 
 
 @settings
@@ -70,7 +73,7 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
     published recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and
     no id changes.
     """
-    from etymon.runs.tokenizer import training_choice
+    from etymon.runs.tokenizer import ACCENTS_STAY, keeps_accents_after_all, training_choice
     from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer, require_room
     from etymon.text.tokenizer_training import train_tokenizer
     from etymon.verbs.load_inputs import text_files
@@ -84,7 +87,8 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
         text, shown = text_files(options), tokenizer_at(show)
         with _samples(text, options) as samples:
             report = measure_tokenizer(shown, chain(*samples))
-        return Tokenized(Path(show), shown, report, "the text", text.skipped)
+            advice = _advise(shown, report, chain(*samples), options)
+        return Tokenized(Path(show), shown, report, "the text", text.skipped, advice)
     if options.out is None:
         raise EtymonError("say where the tokenizer goes: --out FOLDER")
     folder, old = Path(options.out), None
@@ -112,10 +116,13 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
         _save(trained, folder)
         # Saved before it is measured: a report that fails loses no training.
         report = measure_tokenizer(trained, validation if validation.size else training)
+        advice = _advise(trained, report, training, options)
+        if keeps_accents_after_all(choice, trained):
+            advice = (ACCENTS_STAY, *advice)
     measured_on = "the text it was trained on (too little to hold some out)"
     if validation.size:
         measured_on = "held-out text"
-    return Tokenized(folder, trained, report, measured_on, text.skipped)
+    return Tokenized(folder, trained, report, measured_on, text.skipped, advice)
 
 
 def tokenizer_at(name: str | Path) -> Tokenizer:
@@ -132,6 +139,20 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
     """All files of the tokenizer, or none."""
     with atomic_folder(Path(os.path.realpath(folder))) as aside:  # a link stays one
         tokenizer.save(aside)
+
+
+def _advise(
+    tokenizer: Tokenizer, report: TokenizerReport, texts: Iterable[str], options: TokenizerOptions
+) -> tuple[str, ...]:
+    """What to do about unknown characters, if there are many."""
+    from etymon.runs.tokenizer import advise_on_unknown
+    from etymon.text.alphabets import CharacterCounts
+    from etymon.text.tokenizer_growing import LETTERS
+
+    place = options.show or options.start
+    if report.unknown_character_rate <= MANY_UNKNOWN or tokenizer.kind not in (*LETTERS, "word-bpe"):
+        return ()
+    return (advise_on_unknown(tokenizer, options.family, CharacterCounts(texts), place),)
 
 
 def _check_free(folder: Path) -> None:
@@ -164,8 +185,9 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
     report, made = result.report, result.tokenizer
     if options.json:
         record: dict[str, Any] = {"folder": str(result.folder), "kind": made.kind, "size": made.size}
-        record |= {"judged_by": result.judged_by, "skipped": result.skipped}
-        names = "bytes words tokens unknown fertility bytes_per_token unknown_rate longest".split()
+        record |= {"judged_by": result.judged_by, "skipped": result.skipped, "advice": result.advice}
+        names = "bytes words characters tokens unknown fertility tokens_per_character bytes_per_token".split()
+        names += ["unknown_rate", "unknown_character_rate", "longest"]
         figures = {} if report is None else {name: getattr(report, name) for name in names}
         return print_json({**record, **figures}, indent=2)
     if result.skipped:
@@ -174,9 +196,14 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
     if report is None:
         return
     print(f"on {result.judged_by} ({report.bytes:,} bytes):")
-    print(f"  tokens a word    {report.fertility:.3f}")
-    print(f"  bytes a token    {report.bytes_per_token:.3f}")
-    print(f"  unknown          {report.unknown_rate:.3%} of the tokens")
-    print(f"  longest token    {report.longest!r}")
-    if report.unknown_rate > MANY_UNKNOWN:
-        print("  many unknown: byte-bpe has none; unigram and bpe suit scripts without spaces")
+    if report.fertility is not None:
+        print(f"  tokens a word       {report.fertility:.3f}")
+    print(f"  tokens a character  {report.tokens_per_character:.3f}")
+    print(f"  bytes a token       {report.bytes_per_token:.3f}")
+    unknown = (
+        f"{report.unknown_rate:.3%} of the tokens, {report.unknown_character_rate:.3%} of the characters"
+    )
+    print(f"  unknown             {unknown}")
+    print(f"  longest token       {report.longest!r}")
+    for advice in result.advice:
+        print(f"  note: {advice}")

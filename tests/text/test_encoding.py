@@ -15,7 +15,7 @@ from etymon.text import encoding
 from etymon.text.encoding import Encoder, Part, keeps_words_apart
 from etymon.text.sentences import sentence_starts
 from etymon.text.tokenizer import Tokenizer
-from etymon.text.tokenizer_training import metaspace_backend
+from etymon.text.tokenizer_pipelines import metaspace_backend
 
 from .test_tokenizer_kinds import kinds  # noqa: F401
 

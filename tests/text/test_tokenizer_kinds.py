@@ -18,7 +18,8 @@ from etymon.text.reading import Document
 from etymon.text.text_sample import TextSample, sample_texts
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer
-from etymon.text.tokenizer_training import KINDS, LONGEST_RUN, train_tokenizer
+from etymon.text.tokenizer_pipelines import LONGEST_RUN
+from etymon.text.tokenizer_training import KINDS, train_tokenizer
 
 SPECIALS = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>"}
 LETTERS = "abcdeé ö字公园 นมส\n.,!ﬁ"
