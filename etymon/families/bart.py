@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
@@ -22,7 +21,7 @@ from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, check
 from etymon.nn.blocks import Body, EncoderDecoder
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.initialise import COMMON, Filler, normal, with_zero_row
-from etymon.nn.layers import Embedding, Rate
+from etymon.nn.layers import Embedding, LayerNorm, Rate
 from etymon.text import framing
 
 
@@ -81,7 +80,7 @@ def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
         words,
         positions=Embedding(shape.positions + OFFSET, shape.dim),
         position_offset=OFFSET,
-        norm=nn.LayerNorm(shape.dim, EPSILON),
+        norm=LayerNorm(shape.dim, EPSILON),
         scale=shape.dim**0.5 if shape.scaled else 1.0,
         dropout=shape.dropout,
     )

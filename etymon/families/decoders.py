@@ -26,7 +26,7 @@ from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import COMMON, Filler, normal
-from etymon.nn.layers import Embedding, Rate
+from etymon.nn.layers import Embedding, LayerNorm, Rate
 from etymon.nn.visibility import CausalRule, Rule
 from etymon.nn.vocabulary import DenseVocabulary
 
@@ -90,8 +90,8 @@ def pocket_recipe(rate: float) -> Recipe:
 # --- the body
 
 
-def layer_norm(shape: Any) -> nn.LayerNorm:
-    return nn.LayerNorm(shape.dim, shape.norm_epsilon)
+def layer_norm(shape: Any) -> LayerNorm:
+    return LayerNorm(shape.dim, shape.norm_epsilon)
 
 
 def attention(shape: Any, **options: Any) -> Attention:

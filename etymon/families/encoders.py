@@ -17,7 +17,7 @@ from etymon.nn.attention import Attention, RelativeKeys
 from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Pooler, Projection, TokenScore
-from etymon.nn.layers import ACTIVATIONS, Embedding, Linear, Rate
+from etymon.nn.layers import ACTIVATIONS, Embedding, LayerNorm, Linear, Rate
 from etymon.nn.visibility import FullRule
 from etymon.nn.vocabulary import DenseVocabulary, Transform
 
@@ -122,7 +122,7 @@ def encoder(
         position_offset=first_position,
         count_hidden=not first_position,
         segments=Embedding(segments, width) if segments else None,
-        norm=nn.LayerNorm(width, shape.norm_epsilon),
+        norm=LayerNorm(width, shape.norm_epsilon),
         projection=Linear(width, shape.dim) if project else None,
         dropout=shape.dropout,
     )
@@ -131,7 +131,7 @@ def encoder(
         Block(
             Attention(shape.dim, shape.heads, dropout=shape.attention_dropout, relative=relative()),
             FeedForward(shape.dim, shape.inner_dim, shape.activation),
-            norms=[nn.LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
+            norms=[LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
             norm_first=False,
             dropout=shape.dropout if output_dropout is None else output_dropout,
             feed_forward_dropout=shape.dropout if feed_forward_dropout is None else feed_forward_dropout,
@@ -156,7 +156,7 @@ def vocabulary_head(activation: Callable[[Tensor], Tensor] | None = None) -> Hea
         transform = Transform(
             Linear(shape.dim, width),
             activation or ACTIVATIONS[shape.activation],
-            nn.LayerNorm(width, shape.norm_epsilon),
+            LayerNorm(width, shape.norm_epsilon),
         )
         weight = words.weight if shape.tied else Embedding(shape.vocabulary, width).weight
         return DenseVocabulary(weight, bias=True, transform=transform)

@@ -12,7 +12,7 @@ from etymon.families.family import Head, Recipe
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, EncoderDecoder, FeedForward, Stack
 from etymon.nn.heads import DeepProjection, Projection
-from etymon.nn.layers import Embedding
+from etymon.nn.layers import Embedding, LayerNorm
 from etymon.nn.visibility import CausalRule, FullRule
 from etymon.nn.vocabulary import DenseVocabulary
 
@@ -43,8 +43,8 @@ def stack(
     def number(field: str) -> int:
         return (getattr(shape, f"decoder_{field}", None) if decoder else None) or getattr(shape, field)
 
-    def norm() -> nn.LayerNorm:
-        return nn.LayerNorm(shape.dim, norm_epsilon)
+    def norm() -> LayerNorm:
+        return LayerNorm(shape.dim, norm_epsilon)
 
     def attention() -> Attention:
         return Attention(shape.dim, number("heads"), bias=attention_bias, dropout=shape.attention_dropout)

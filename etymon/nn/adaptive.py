@@ -28,7 +28,16 @@ from torch import Tensor, nn
 from etymon.errors import EtymonError
 from etymon.nn.batch import permute
 from etymon.nn.layers import Embedding
-from etymon.nn.vocabulary import Context, DenseVocabulary, Score, chunks, cross_entropy, linear_loss
+from etymon.nn.precision import follow, widen
+from etymon.nn.vocabulary import (
+    Context,
+    DenseVocabulary,
+    Score,
+    chunks,
+    cross_entropy,
+    linear_loss,
+    wide_linear,
+)
 
 SMALL = 10_000
 """Words of a vocabulary that is not worth cutting."""
@@ -78,10 +87,10 @@ class Map(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, width))
 
     def forward(self, x_NE: Tensor) -> Tensor:
-        return F.linear(x_NE, self.weight)
+        return F.linear(x_NE, follow(self.weight, x_NE))
 
     def down(self, x_nD: Tensor) -> Tensor:
-        return x_nD @ self.weight
+        return x_nD @ follow(self.weight, x_nD)
 
 
 class BinWords(nn.Module):
@@ -227,10 +236,10 @@ class AdaptiveVocabulary(DenseVocabulary):
     def target_log_probs(
         self, hidden_ND: Tensor, at: Tensor | None, targets_n: Tensor, context: Context | None = None
     ) -> Tensor:
-        total_n = hidden_ND.new_zeros(len(targets_n))
+        total_n = widen(hidden_ND.new_zeros(len(targets_n)))
         for x, weight, bias, places, rows in self._softmaxes(self._features(hidden_ND, at), targets_n):
             for part in chunks(len(x), len(weight)):
-                logits_CB = F.linear(x[part], weight, bias)
+                logits_CB = wide_linear(x[part], weight, bias)
                 log_probs_C = logits_CB.gather(1, places[part, None])[:, 0] - logits_CB.logsumexp(-1)
                 total_n[part if rows is None else rows[part]] += log_probs_C
         return total_n
@@ -238,7 +247,7 @@ class AdaptiveVocabulary(DenseVocabulary):
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
         x_nD, parts = self._features(hidden_ND, at), []
         for number, (weight, bias) in enumerate(self._weights):
-            parts.append(F.linear(self._down(number, x_nD), weight, bias).log_softmax(-1))
+            parts.append(wide_linear(self._down(number, x_nD), weight, bias).log_softmax(-1))
         # log p(word) = log p(its bin) + log p(word | its bin).
         first, cluster = parts[0][:, : self.edges[1]], parts[0][:, self.edges[1] :]
         rest = [tail + cluster[:, i, None] for i, tail in enumerate(parts[1:])]
@@ -292,13 +301,16 @@ class SampledVocabulary(DenseVocabulary):
         x_nD = self._features(hidden_ND, at)
         both = torch.cat([targets_n, sampled_S])
         # One lookup of weights: its gradient touches the chosen rows alone until it is added up.
-        weight = F.embedding(both, self.weight)
-        correction = -log_expected_count(both, self.size, draws).to(x_nD)
+        weight = follow(F.embedding(both, self.weight), x_nD)
+        correction = -log_expected_count(both, self.size, draws).to(widen(x_nD[:0]))
         if self.bias is not None:
             correction = correction + self.bias.index_select(0, both)
         n = len(targets_n)
-        true_n = (x_nD * weight[:n]).sum(-1) + correction[:n]
-        logits_nS = torch.addmm(correction[n:], x_nD, weight[n:].T)
+        true_n = widen((x_nD * weight[:n]).sum(-1)) + correction[:n]
+        if x_nD.dtype == correction.dtype:
+            logits_nS = torch.addmm(correction[n:], x_nD, weight[n:].T)
+        else:
+            logits_nS = widen(x_nD @ weight[n:].T) + correction[n:]
         # The target is in the sum already: drawn by chance, it would count twice.
         logits_nS = logits_nS.masked_fill(targets_n[:, None] == sampled_S, -math.inf)
         return (torch.logaddexp(true_n, logits_nS.logsumexp(-1)) - true_n).sum()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from etymon.nn.batch import Batch
 from etymon.nn.cache import Cache, Places
 from etymon.nn.layers import Embedding, Linear
+from etymon.nn.precision import follow
 from etymon.nn.visibility import CachedView, FlatView, PairBias, Scoring
 
 
@@ -171,10 +172,10 @@ class RelativeKeys(nn.Module):
         rows_RQT = (distances + self.positions - 1).clamp(0, last)
         if q_RHQK.shape[2] == 1:  # a step of a decode: so few distances that their vectors can be looked up
             met_RHTK = q_RHQK + k_RHTK if self.meets_keys else q_RHQK
-            return (met_RHTK * (self.table(rows_RQT) * scale)).sum(-1)[:, :, None]
+            return (met_RHTK * (follow(self.table(rows_RQT), q_RHQK) * scale)).sum(-1)[:, :, None]
         # Queries meet all distances in one product, and each pair picks its entry: nothing of `[Q, T, K]`
         # is made.
-        table_KL = self.table.weight.T * scale
+        table_KL = follow(self.table.weight, q_RHQK).T * scale
         heads = *q_RHQK.shape[:2], -1, -1
         scores = (q_RHQK @ table_KL).gather(-1, rows_RQT[:, None].expand(heads))
         if self.meets_keys:
@@ -190,7 +191,7 @@ class RelativeKeys(nn.Module):
             # Beyond the table, the farthest distances repeat.
             places_L = torch.arange(first, first + count, device=table_LK.device)
             table_LK = self.table(places_L.clamp_(0, rows - 1))
-        table_LK = table_LK * scale
+        table_LK = follow(table_LK, q_RHQK) * scale
         scores = skew(q_RHQK @ table_LK.flip(0).T, keys)
         if self.meets_keys:
             scores = scores + skew(k_RHTK @ table_LK.T, queries).transpose(-1, -2)

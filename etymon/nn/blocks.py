@@ -183,7 +183,8 @@ class Stack(nn.Module):
             rule: self._with_bias(
                 flat_view(rule, batch)
                 if state is None or state.empty
-                else cached_view(rule, batch, state.lengths)
+                else cached_view(rule, batch, state.lengths),
+                x_ND.dtype,
             )
             for rule in set(self.rules)
         }
@@ -198,7 +199,7 @@ class Stack(nn.Module):
                 inputs.cache = state.self_caches[number]
                 inputs.cross_cache = None if memory is None else state.cross_caches[number]
             if narrow is not None and number == len(self.schedule) - 1:
-                inputs.at, inputs.view = at, self._with_bias(flat_view(FullRule(), narrow, batch))
+                inputs.at, inputs.view = at, self._with_bias(flat_view(FullRule(), narrow, batch), x_ND.dtype)
                 inputs.cross_view = None if memory is None else self._cross_view(narrow, memory, None)
             x_ND = self.layers[physical](x_ND, inputs)
             if self.seen is not None:
@@ -224,8 +225,12 @@ class Stack(nn.Module):
         layout = Layout([1] * batch.layout.rows, batch.device)
         return Batch(batch.ids[at], layout, batch.positions[at], counted=False)
 
-    def _with_bias(self, view: FlatView | CachedView) -> FlatView | CachedView:
-        return view if self.position_bias is None else view.with_bias(self.position_bias)
+    def _with_bias(self, view: FlatView | CachedView, dtype: torch.dtype) -> FlatView | CachedView:
+        position_bias = self.position_bias
+        if position_bias is None:
+            return view
+        # In the type of queries and keys: fused kernels take no other.
+        return view.with_bias(lambda queries, keys: position_bias(queries, keys).to(dtype))
 
     @staticmethod
     def _cross_view(batch: Batch, memory: Memory, state: KeyValueState | None) -> FlatView | CachedView:

@@ -15,9 +15,10 @@ from etymon.errors import EtymonError
 from etymon.nn.adaptive import AdaptiveEmbedding
 from etymon.nn.batch import Batch
 from etymon.nn.layers import Dropout, Embedding
+from etymon.nn.precision import ComputesInPrecision
 
 
-class Embeddings(nn.Module):
+class Embeddings(ComputesInPrecision, nn.Module):
     """Word vectors, plus whatever a family adds: positions, segments, a norm, a projection, dropout.
 
     `position_offset` is where counting starts in the table (RoBERTa and BART: 2). With `count_hidden` off,
@@ -83,7 +84,8 @@ class Embeddings(nn.Module):
             )
         if self.norm is not None:
             x_ND = self.norm(x_ND)
-        x_ND = self.dropout(x_ND)
+        # Sums and the norm are of the whole vectors: they are rounded once, at the end.
+        x_ND = self.dropout(self.enter(x_ND))
         return x_ND if self.projection is None else self.projection(x_ND)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.initialise import Filler, constant, open_forget_gates, orthogonal, xavier
 from etymon.nn.layers import Dropout, Embedding, Linear
+from etymon.nn.precision import widen
 from etymon.nn.recurrent import Packing, recurrent
 from etymon.settings.adapters import FeatureSettings
 
@@ -77,6 +78,7 @@ class FeatureHead(nn.Module):
         input of the first layer is the first of the layers."""
         if batch.hidden_keys is not None:
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
+        layers_ND = [widen(x_ND) for x_ND in layers_ND]  # the LSTMs compute in float32
         # Packed rows: the LSTMs compute no padding.
         packing = Packing(batch.layout)
         x_NH = packing.pack(self._inputs(layers_ND, batch))

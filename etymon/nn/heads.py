@@ -1,4 +1,4 @@
-"""Small heads for tasks: they read hidden states at the positions their family says.
+"""Small heads for tasks: they read hidden states at the positions their family says, and answer in float32.
 
 Legend: n positions, D width, R rows, T tokens of a row, S beginnings and E ends of answers that are
 followed up.
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from etymon.nn.layers import Activation, Dropout, Linear, identity
+from etymon.nn.layers import Activation, Dropout, LayerNorm, Linear, identity
+from etymon.nn.precision import widen
 
 
 class Projection(nn.Module):
@@ -36,7 +37,7 @@ class Projection(nn.Module):
         self.output_dropout = Dropout(output_dropout)
 
     def forward(self, x_nD: Tensor) -> Tensor:
-        return self.output_dropout(self.activation(self.linear(self.dropout(x_nD))))
+        return widen(self.output_dropout(self.activation(self.linear(self.dropout(x_nD)))))
 
 
 class Pooler(nn.Module):
@@ -81,7 +82,7 @@ class DeepProjection(nn.Module):
         self.activation = activation
 
     def forward(self, x_nD: Tensor) -> Tensor:
-        return self.linear(self.dropout(self.activation(self.dense(self.input_dropout(x_nD)))))
+        return widen(self.linear(self.dropout(self.activation(self.dense(self.input_dropout(x_nD))))))
 
 
 class TokenScore(DeepProjection):
@@ -117,26 +118,26 @@ class ConditionalSpan(nn.Module):
         super().__init__()
         self.starts, self.ends = starts, ends
         self.start = Linear(dim, 1)
-        self.end_dense, self.end_norm = Linear(2 * dim, dim), nn.LayerNorm(dim, epsilon)
+        self.end_dense, self.end_norm = Linear(2 * dim, dim), LayerNorm(dim, epsilon)
         self.end_linear = Linear(dim, 1)
         # The last map has no bias, as published.
         self.answer_dense, self.answer_linear = Linear(2 * dim, dim), Linear(dim, 1, bias=False)
         self.dropout = Dropout(dropout)
 
     def forward(self, x_nD: Tensor) -> Tensor:
-        return self.start(x_nD).squeeze(-1)
+        return widen(self.start(x_nD)).squeeze(-1)
 
     def end(self, x_nD: Tensor, start_nD: Tensor) -> Tensor:
         """Scores of tokens as ends, `[n]`, each beside the hidden state of a beginning."""
         # tanh before the norm, as in XLNet's code.
         inner_nD = torch.tanh(self.end_dense(torch.cat([x_nD, start_nD], -1)))
-        return self.end_linear(self.end_norm(inner_nD)).squeeze(-1)
+        return widen(self.end_linear(self.end_norm(inner_nD))).squeeze(-1)
 
     def unanswerable(self, start_RD: Tensor, class_RD: Tensor) -> Tensor:
         """Scores `[R]` from the mean state of beginnings, weighted by their probabilities, and the class
         token's state."""
         inner_RD = torch.tanh(self.answer_dense(torch.cat([start_RD, class_RD], -1)))
-        return self.answer_linear(self.dropout(inner_RD)).squeeze(-1)
+        return widen(self.answer_linear(self.dropout(inner_RD))).squeeze(-1)
 
     def search(self, x_RTD: Tensor, class_RD: Tensor, hidden_RT: Tensor) -> SpanCandidates:
         """The best spans of every row; `hidden_RT` marks tokens that no answer begins or ends with."""
@@ -151,7 +152,7 @@ class ConditionalSpan(nn.Module):
             scores_RTS.masked_fill(hidden_RT[..., None], -math.inf).softmax(1).topk(min(self.ends, length), 1)
         )
         # The expected beginning and not the best one, as published.
-        mean_RD = (probs_RT[:, None] @ x_RTD)[:, 0]
+        mean_RD = (probs_RT[:, None].to(x_RTD.dtype) @ x_RTD)[:, 0]
         unanswerable_R = self.unanswerable(mean_RD, class_RD)
         return SpanCandidates(
             best_RS.values, best_RS.indices, ends_RES.values, ends_RES.indices, unanswerable_R

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from etymon.nn.precision import follow, widen
 from etymon.nn.products import Multiplied
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -134,6 +135,8 @@ class DroppedAttention(torch.autograd.Function):
 
 
 class Linear(Multiplied, nn.Linear):
+    """A linear map that computes in the type of its input."""
+
     def reset_parameters(self) -> None:
         pass
 
@@ -146,6 +149,16 @@ class Embedding(nn.Embedding):
         pass
 
 
+class LayerNorm(nn.LayerNorm):
+    """Means and variances are float32 whatever the input has; the output has its type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype or x.device.type == "cpu":
+            # On a processor the kernel takes half-precision inputs with float32 weights.
+            return super().forward(x)
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class RootMeanSquareNorm(nn.Module):
     """Scale-only normalisation (T5): no mean is taken off, no bias is added."""
 
@@ -155,7 +168,8 @@ class RootMeanSquareNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        wide = widen(x)
+        return F.rms_norm(wide, self.weight.shape, follow(self.weight, wide), self.epsilon).to(x.dtype)
 
 
 Activation = Callable[[Tensor], Tensor]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from etymon.errors import EtymonError
 from etymon.nn.initialise import constant, initialise
 from etymon.nn.layers import Dropout, Linear
+from etymon.nn.precision import follow
 from etymon.settings.adapters import USUAL_TARGETS, LoraSettings
 
 Adaptable = TypeVar("Adaptable", bound=nn.Module)
@@ -48,8 +49,8 @@ class AdaptedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         # Scaled while it is narrow: fewer products than behind B.
-        narrow = F.linear(self.dropout(x), self.lora_a) * self.scale
-        return super().forward(x) + F.linear(narrow, self.lora_b)
+        narrow = F.linear(self.dropout(x), follow(self.lora_a, x)) * self.scale
+        return super().forward(x) + F.linear(narrow, follow(self.lora_b, x))
 
     @torch.no_grad()
     def to_linear(self) -> Linear:

@@ -23,6 +23,7 @@ from etymon.errors import EtymonError
 from etymon.nn.cache import PointerWindow
 from etymon.nn.initialise import Filler, constant
 from etymon.nn.layers import Linear
+from etymon.nn.precision import follow, widen
 from etymon.nn.vocabulary import Context, DenseVocabulary, Score, linear_loss
 
 BLOCK = 64
@@ -71,7 +72,7 @@ class Pointer(nn.Module):
             else self._score_window(hidden_ND, at, context, window)
         )
         # One softmax over keys and sentinel, of which only logarithms are kept.
-        sentinel_n = q_nD @ self.sentinel
+        scores_nK, sentinel_n = widen(scores_nK), widen(q_nD @ follow(self.sentinel, q_nD))
         whole_n = torch.logaddexp(scores_nK.logsumexp(-1), sentinel_n)
         return sentinel_n - whole_n, scores_nK - whole_n[:, None], words_nK
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from etymon.errors import EtymonError
 from etymon.nn.footprint import available_memory
 from etymon.nn.machine import measured_once
+from etymon.nn.precision import follow
 
 VARIABLE = "ETYMON_PRODUCTS"
 """Of the environment: the name of a product, to use that one everywhere, or `measured`, which is the default."""
@@ -244,9 +245,10 @@ class Multiplied:
     products: WeightProducts | None = None
 
     def multiply(self, x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-        """x W^T + b, by the product that was chosen where no gradient is wanted."""
+        """x W^T + b in the type of x, by the product that was chosen where no gradient is wanted."""
+        bias_F = None if bias_F is None else follow(bias_F, x)
         if self.products is None or torch.is_grad_enabled() or x.dtype != weight_FD.dtype:
-            return F.linear(x, weight_FD, bias_F)
+            return F.linear(x, follow(weight_FD, x), bias_F)
         return self.products.multiply(x, weight_FD, bias_F)
 
     def train(self, mode: bool = True) -> Any:

@@ -29,6 +29,7 @@ from etymon.nn.batch import Layout
 from etymon.nn.cache import Cache, Places
 from etymon.nn.layers import Dropout, Linear, keep_mask
 from etymon.nn.layers import dropout as drop
+from etymon.nn.precision import follow
 
 
 class DistanceSinusoids(nn.Module):
@@ -173,7 +174,8 @@ class RelativeAttention(Attention):
         # Queries are fewer than scores: the scale falls on them.
         q_HRQK = self.by_head(view.query.pad(self.query(x_ND))) * self.scale
         content, position = (
-            q_HRQK + self.scale * bias[:, None, None] for bias in (self.content_bias, self.position_bias)
+            q_HRQK + self.scale * follow(bias, q_HRQK)[:, None, None]
+            for bias in (self.content_bias, self.position_bias)
         )
         products = torch.bmm(position.flatten(1, 2), r_HLK.transpose(1, 2))
         scores = pick_distances(products, view, q_HRQK.shape[2]).add(view.bias_RQT).transpose(0, 1)
@@ -229,7 +231,7 @@ def relative_attend(
         )
         return out, None
     # The plain formula: `etymon.trace` reads its weights, and tests hold the fast way to it.
-    content, position = ((q_HRQK + bias[:, None, None]) * scale for bias in biases)
+    content, position = ((q_HRQK + follow(bias, q_HRQK)[:, None, None]) * scale for bias in biases)
     products = position.reshape(len(r_HLK), -1, position.shape[-1]) @ r_HLK.transpose(-1, -2)
     columns = view.columns_RQT
     if columns is None:
@@ -328,7 +330,9 @@ class RelativeAttend(torch.autograd.Function):
         gradient_position = torch.bmm(by_distance, r).view(content.shape)
         gradient_r = torch.bmm(by_distance.transpose(1, 2), position.view(len(r), -1, width)).mul_(scale)
         gradient_u, gradient_w = (
-            part.sum((1, 2)).mul_(scale) for part in (gradient_content, gradient_position)
+            # A bias is met by all queries: their sum is float32 even where they are not.
+            part.sum((1, 2), dtype=torch.promote_types(part.dtype, torch.float32)).mul_(scale)
+            for part in (gradient_content, gradient_position)
         )
         # In the memory order of the queries, rows first, as their projection wants it.
         gradient_q = content.new_empty(rows, queries, heads, width).permute(2, 0, 1, 3)

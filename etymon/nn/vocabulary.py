@@ -17,18 +17,33 @@ from torch.autograd.function import once_differentiable
 
 from etymon.nn.batch import Batch
 from etymon.nn.cache import KeyValueState
+from etymon.nn.precision import follow, widen
 from etymon.nn.products import Multiplied
 
 CHUNK_ELEMENTS = 1 << 22
 """Entries of the logits held at a time: 16 MB in float32, which a processor's cache can still help with."""
 
 
-def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
+HALF_ERRORS = 1 << 26
+"""Gradients of half-precision logits that are kept for one product with the weights' gradient: 128 MB. That
+product is rounded to half precision before it is added up in float32, so there should be few of them."""
+
+
+def chunks(rows: int, vocabulary: int, elements: int | None = None) -> Iterator[slice]:
     """Slices of rows whose logits fit the budget."""
     # At least a row, however large the vocabulary.
-    step = max(1, CHUNK_ELEMENTS // max(1, vocabulary))
+    step = max(1, (elements or CHUNK_ELEMENTS) // max(1, vocabulary))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits in float32 at least; the product itself is computed in the type of x, the bias is added after
+    it."""
+    if x.dtype == weight.dtype and x.dtype not in (torch.bfloat16, torch.float16):
+        return F.linear(x, weight, bias)
+    logits = F.linear(x, follow(weight, x)).float()
+    return logits if bias is None else logits.add_(bias)
 
 
 Look = Callable[[Tensor, slice], None]
@@ -40,7 +55,10 @@ and its gradient by the logits."""
 
 class LinearLoss(torch.autograd.Function):
     """The summed loss of the logits `x W^T + b`. The gradient is formed beside the loss, while a chunk's
-    logits are in memory, so that nothing of size `[n, V]` is kept and no product is computed twice."""
+    logits are in memory, so that nothing of size `[n, V]` is kept and no product is computed twice.
+
+    In half precision only the three products are half: losses, softmax and sums over chunks are float32.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, score: Score) -> Tensor:
@@ -50,18 +68,33 @@ class LinearLoss(torch.autograd.Function):
         gradient_x = torch.empty_like(x_nD) if wants_x else None
         gradient_weight = torch.zeros_like(weight_VD) if wants_weight else None
         gradient_bias = torch.zeros_like(bias_V) if bias_V is not None and wants_bias else None
-        for part in chunks(len(x_nD), len(weight_VD)):
-            x_CD = x_nD[part]
-            loss, error_CV = score(F.linear(x_CD, weight_VD, bias_V), part, any(ctx.needs_input_grad))
-            total += loss
-            if error_CV is None:
+        is_half = x_nD.dtype in (torch.bfloat16, torch.float16)
+        rounded_VD = follow(weight_VD, x_nD)  # once, not chunk by chunk
+        wants_gradient = any(ctx.needs_input_grad)
+        for held in chunks(len(x_nD), len(weight_VD), HALF_ERRORS if is_half else None):
+            errors_HV: Tensor | None = None
+            for chunk in chunks(held.stop - held.start, len(weight_VD)):
+                part = slice(held.start + chunk.start, held.start + chunk.stop)
+                loss, error_CV = score(wide_linear(x_nD[part], rounded_VD, bias_V), part, wants_gradient)
+                total += loss
+                if error_CV is None:
+                    continue
+                if gradient_bias is not None:
+                    gradient_bias += error_CV.sum(0)
+                if not is_half:
+                    errors_HV = error_CV  # a chunk at a time, as it is
+                    continue
+                if errors_HV is None:
+                    errors_HV = x_nD.new_empty(held.stop - held.start, len(weight_VD))
+                errors_HV[chunk] = error_CV
+            if errors_HV is None:
                 continue
             if gradient_x is not None:
-                torch.mm(error_CV, weight_VD, out=gradient_x[part])
-            if gradient_weight is not None:
-                gradient_weight.addmm_(error_CV.T, x_CD)
-            if gradient_bias is not None:
-                gradient_bias += error_CV.sum(0)
+                torch.mm(errors_HV, rounded_VD, out=gradient_x[held])
+            if gradient_weight is not None and is_half:
+                gradient_weight += errors_HV.T @ x_nD[held]
+            elif gradient_weight is not None:
+                gradient_weight.addmm_(errors_HV.T, x_nD[held])
         ctx.gradients = [gradient_x, gradient_weight, gradient_bias]
         return total
 
@@ -254,7 +287,12 @@ class DenseVocabulary(Multiplied, nn.Module):
         return linear_loss(self._features(hidden_ND, at), self.weight, self.bias, score)
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
-        return self.multiply(self._features(hidden_ND, at), self.weight, self.bias)
+        x_nD = self._features(hidden_ND, at)
+        if x_nD.dtype in (torch.bfloat16, torch.float16):
+            # The bias is added in float32, behind the half-precision product.
+            logits_nV = self.multiply(x_nD, self.weight, None).float()
+            return logits_nV if self.bias is None else logits_nV.add_(self.bias)
+        return self.multiply(x_nD, self.weight, self.bias)
 
     def log_probs(
         self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None
@@ -291,7 +329,7 @@ class DenseVocabulary(Multiplied, nn.Module):
     ) -> Tensor:
         at = torch.arange(len(hidden_ND), device=hidden_ND.device) if at is None else at
         parts = [read(self.logits(hidden_ND, at[part], context), part) for part in chunks(len(at), self.size)]
-        return torch.cat(parts) if parts else hidden_ND.new_zeros(0)
+        return torch.cat(parts) if parts else widen(hidden_ND.new_zeros(0))
 
     def _features(self, hidden_ND: Tensor, at: Tensor | None) -> Tensor:
         # Positions first, then the transform: a masked model predicts 15% of its tokens.

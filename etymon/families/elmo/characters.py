@@ -48,6 +48,7 @@ class Characters(nn.Module):
     training these may be other words.
     """
 
+    keeps_float32 = True
     room = None
     """A row may have any number of tokens."""
 

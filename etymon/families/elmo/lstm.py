@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from etymon.nn.batch import Batch
 from etymon.nn.layers import Dropout
+from etymon.nn.precision import ComputesInPrecision
 from etymon.nn.recurrent import Packing
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class LstmState:
         self.lengths = tuple(lengths)
 
 
-class TwoWayStack(nn.Module):
+class TwoWayStack(ComputesInPrecision, nn.Module):
     """Two stacks of LSTMs, one from the beginning of every row and one from its end, which never look at
     each other.
 
@@ -234,6 +235,8 @@ class TwoWayStack(nn.Module):
     `skip_connections`, a layer's input is added to its output, but not around the first. Dropout is on
     every layer's input and on the last output.
     """
+
+    keeps_float32 = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -287,4 +290,4 @@ class TwoWayStack(nn.Module):
         if state is not None:
             lengths = [before + new for before, new in zip(state.lengths, batch.layout.lengths, strict=True)]
             state.load({"hidden": torch.stack(hidden), "cell": torch.stack(cell)}, lengths)
-        return self.dropout(x_ND)
+        return self.dropout(self.enter(x_ND))

@@ -22,6 +22,7 @@ class RecurrentEncoder(nn.Module):
     """Annotations of every token `[M, H]`, and the last states of every layer, both directions side by side
     `[R, H]`."""
 
+    keeps_float32 = True
     positions = None
 
     def __init__(self, words: Embedding, shape: Shape) -> None:

@@ -25,6 +25,7 @@ from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import EncoderDecoder
 from etymon.nn.layers import Dropout, Embedding, Linear
+from etymon.nn.precision import ComputesInPrecision
 from etymon.nn.recurrent import Packing, gru_step, lstm_step, recurrent
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class FinalMemory(Memory):
     final: list[tuple[Tensor, ...]]
 
 
-class RecurrentDecoder(nn.Module):
+class RecurrentDecoder(ComputesInPrecision, nn.Module):
     """From words so far and an encoder's memory to what the next words are read from, `[N, F]`.
 
     - `bahdanau`: the context comes of the state before, goes into the step, and is read out with that state
@@ -59,6 +60,7 @@ class RecurrentDecoder(nn.Module):
     direction's.
     """
 
+    keeps_float32 = True
     positions = None
 
     def __init__(self, words: Embedding, shape: Shape) -> None:
@@ -111,11 +113,11 @@ class RecurrentDecoder(nn.Module):
             self.seen.append(y_NE)
         # Only a running decode needs the states behind every token; training does not.
         if state is None and not self.feed_dim and self.order != "bahdanau":
-            return self._all_steps(batch, packing, y_NE, source, begin)
+            return self.enter(self._all_steps(batch, packing, y_NE, source, begin))
         out_NF, states = self._step_by_step(batch, packing, y_NE, source, begin)
         if state is not None:
             state.advance(batch.layout, states)
-        return out_NF
+        return self.enter(out_NF)
 
     def _source(self, memory: FinalMemory) -> Source:
         layout = memory.batch.layout

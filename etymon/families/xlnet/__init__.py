@@ -28,7 +28,7 @@ from etymon.nn.blocks import Block, FeedForward
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import ConditionalSpan, Pooler, Projection
 from etymon.nn.initialise import COMMON, Filler, normal
-from etymon.nn.layers import ACTIVATIONS, Embedding, Rate
+from etymon.nn.layers import ACTIVATIONS, Embedding, LayerNorm, Rate
 from etymon.text.framing import Framing
 
 
@@ -97,7 +97,7 @@ def body(shape: Shape, heads: frozenset[str]) -> TwoStreamBody:
         Block(
             SegmentAttention(shape.dim, *wide, dropout=shape.dropout, biases=shared),
             FeedForward(shape.dim, shape.inner_dim, shape.activation, dropout=shape.dropout),
-            norms=[nn.LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
+            norms=[LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
             norm_first=False,
             dropout=shape.dropout,
             residual_scale=shape.residual_scale,

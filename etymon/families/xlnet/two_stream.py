@@ -24,6 +24,7 @@ from etymon.nn.blocks import Body, Stack
 from etymon.nn.cache import Places
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.memory import SegmentMemory, SlidingState
+from etymon.nn.precision import follow
 from etymon.nn.relative import (
     DistanceSinusoids,
     RelativeAttention,
@@ -73,8 +74,9 @@ class SegmentAttention(RelativeAttention):
 
     def segment_scores(self, q_HRQK: Tensor) -> Tensor:
         # Only the difference counts: what is added to all keys alike, the softmax takes out.
-        difference_HK = (self.segments[1] - self.segments[0]) * self.scale
-        return ((q_HRQK + self.segment_bias[:, None, None]) * difference_HK[:, None, None]).sum(-1)
+        difference_HK = follow((self.segments[1] - self.segments[0]) * self.scale, q_HRQK)
+        bias_HK = follow(self.segment_bias, q_HRQK)
+        return ((q_HRQK + bias_HK[:, None, None]) * difference_HK[:, None, None]).sum(-1)
 
 
 class TwoStreamStack(Stack):
@@ -259,7 +261,7 @@ class TwoStreamBody(Body):
 
     def _blanks(self, count: int) -> Tensor:
         blank_1D: Any = self.embeddings.blank
-        return self.embeddings.dropout(blank_1D.expand(count, -1))
+        return self.embeddings.dropout(self.embeddings.enter(blank_1D).expand(count, -1))
 
     def _look_ahead(self, batch: Batch, state: LookaheadState) -> Tensor:
         """For every new token, the hidden state `[N, D]` of a query in the place behind it. A prefix is
