@@ -12,16 +12,24 @@ computed in half precision all the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
+from etymon.nn.machine import best_time, measured_once
 
 Precision = Literal["float32", "bf16", "fp16"]
 
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 class ComputesInPrecision:
@@ -68,19 +76,74 @@ def round_weights(model: nn.Module, precision: Precision) -> None:
             parameter.data = parameter.data.to(DTYPES[precision])
 
 
+TOO_SLOW = 2.0
+"""A processor without arithmetic of a precision emulates it, at a tenth of the speed of float32 and less."""
+
+
 def require_precision(precision: Precision, device: torch.device) -> None:
-    """Refuses a precision that the device cannot compute in."""
+    """Refuses a precision that the device cannot compute in, or only by emulation."""
     if precision == "float32":
         return
-    lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    try:
-        ones = torch.ones(2, 2, dtype=DTYPES[precision], device=device)
-        lacks = (precision == "bf16" and lacks_bf16) or float((ones @ ones)[0, 0]) != 2
-    except (RuntimeError, TypeError):
-        lacks = True
-    if lacks:
-        other = "fp16" if precision == "bf16" and device.type == "cuda" else "float32"
-        raise EtymonError(f"this {device.type} device cannot compute in {precision}: say --precision {other}")
+    reason = ""
+    if device.type == "cuda" and precision == "bf16":
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            reason = f"{torch.cuda.get_device_name(device)} has no bfloat16"
+    elif device.type != "cuda":
+        try:
+            slower = 1 / products_speed(precision, device, [(256, 256)], rows=256)
+        except (RuntimeError, TypeError):
+            reason = f"this {device.type} device cannot multiply in it"
+        else:
+            if slower > TOO_SLOW:
+                reason = (
+                    f"this {device.type} device has no arithmetic for it, it is {slower:.0f} times slower"
+                )
+    if reason:
+        raise EtymonError(f"no precision {precision} here: {reason}; say --precision float32, or auto")
+
+
+def products_speed(
+    precision: Precision, device: torch.device, sizes: Sequence[tuple[int, int]], rows: int
+) -> float:
+    """How many times as fast as in float32 products of `rows` rows with matrices of these sizes are in a
+    precision. Measured once a machine."""
+
+    def measure() -> float:
+        times: dict[Precision, float] = {"float32": 0.0, precision: 0.0}
+        for outputs, inputs in sizes:
+            for name in times:
+                x_RI = torch.ones(rows, inputs, dtype=DTYPES[name], device=device)
+                weight_OI = torch.ones(outputs, inputs, dtype=DTYPES[name], device=device)
+                times[name] += best_time(partial(F.linear, x_RI, weight_OI), device)
+        return float(f"{times['float32'] / times[precision]:.2g}")
+
+    shapes = " and ".join(f"{inputs}x{outputs}" for outputs, inputs in sizes)
+    return float(measured_once(f"{precision} against float32, {rows} rows of {shapes}", device, measure))
+
+
+WORTH_IT = 1.2
+"""How many times faster half precision has to be for `auto` to choose it: less is not worth its rounding."""
+ROWS = 1024
+
+
+def choose_precision(model: nn.Module, device: torch.device) -> tuple[Precision, str]:
+    """What `auto` stands for here, and why, in words: half precision if two products of the model's own
+    sizes are clearly faster in it."""
+    sizes = {(part.shape[0], part.shape[1]) for part in model.parameters() if part.dim() == 2}
+    largest = sorted(sizes, key=lambda size: (size[0] * size[1], size))[-2:]
+    refusal = ""
+    # fp16 only where there is no bf16: it needs a loss scale.
+    for half in ("bf16", "fp16"):
+        try:
+            require_precision(half, device)
+        except EtymonError as error:
+            refusal = refusal or str(error).removesuffix("; say --precision float32, or auto")
+            continue
+        gain = products_speed(half, device, largest, ROWS)
+        shapes = " and ".join(f"{inputs}x{outputs}" for outputs, inputs in largest)
+        reason = f"products of {ROWS:,} rows with {shapes} are {gain:g} times as fast in {half} as in float32"
+        return (half, reason) if gain >= WORTH_IT else ("float32", reason)
+    return "float32", refusal
 
 
 def follow(parameter: Tensor, x: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
         job = replace(job, world=World(device=device))
         trial = replace(job, folder=Path(place), progress=Progress())
         unit, phases, _ = prepare(trial, data)
+        file = data.file  # by now with a precision
         model: Model = unit.model  # type: ignore[assignment]
         # No seconds: two steps of each phase, of which the first warms up.
         times = seconds_per_step(trial, data, unit, phases, 0.0)
@@ -60,7 +61,7 @@ def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
     about = "about " if is_timed or share < 1 or isinstance(file, TaskFile) else ""
     tokens = format_count(steps * pace.tokens)
     lines = {
-        "model": f"{plan.title}, {model.parameter_count():,} parameters",
+        "model": f"{plan.title}, {model.parameter_count():,} parameters, {file.precision}",
         **described,
         "steps": f"{about}{steps:,} ({asked_budget}), about {tokens} tokens",
         "learning rate": f"{optimiser.learning_rate:g} at its peak, {schedule.name}, "

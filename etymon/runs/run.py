@@ -19,11 +19,12 @@ from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
 from etymon.nn.lora import merge
+from etymon.nn.precision import DTYPES, Precision, choose_precision, require_precision, set_precision
 from etymon.runs.folder import Job, join_processes, lock_folder
 from etymon.runs.model import StartModel, complete_model, models_of, open_start, save_models
 from etymon.runs.report import write_run_report
 from etymon.runs.result import Finetuned, Pretrained
-from etymon.runs.run_file import plain, read_run_file
+from etymon.runs.run_file import CommonFile, plain, read_run_file
 from etymon.runs.task_file import TaskFile
 from etymon.runs.training_settings import VALIDATIONS, steps_within, training_settings
 from etymon.runs.validation import Evaluation, PhasePlan, Validator
@@ -75,6 +76,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
 
         # Text or tables, tokenizer, model and objectives.
         unit, phases, start = prepare(job, data, checkpoint)
+        file = data.file  # by now with a precision
         model: Model = unit.model  # type: ignore[assignment]
         validator = data.build_validator(job, unit, phases, folder.log)
 
@@ -123,7 +125,8 @@ def run(job: Job, data: TrainingData) -> Pretrained:
 
         # Training, with a validation every so many steps.
         try:
-            result = trainer.train(f"{plan.title}, {model.parameter_count():,} parameters")
+            precision = "" if settings.precision == "float32" else f", {settings.precision}"
+            result = trainer.train(f"{plan.title}, {model.parameter_count():,} parameters{precision}")
         finally:
             folder.close()
         model.eval()
@@ -196,7 +199,26 @@ def prepare(
     unit, phases = data.build_unit(job, model, start, checkpoint)
     for phase in phases:
         phase.feed.require_targets()
+    precision = choose_precision_once(job, data.file, unit)
+    require_precision(precision, job.world.device)
+    for part in (unit, unit.teacher):
+        if part is not None:
+            set_precision(part, precision)
+    data.file = replace(data.file, precision=precision)
     return unit, phases, start
+
+
+def choose_precision_once(job: Job, file: CommonFile, unit: TrainingUnit) -> Precision:
+    """Returns the precision of a run; where that is left to measurement, the first process measures."""
+    if file.precision != "auto":
+        return file.precision
+    names: list[Precision] = list(DTYPES)
+    choice = 0
+    if job.world.first:
+        precision, reason = choose_precision(unit, job.world.device)
+        job.note(f"precision {precision}: {reason}")
+        choice = names.index(precision)
+    return names[round(job.world.add({"choice": choice})["choice"])]
 
 
 # --- how long to train

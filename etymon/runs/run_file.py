@@ -158,7 +158,8 @@ def find_difference(given: CommonFile, before: CommonFile) -> tuple[str, Any, An
         if isinstance(now, dict) and isinstance(then, dict):
             # The run has filled in what was left open: compare the keys that are given now.
             then = {key: then.get(key) for key in now}
-        if now not in (getattr(usual, name), then):
+        # What was left to measurement (`auto`) is by now what the run began with.
+        if now not in (getattr(usual, name), then, "auto"):
             return name, now, then
     if not isinstance(given, RunFile) or not isinstance(before, RunFile):
         return None

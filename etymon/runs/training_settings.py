@@ -55,6 +55,7 @@ def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validatio
         # A checkpoint with every validation, so that the best one is there to be kept.
         save_every=file.save_every or every,
         paced="samples" if file.grows(recipe.ramp) else "steps",
+        precision="float32" if file.precision == "auto" else file.precision,
     )
 
 

@@ -300,8 +300,20 @@ class DeviceOptions(OpeningOptions):
     device: str | None = option(None, "cpu or cuda (cuda where there is one)")
 
 
+PrecisionName = Literal["float32", "bf16", "fp16", "auto"]
+
+
 @settings
-class WeightOptions(DeviceOptions):
+class ComputeOptions(DeviceOptions):
+    """Options of verbs that ask a model and do not train it."""
+
+    precision: PrecisionName = option(
+        "float32", "of matrix products; auto: half precision where that is measured to be faster"
+    )
+
+
+@settings
+class WeightOptions(ComputeOptions):
     """Options of verbs that can compute with rounded weights."""
 
     quantize: Literal["int8"] | None = option(

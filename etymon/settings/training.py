@@ -14,6 +14,7 @@ from etymon.settings import (
     DeviceOptions,
     PassedOverKeys,
     PathText,
+    PrecisionName,
     ProgressOptions,
     Spelling,
     Words,
@@ -232,6 +233,12 @@ class RunSettings(LoopSettings, OptimiserSettings, CheckpointSettings, CardSetti
         None,
         "tokens of a sample (up to 256), of a task's text (512; what is longer is cut), as the model allows",
         ge=1,
+    )
+    # Not `auto`: what a run computes is not to depend on the machine unless somebody asks for that.
+    precision: PrecisionName = option(
+        "float32",
+        "of matrix products and activations, beside float32 weights; auto: half precision where that is measured to be "
+        "faster (fp16 and devices other than cpu are not yet tried on a GPU by us)",
     )
     slices: int = option(1, "parts that a step is computed in: less memory, or several processes", ge=1)
     budget: str | None = option(

@@ -18,6 +18,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
+from etymon.nn.precision import DTYPES, Precision
 from etymon.objectives.objective import MicroBatch, Term, weighted_loss
 from etymon.settings import option, settings
 from etymon.settings.training import LoopSettings
@@ -61,6 +62,7 @@ class TrainingSettings(LoopSettings):
     validate_every: int = option(100, "steps between validations", ge=1)
     save_every: int = option(1000, "steps between checkpoints", ge=1)
     log_layers_every: int = option(50, "steps between records of the gradient's norm by layer", ge=1)
+    precision: Precision = option("float32", "of matrix products and activations")
     # Samples where the batch grows, so that warm-up is counted in text.
     paced: Literal["steps", "samples"] = option("steps", "what the schedule goes by")
     time: TimeBudget | None = option(None, "what the steps were measured for: they are revised on the way")
@@ -71,6 +73,12 @@ class TrainingSettings(LoopSettings):
 
 # Prefixes of the tensors that are saved beside the optimiser's.
 BRIDGE, MEMORY = "bridge/", "memory/"
+
+
+SMALLEST_SCALE = 2.0**-10
+"""A loss that overflows fp16 even when it is scaled down so far has diverged."""
+STEPS_AT_SCALE = 2000
+"""Steps without an overflow after which the loss scale is tried twice as large, as PyTorch's does."""
 
 
 class Diverged(EtymonError):
@@ -164,7 +172,7 @@ class Trainer:
         passes = 1.0 if settings.adversarial is None else settings.adversarial.cost
         # Counted before the unit is wrapped: a backward of the wrapper would wait for the other processes.
         flops = [passes * flops_per_token(self.unit, phase.feed) for phase in self.stream.phases]
-        peak = matmul_peak(self.device)
+        peak = matmul_peak(self.device, DTYPES[settings.precision])
         self._synchronise()
         self.plan.start(state.step, self.clock() - self._began)
         steps = self._open_steps()
@@ -244,13 +252,18 @@ class Trainer:
                 add_terms(terms, totals, late_counts)
         totals, counts = world.add(totals), counts | world.add(late_counts)
         norms = self._clip_gradients()
+        is_overflown = not math.isfinite(norms["gradient_norm"])
         if learning_rate is None:
             share = settings.schedule.share(position, settings.steps)
             learning_rate = settings.optimiser.learning_rate * share
         set_rate(self.optimiser, learning_rate)
-        self.optimiser.step()
+        if not is_overflown:
+            self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         record = averages(totals, counts, objective.likelihood)
+        if settings.precision == "fp16":
+            record["loss_scale"] = self.state.loss_scale
+            self._adapt_loss_scale(is_overflown)
         return {**record, "learning_rate": learning_rate, "step_tokens": counts[TOKENS], **norms}
 
     def _run_pass(
@@ -271,19 +284,35 @@ class Trainer:
             terms: dict[str, Term] = self.synchronised(batch)
             # The wrapper takes the mean over the processes, but the counts are those of the whole step, so
             # the sum is right.
-            backward(weighted_loss(terms, counts) * self.world.size)
+            loss = weighted_loss(terms, counts) * self.world.size
+            backward(loss * self.state.loss_scale if self.settings.precision == "fp16" else loss)
         return terms
 
     def _clip_gradients(self) -> dict[str, float]:
         """Clips the step's gradient, which is complete by now; returns its norm, now and then by layer,
         too."""
         norms = {}
+        if self.settings.precision == "fp16":
+            gradients = [part.grad for part in self.unit.parameters() if part.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.state.loss_scale)
         if (self.state.step + 1) % self.settings.log_layers_every == 0:  # before clipping rescales them
             norms = {f"gradient_norm/{name}": norm for name, norm in gradient_norms(self.unit).items()}
         total = torch.nn.utils.clip_grad_norm_(self.unit.parameters(), self.settings.clip or math.inf)
-        if not math.isfinite(float(total)):
+        # In fp16 a large gradient may overflow: the step is left out, and the loss scale falls.
+        is_overflow = self.settings.precision == "fp16" and self.state.loss_scale > SMALLEST_SCALE
+        if not math.isfinite(float(total)) and not is_overflow:
             raise self._diverged(f"the gradient at step {self.state.step + 1}")
         return {"gradient_norm": float(total), **norms}
+
+    def _adapt_loss_scale(self, is_overflown: bool) -> None:
+        """Halves the loss scale after an overflow, and doubles it after many steps without any (Micikevicius
+        et al. 2018, section 3.2)."""
+        state = self.state
+        state.scale_steps = 0 if is_overflown else state.scale_steps + 1
+        if is_overflown:
+            state.loss_scale /= 2
+        elif state.scale_steps == STEPS_AT_SCALE:
+            state.loss_scale, state.scale_steps = state.loss_scale * 2, 0
 
     def save(self) -> None:
         """Writes a checkpoint (the first process does; the others wait)."""

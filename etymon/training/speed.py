@@ -22,12 +22,14 @@ Shape = Sequence[int]
 
 
 @cache
-def matmul_peak(device: torch.device = CPU, seconds: float = 0.3) -> float:
-    """Floating-point operations a second of a large float32 matrix product here: 100% utilisation."""
+def matmul_peak(
+    device: torch.device = CPU, dtype: torch.dtype = torch.float32, seconds: float = 0.3
+) -> float:
+    """Floating-point operations a second of a large matrix product here: 100% utilisation."""
     size = 1024 if device.type == "cpu" else 8192
     # A generator of its own: measuring the speed must not change what is drawn next.
     generator = torch.Generator(device).manual_seed(0)
-    left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
 
     def time_product() -> float:
         begin = time.perf_counter()

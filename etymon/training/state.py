@@ -39,6 +39,10 @@ class TrainingState:
     best_step: int | None = None
     words_read: float = 0.0
     """Of all samples: a word that an epoch reads twice counts twice."""
+    loss_scale: float = 65536.0
+    """In fp16: what losses are multiplied with, so that small gradients do not vanish."""
+    scale_steps: int = 0
+    """Steps since the loss scale was changed."""
 
     def seen(self) -> dict[str, int]:
         """What a model's history and its card say that it has seen."""

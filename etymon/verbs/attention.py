@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from etymon.errors import EtymonError
 from etymon.settings import (
-    DeviceOptions,
+    ComputeOptions,
     JsonOptions,
     ModelLike,
     Spelling,
@@ -35,7 +35,7 @@ class AttentionMaps:
 
 
 @settings
-class AttentionOptions(DeviceOptions, JsonOptions):
+class AttentionOptions(ComputeOptions, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     source: str = argument("the text to read")
     target: Words = argument("what is written (its own text otherwise); for an encoder a second text", ())

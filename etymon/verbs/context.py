@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from etymon.errors import EtymonError
 from etymon.settings import (
-    DeviceOptions,
+    ComputeOptions,
     Files,
     JsonOptions,
     Notify,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class ContextOptions(DeviceOptions, JsonOptions):
+class ContextOptions(ComputeOptions, JsonOptions):
     models: Annotated[Any, Spelling("Sequence[str | Path | Model] | str | Path | Model", list[str])] = (
         argument("folders or hub ids of decoders; together they are a group")
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.settings import (
-    DeviceOptions,
+    ComputeOptions,
     JsonOptions,
     ModelLike,
     Notify,
@@ -40,7 +40,7 @@ class Evaluated:
 
 
 @settings
-class EvaluateOptions(TableOptions, DeviceOptions, JsonOptions):
+class EvaluateOptions(TableOptions, ComputeOptions, JsonOptions):
     model: ModelLike = argument("folder or hub id of a model")
     task_options: dict[str, Any] = group(task_options(), f"{TARGET_COLUMNS} {INPUT_COLUMNS}")
     metric: Words = option((), "accuracy, f1, matthews, pearson, bleu, chrf, rougeL ... (the task's own)")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from etymon.config import parse_count
 from etymon.errors import EtymonError
-from etymon.settings import DeviceOptions, WeightOptions
+from etymon.settings import ComputeOptions, DeviceOptions, PrecisionName, WeightOptions
 from etymon.settings.reading import FileOptions
 from etymon.text.reading import SURROGATE
 from etymon.text.sources import TextFiles
@@ -45,11 +45,27 @@ def load_model(model: str | Path | Model, options: DeviceOptions, head: str | No
         where = f"this {model.family.title}"
         if quantize is not None and not model.int8:
             raise EtymonError("weights are rounded as a model is read: give its folder, or model.quantize()")
+        if isinstance(options, ComputeOptions) and options.precision != "float32":
+            raise EtymonError("a precision is chosen as a model is read: give its folder")
         loaded = model if target is None else model.to(target)
+    if isinstance(options, ComputeOptions):
+        compute_in(loaded, options.precision)
     if loaded.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
     choose_products(loaded)
     return loaded
+
+
+def compute_in(model: Model, precision: PrecisionName) -> None:
+    """Rounds a model's matrices to a precision, which is chosen by measuring if it is `auto`."""
+    from etymon.nn.precision import choose_precision, require_precision, round_weights
+
+    chosen = choose_precision(model, model.device)[0] if precision == "auto" else precision
+    if chosen != "float32":
+        require_precision(chosen, model.device)
+        if model.int8:
+            raise EtymonError(f"weights of eight bits are not rounded to {chosen}: leave --precision out")
+        round_weights(model, chosen)
 
 
 def read_texts(

@@ -9,7 +9,7 @@ from typing import Any
 from etymon.errors import EtymonError
 from etymon.files import json_text
 from etymon.settings import (
-    DeviceOptions,
+    ComputeOptions,
     JsonOptions,
     ModelLike,
     Notify,
@@ -43,7 +43,7 @@ class Predicted:
 
 
 @settings
-class PredictOptions(TableOptions, DeviceOptions, JsonOptions):
+class PredictOptions(TableOptions, ComputeOptions, JsonOptions):
     model: ModelLike = argument("folder or hub id of a fine-tuned model")
     texts: Texts = argument("texts to answer; - reads lines from standard input", ())
     task_options: dict[str, Any] = group(task_options(), INPUT_COLUMNS)

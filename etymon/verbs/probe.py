@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.settings import (
-    DeviceOptions,
+    ComputeOptions,
     JsonOptions,
     ModelLike,
     Notify,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class ProbeOptions(DeviceOptions, JsonOptions):
+class ProbeOptions(ComputeOptions, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     data: Annotated[Any, Spelling("Sequence[str | Path | ProbeTask] | str | Path", list[str])] = option(
         (), "a file or folder of tasks, repeatable (docs/probing.md)"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etymon.errors import EtymonError
-from etymon.settings import DeviceOptions, JsonOptions, ModelLike, Notify, Texts, argument, option, settings
+from etymon.settings import ComputeOptions, JsonOptions, ModelLike, Notify, Texts, argument, option, settings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
@@ -28,7 +28,7 @@ class Inspection:
 
 
 @settings
-class ReplacedOptions(DeviceOptions, JsonOptions):
+class ReplacedOptions(ComputeOptions, JsonOptions):
     model: ModelLike = argument("folder or hub id of a discriminator (ELECTRA)")
     texts: Texts = argument("texts to look at; - reads lines from standard input", ())
     file: Path | None = option(None, "a file with a text a line")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from etymon.errors import EtymonError
 from etymon.files import atomic_write, json_text
 from etymon.settings import (
-    DeviceOptions,
+    ComputeOptions,
     JsonOptions,
     ModelLike,
     Notify,
@@ -47,7 +47,7 @@ class Rewritten:
 
 
 @settings
-class Seq2SeqOptions(DeviceOptions, JsonOptions):
+class Seq2SeqOptions(ComputeOptions, JsonOptions):
     model: ModelLike = argument(
         "folder or hub id of a model that writes from a source: t5, bart, or fine-tuned"
     )
