@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, overload
 
 from etymon.families.model import Model
+from etymon.nn.precision import require_precision
 from etymon.runs.folder import Job, join_processes
 from etymon.runs.model import save_models
 from etymon.runs.result import Finetuned, Pretrained
@@ -36,6 +37,8 @@ def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
     with join_processes(job) as joined, TemporaryDirectory(prefix="etymon-") as place:
         device = joined.world.device
         data.require_memory(device)
+        if file.precision != "auto":
+            require_precision(file.precision, device)
         # Each process tries on its own: there is nothing to share.
         job = replace(job, world=World(device=device))
         trial = replace(job, folder=Path(place), progress=Progress())

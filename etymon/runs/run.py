@@ -64,6 +64,8 @@ def run(job: Job, data: TrainingData) -> Pretrained:
         world = job.world
         if not job.resuming:
             data.require_memory(world.device)
+        if file.precision != "auto":
+            require_precision(file.precision, world.device)
 
         # The folder, and the checkpoint in it to resume from.
         folder = RunFolder(job.folder)
@@ -200,7 +202,6 @@ def prepare(
     for phase in phases:
         phase.feed.require_targets()
     precision = choose_precision_once(job, data.file, unit)
-    require_precision(precision, job.world.device)
     for part in (unit, unit.teacher):
         if part is not None:
             set_precision(part, precision)

@@ -3,9 +3,8 @@ estimated."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -13,6 +12,7 @@ import psutil
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from etymon.nn.machine import best_time
 from etymon.objectives.objective import weighted_loss
 from etymon.training.distributed import CPU
 from etymon.training.feeding import Feed, Position
@@ -26,23 +26,11 @@ def matmul_peak(
     device: torch.device = CPU, dtype: torch.dtype = torch.float32, seconds: float = 0.3
 ) -> float:
     """Floating-point operations a second of a large matrix product here: 100% utilisation."""
-    size = 1024 if device.type == "cpu" else 8192
-    # A generator of its own: measuring the speed must not change what is drawn next.
-    generator = torch.Generator(device).manual_seed(0)
-    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-
-    def time_product() -> float:
-        begin = time.perf_counter()
-        left @ right
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
-
-    time_product()  # the first one warms caches up
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        best = min(best, time_product())
-    return 2 * size**3 / best
+    # A processor that emulates a precision takes a minute for what others do in a millisecond.
+    size = 8192 if device.type != "cpu" else 1024 if dtype != torch.float16 else 128
+    # Ones: nothing is drawn, so that measuring the speed does not change what is drawn next.
+    left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / best_time(partial(torch.matmul, left, right), device, seconds)
 
 
 def flops_per_token(unit: TrainingUnit, feed: Feed, slices: int = 1) -> float:

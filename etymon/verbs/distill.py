@@ -31,7 +31,7 @@ class DistillOptions(TrainOptions):
     out: PathText = option(None, "the run's folder (runs/distilled-FAMILY)")
     objective: dict[str, Any] = group(EncoderDistillationSettings)
     run: dict[str, Any] = group(
-        PretrainSettings, "teacher_layers budget batch length documents learning_rate seed"
+        PretrainSettings, "teacher_layers budget batch length documents learning_rate precision seed"
     )
 
 

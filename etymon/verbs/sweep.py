@@ -25,7 +25,7 @@ class SweepOptions(StartOptions):
     out: PathText = option(None, "the sweep's folder (sweeps/FAMILY-SIZE)")
     run: dict[str, Any] = group(
         PretrainSettings,
-        "size budget objective batch length vocabulary start documents column errors "
+        "size budget precision objective batch length vocabulary start documents column errors "
         "deduplicate similarity min_length max_length text_language",
     )
 
