@@ -48,8 +48,11 @@ Make = Callable[..., Callable[[Any], Any]]
 
 
 class Executor(Protocol):
-    def run(self, make: Make, arguments: tuple[Any, ...], jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yields every job with its result, in the order of the jobs. What a job raises is raised."""
+    def run(
+        self, make: Make, arguments: tuple[Any, ...], jobs: Iterable[Any], *, at_home: int = AT_HOME
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yields every job with its result, in the order of the jobs. What a job raises is raised. After
+        `at_home` jobs it pays to start other processes."""
 
 
 @contextmanager
@@ -75,13 +78,15 @@ class LocalExecutor:
 
     workers: int | None = None
 
-    def run(self, make: Make, arguments: tuple[Any, ...], jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def run(
+        self, make: Make, arguments: tuple[Any, ...], jobs: Iterable[Any], *, at_home: int = AT_HOME
+    ) -> Iterator[tuple[Any, Any]]:
         jobs = iter(jobs)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         number = cores if self.workers is None else self.workers
         if self.workers is None or number == 1:
             function = make(*arguments)
-            for job in islice(jobs, AT_HOME) if number > 1 else jobs:
+            for job in islice(jobs, at_home) if number > 1 else jobs:
                 yield job, function(job)
         if (first := next(jobs, None)) is None:
             return
@@ -141,7 +146,9 @@ class RayExecutor:
     def ray(self) -> Any:
         return self.stack.enter_context(_connect(self.on, self.workers))
 
-    def run(self, make: Make, arguments: tuple[Any, ...], jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def run(
+        self, make: Make, arguments: tuple[Any, ...], jobs: Iterable[Any], *, at_home: int = AT_HOME
+    ) -> Iterator[tuple[Any, Any]]:
         jobs = iter(jobs)
         if (first := next(jobs, None)) is None:
             return

@@ -32,6 +32,16 @@ Scored = tuple[int, np.ndarray, list[float]]
 
 
 @dataclass(frozen=True)
+class WordScore:
+    """A word of a text. Words that share a token count as one."""
+
+    word: str
+    surprisal: float
+    """In bits, the sum over its tokens."""
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Score:
     """Logarithms are natural. Figures by the token count every scored token; the end token of a target is
     one."""
@@ -49,6 +59,8 @@ class Score:
     """The scored tokens, as the tokenizer spells them. Empty for a file that is read in segments, as are
     `log_probs`."""
     log_probs: list[float]
+    words: list[WordScore] | None = None
+    """Of every word its surprisal, where that was asked for."""
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ class Denoising(Objective):
         options = options or DenoisingOptions()
         noise, random_roll, self.smoothing = options.noise, options.random_roll, options.smoothing
         self.noise, self.framing, self.word_starts = NOISES[noise], tokenizer.framing, tokenizer.word_starts
+        self.whole_words = self.noise.cut == "words"
         density, mean_span = options.density or self.noise.density, options.mean_span or MEAN_SPAN
         around, sentinels = self.framing.overhead(), tokenizer.sentinels
         self.raw_length = length - around
@@ -154,7 +155,9 @@ class Denoising(Objective):
         ids = split.tokens[start:stop].astype(np.int64)
         # Sentences that begin in this span, for noises that shuffle them.
         first, last = np.searchsorted(split.sentences, (start, stop))
-        text = Text(ids, self.word_starts[ids], np.asarray(split.sentences[first:last]) - start)
+        flags = split.word_flags
+        words = self.word_starts[ids] if flags is None else flags.tokens[start:stop].astype(bool)
+        text = Text(ids, words, np.asarray(split.sentences[first:last]) - start)
         shown, target = self.noise.corrupt(text, self.amounts, rng)
         return DenoisingExample(self.framing.frame(shown).ids, self.framing.frame(target).ids)
 

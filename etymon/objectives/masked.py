@@ -30,6 +30,7 @@ from etymon.objectives.objective import (
     by_length,
     concatenate,
     needed_id,
+    place_word_starts,
     target_terms,
 )
 from etymon.sampling import plans
@@ -100,6 +101,7 @@ class MaskedLM(Objective):
         needed_id(tokenizer, "mask", self.name)  # refused by the name of this objective
         self.separator = needed_id(tokenizer, "separator", self.name)
         self.masking = Masking(options.masking, tokenizer, options.density, length)
+        self.whole_words = self.masking.scheme.whole_words
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         if not self.copies:
@@ -144,7 +146,14 @@ class MaskedLM(Objective):
             label = labels[0] if labels else 0
         ids = framed.ids.astype(np.int64)
         # Separators between documents are text to the framing, and yet nothing to predict.
-        places, shown = self.masking.draw(ids, framed.special | (ids == self.separator), split, rng)
+        special, segmented = framed.special | (ids == self.separator), None
+        if self.whole_words and (flags := split.word_flags) is not None:
+            texts = [flags.stream(start, stop, 1)]
+            if len(row) > 2:
+                spans = ((start, stop), (second_start, second_stop))
+                texts = [flags.tokens[first:last].astype(bool) for first, last in spans]
+            segmented = place_word_starts(framed.special, texts)
+        places, shown = self.masking.draw(ids, special, split, rng, segmented)
         return MaskedExample(shown, framed.segments, places, ids[places], label)
 
     def collate(self, examples: Sequence[MaskedExample]) -> MaskedBatch:

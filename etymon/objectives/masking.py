@@ -32,6 +32,13 @@ class MaskingSample:
     split: Split
     """Where the text comes from, with the counts of its tokens."""
     masking: Masking
+    segmented: np.ndarray | None = None
+    """For every token, whether a word of the text's segmenter begins with it; None without one."""
+
+    @property
+    def word_starts(self) -> np.ndarray:
+        """For every token, whether a word begins with it."""
+        return self.masking.word_starts[self.ids] if self.segmented is None else self.segmented
 
 
 class Masking:
@@ -49,10 +56,15 @@ class Masking:
         """The ids that a random replacement is drawn from."""
 
     def draw(
-        self, ids: np.ndarray, special: np.ndarray, split: Split, rng: np.random.Generator
+        self,
+        ids: np.ndarray,
+        special: np.ndarray,
+        split: Split,
+        rng: np.random.Generator,
+        segmented: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The masked places, in order, and the ids that the model is shown; the targets are `ids[places]`."""
-        places = self.scheme.choose(MaskingSample(ids, ~special, split, self), rng)
+        places = self.scheme.choose(MaskingSample(ids, ~special, split, self, segmented), rng)
         shares = self.scheme.shares
         return places, noise.mask_eighty_ten_ten(ids, places, self.mask, self.vocabulary, rng, shares)
 
@@ -69,8 +81,10 @@ def _anywhere(sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
 
 def _words(sample: MaskingSample, rng: np.random.Generator, longest: int) -> np.ndarray:
     count = noise.masked_count(len(sample.ids), sample.masking.density)
-    starts = sample.masking.word_starts[sample.ids]
-    return np.flatnonzero(noise.words_mask(starts, sample.is_text, count, rng, longest))
+    # A segmenter's words are hidden whole even where the shortest is longer than the share.
+    is_strict = sample.segmented is not None
+    mask = noise.words_mask(sample.word_starts, sample.is_text, count, rng, longest, is_strict)
+    return np.flatnonzero(mask)
 
 
 def _rare(sample: MaskingSample, rng: np.random.Generator) -> np.ndarray:
@@ -96,17 +110,18 @@ class Scheme:
     one."""
     spares_special: bool = False
     """Random replacements are none of the special tokens that a vocabulary begins with."""
+    whole_words: bool = False
 
 
 SCHEMES = {
     # BERT: a rounded share of the input's length, at least one token, never special ones.
     "bert": Scheme(_tokens),
     # BERT's later models: the same, but all tokens of a word or none.
-    "whole-words": Scheme(partial(_words, longest=1)),
+    "whole-words": Scheme(partial(_words, longest=1), whole_words=True),
     # RoBERTa, as fairseq has it: any token may be masked, special ones too, and as few as none.
     "roberta": Scheme(_anywhere, spares_special=True),
     # ALBERT: one to three whole words side by side.
-    "ngram": Scheme(partial(_words, longest=3)),
+    "ngram": Scheme(partial(_words, longest=3), whole_words=True),
     # DistilBERT: rare tokens are masked more often. It chooses out of a whole batch; here every sample has
     # its share.
     "rare": Scheme(_rare),

@@ -133,6 +133,8 @@ class Objective(Protocol):
     """Whether a step may leave some of its heads out."""
     streaming: bool = False
     """Whether its samples are segments of streams, which go on from step to step: see `Streaming`."""
+    whole_words: bool = False
+    """Whether it needs to know where words begin."""
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
         """A row for every sample of the epoch: where its tokens lie, and what the plan has decided about
@@ -237,6 +239,14 @@ def text_lengths(tokenizer: Tokenizer) -> np.ndarray:
     if tokenizer.byte_lengths is None or tokenizer.character_lengths is None:
         return np.zeros((tokenizer.size, 2))
     return np.stack([tokenizer.byte_lengths, tokenizer.character_lengths], 1).astype(np.float64)
+
+
+def place_word_starts(special: np.ndarray, texts: Sequence[np.ndarray]) -> np.ndarray:
+    """For every token of framed texts, whether a word begins with it, from the same of the texts one after
+    the other; special tokens are words."""
+    begins = np.ones(len(special), bool)
+    begins[~special] = np.concatenate(texts)
+    return begins
 
 
 def by_length(examples: Sequence[Any]) -> list[Any]:

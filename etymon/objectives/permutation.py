@@ -27,6 +27,7 @@ from etymon.objectives.objective import (
     Unit,
     concatenate,
     needed_id,
+    place_word_starts,
     stream_fields,
     target_terms,
 )
@@ -163,23 +164,32 @@ class Permutation(Streaming):
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> PermutedExample:
         turn = -1 if row[BACKWARD] else 1
 
-        def tokens(start: int, stop: int) -> np.ndarray:
+        def tokens(start: int, stop: int, text: Split = split, separator: int = self.separator) -> np.ndarray:
             span = np.array([start, stop, row[STREAM], row[FRESH], row[ORDER]])
-            return read(split, span, self.separator)[::turn]
+            return read(text, span, separator)[::turn]
 
+        first, second = (row[A_START], row[A_STOP]), (row[B_START], row[B_STOP])
         running = tokens(row[START], row[STOP])
-        framed = self.framing.frame(tokens(row[A_START], row[A_STOP]), tokens(row[B_START], row[B_STOP]))
+        framed = self.framing.frame(tokens(*first), tokens(*second))
+        is_running_special = np.zeros(len(running), bool)
+        words = (self.word_starts[running], self.word_starts[framed.ids])
+        if (flags := split.word_flags) is not None:
+            texts = [tokens(*span, flags, 1) for span in (first, second)]
+            words = (
+                tokens(row[START], row[STOP], flags, 1).astype(bool),
+                place_word_starts(framed.special, texts),
+            )
         goal = self.length // self.predict
         halves = (
-            (running.astype(np.int64), np.zeros(len(running), bool), (goal - goal // 2) / self.reuse),
+            (running.astype(np.int64), is_running_special, (goal - goal // 2) / self.reuse),
             (framed.ids.astype(np.int64), framed.special, goal // 2 / (self.length - self.reuse)),
         )
         order: list[np.ndarray] = []
         places: list[np.ndarray] = []
         done = steps = 0
-        for ids, special, share in halves:
+        for (ids, special, share), begins in zip(halves, words, strict=True):
             # Words begin where they begin, however they are read: spans are chosen in the text's direction.
-            is_target = self.spans(ids[::turn], special[::turn], round(share * len(ids)), rng)[::turn]
+            is_target = self.spans(begins[::turn], special[::turn], round(share * len(ids)), rng)[::turn]
             numbers = np.zeros(len(ids), np.int64)
             ordered = np.flatnonzero(is_target | special)
             numbers[ordered] = 1 + rng.permutation(len(ordered))
@@ -199,18 +209,21 @@ class Permutation(Streaming):
 
     # --- what is predicted
 
-    def spans(self, ids: np.ndarray, special: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
+    def spans(
+        self, word_starts: np.ndarray, special: np.ndarray, goal: int, rng: np.random.Generator
+    ) -> np.ndarray:
         """Which tokens are targets: `goal` of them, in spans that begin with a word, in turn with `predict`
         times their size; single ones where too few came together. A span's size is 1 to `longest`, with a
         chance of 1 / size."""
-        starts = np.append(np.flatnonzero(self.word_starts[ids] & ~special), len(ids))
-        is_target, now = np.zeros(len(ids), bool), 0
-        while (count := int(is_target.sum())) < goal and now < len(ids):
+        length = len(word_starts)
+        starts = np.append(np.flatnonzero(word_starts & ~special), length)
+        is_target, now = np.zeros(length, bool), 0
+        while (count := int(is_target.sum())) < goal and now < length:
             size = min(1 + int(np.searchsorted(self.chances, rng.random(), side="right")), goal - count)
             # A span lies anywhere in a window of (predict + 1) times its size, as in the released code.
             before = int(rng.integers(size * self.predict))
             begin = int(starts[min(int(np.searchsorted(starts, now + before)), len(starts) - 1)])
-            if begin + size >= len(ids):
+            if begin + size >= length:
                 break
             is_target[begin : begin + size] = ~special[begin : begin + size]
             now = begin + size + size * self.predict - before

@@ -26,7 +26,7 @@ from etymon.runs.table_data import (
 )
 from etymon.runs.task_file import MemberFile, TaskFile
 from etymon.runs.task_report import describe_rows, score_figures, validation_curve
-from etymon.runs.text_data import verify_stores
+from etymon.runs.text_stores import verify_stores
 from etymon.runs.validation import Evaluation, Log, MixtureValidator, PhasePlan, TaskRows, TaskValidator
 from etymon.settings.reading import TextSettings
 from etymon.tables.table import Table, read_table

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
@@ -27,26 +26,22 @@ from etymon.runs.memory import (
 from etymon.runs.model import ModelPlan, StartModel, build_unit, init_from_teacher, load_teacher, plan_model
 from etymon.runs.report import Records, ReportParts
 from etymon.runs.run_file import RunFile
+from etymon.runs.text_stores import check_words, encode_text, verify_stores
 from etymon.runs.tokenizer import build_tokenizer
 from etymon.runs.training_settings import or_default, ramp_phases, training_settings
 from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
 from etymon.settings.training import PhaseFile
-from etymon.text.filtering import FilteredText, filter_text, text_files_of
+from etymon.text.filtering import filter_text, text_files_of
 from etymon.text.reading import Document
+from etymon.text.segmenters import TOKENS, as_read, way_for
 from etymon.text.sources import PreparedText, TextSource, text_source
-from etymon.text.store import TokenStore, link_store
-from etymon.text.store_building import ensure_store
+from etymon.text.store import TokenStore
 from etymon.text.tokenizer import Tokenizer
-from etymon.training.distributed import World
 from etymon.training.feeding import Feed, check_streams
 from etymon.training.loop import Criterion
-from etymon.training.progress import format_bytes, format_count
+from etymon.training.progress import format_count
 from etymon.training.unit import TrainingUnit
 
-MANY_UNKNOWN = 0.001
-"""The share of unknown tokens of a text from which on they are noted."""
-NOTE_SECONDS = 30
-"""Seconds after which it is said how much of a text is encoded."""
 WHOLE_BYTES, BEGINNING_BYTES = 16 << 20, 2 << 20
 """Of a dry run: bytes of files up to which all of a text is read, so that its tokens are those of the run; of
 larger ones, the bytes of text that are read."""
@@ -150,7 +145,7 @@ class TextData:
                 job.folder,
                 file,
                 plan.family,
-                self.source,
+                None if self.source is None else as_read(self.source, way_for(file.words)),
                 plan.vocabulary,
                 given,
                 is_kept=is_kept,
@@ -186,7 +181,10 @@ class TextData:
                 )
             return store
         assert source is not None, "only a resumed run does without its text"
-        return encode_text(folder, source, tokenizer, self.file.validation, self.file.seed, job.note)
+        file = self.file
+        return encode_text(
+            folder, source, tokenizer, file.validation, file.seed, job.note, way_for(file.words)
+        )
 
     def _shorten(self, source: TextSource) -> TextSource:
         # A prepared text is encoded already: a dry run takes it whole, as the run will.
@@ -208,6 +206,8 @@ class TextData:
             )
             if not same:  # else the samples of the phase before go on, only more of them a step
                 objective = get_objective(phase.objective, model.tokenizer, phase.length, **phase.options)
+                if start.is_new or not job.resuming:
+                    check_words(objective, store, model.tokenizer, self._asks_for_words(), job.note)
             previous = phase
             feed = Feed(objective, store.train, self.file.seed, slices=self.file.slices, rows=phase.rows)
             phases.append(PhasePlan(phase.share, phase.length, feed, store))
@@ -216,6 +216,13 @@ class TextData:
         objectives = [plan.objective for plan in phases]
         unit = build_unit(model, objectives, self.file, checkpoint, self.teacher)
         return unit.to(job.world.device), phases
+
+    def _asks_for_words(self) -> bool | None:
+        """Whether somebody asked for whole words; None if tokens were said to be words."""
+        if TOKENS in self.file.words:
+            return None
+        given = [self.file.options, *(phase.options or {} for phase in self.file.phases)]
+        return any(options.get("masking") in ("whole-words", "ngram") for options in given)
 
     def build_validator(
         self, job: Job, unit: TrainingUnit, phases: list[PhasePlan], log: Log
@@ -251,7 +258,15 @@ class TextData:
             "objective": ", then ".join(dict.fromkeys(phase.objective for phase in self.phases)),
             "data": self.file.text if self.source is None else self.source.description,
             "length": max(phase.length for phase in self.phases),
+            **self._words_entry(),
         }
+
+    def _words_entry(self) -> dict[str, Any]:
+        """Returns how words were found, where that is not as usual."""
+        ways = [store.description["words"] for store in self.stores if "words" in store.description]
+        if not ways and TOKENS in self.file.words:
+            ways = [{"way": TOKENS}]
+        return {"words": ways[0]} if ways else {}
 
     def report_parts(
         self, job: Job, model: Model, evaluation: Evaluation | None, records: Records
@@ -288,69 +303,6 @@ class TextData:
         """Returns the memory that the run takes."""
         model: Any = unit.model
         return self.memory_plan(model.shape).footprint(device)
-
-
-def encode_text(
-    folder: Path,
-    source: TextSource,
-    tokenizer: Tokenizer,
-    validation: float,
-    seed: int,
-    note: Callable[[str], None],
-) -> TokenStore:
-    """Returns the store of a text in `folder`, encoded there, or linked to where it was prepared."""
-    if isinstance(source, PreparedText):
-        link_store(folder, source.folder)
-        summary = TokenStore.open(folder, tokenizer).summary
-    else:
-        noted = monotonic()
-
-        def note_bytes(done: int) -> None:
-            nonlocal noted
-            if monotonic() - noted >= NOTE_SECONDS:
-                noted = monotonic()
-                note(f"{format_bytes(done)} of text are encoded")
-
-        summary = ensure_store(
-            source, tokenizer, folder, validation=validation, seed=seed, progress=note_bytes
-        )
-        if (files := text_files_of(source)) is not None and files.skipped:
-            note(f"{files.skipped:,} documents could not be read and were left out")
-        if isinstance(source, FilteredText) and not summary.reused:
-            note(str(source.report))
-    note(f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by")
-    if summary.warning:
-        note(f"warning: {summary.warning}")
-    store = TokenStore.open(folder, tokenizer)
-    unknown_id = tokenizer.id("unknown")
-    if unknown_id is not None:
-        splits = (store.train, store.validation)
-        unknown = sum(int(split.token_counts[unknown_id : unknown_id + 1].sum()) for split in splits)
-        if unknown and tokenizer.kind in ("character", "word"):
-            note(
-                f"{unknown:,} {tokenizer.kind}s of the text are not among the tokenizer's "
-                f"{tokenizer.size:,} tokens: they are read as {tokenizer.roles['unknown']}"
-            )
-        elif (share := unknown / max(1, sum(len(split.tokens) for split in splits))) > MANY_UNKNOWN:
-            note(
-                f"{share:.2%} of the tokens are unknown: etymon tokenizer --show {folder.parent} --data ... "
-                "says what to do about it"
-            )
-    return store
-
-
-def verify_stores(stores: Iterable[TokenStore], folder: Path, world: World) -> None:
-    """Refuses to resume the run in `folder` if its encoded text was changed; the first process looks."""
-    with world.first_alone() as is_first:
-        for store in {store.folder: store for store in stores}.values() if is_first else ():
-            try:
-                store.verify()
-            except EtymonError as error:
-                fault = str(error).partition(";")[0]
-                raise EtymonError(
-                    f"the run in {folder} cannot go on: {fault}; bring it back from a copy, or begin anew "
-                    "with another --out"
-                ) from error
 
 
 @dataclass

@@ -38,7 +38,12 @@ def chance_count(length: int, density: float, rng: Generator) -> int:
 
 
 def words_mask(
-    word_starts: np.ndarray, candidates: np.ndarray, budget: int, rng: Generator, longest: int = 1
+    word_starts: np.ndarray,
+    candidates: np.ndarray,
+    budget: int,
+    rng: Generator,
+    longest: int = 1,
+    is_strict: bool = False,
 ) -> np.ndarray:
     """Whole words, up to `longest` side by side, from random places on, until `budget` positions are noise.
 
@@ -46,7 +51,8 @@ def words_mask(
     position is no candidate. As in ALBERT's pipeline: from every word on, in random order, n words with a
     probability proportional to 1/n (of those n that the text still has); fewer if they would exceed the
     budget, none if they would exceed it all the same or overlap with earlier ones. Where every word is
-    longer than the budget, as in a text without spaces, single tokens are hidden.
+    longer than the budget, as in a text without spaces, single tokens are hidden; or, if `is_strict`, one of
+    the shortest words.
     """
     starts = np.flatnonzero(candidates & (word_starts | ~np.append(False, candidates[:-1])))
     stops = np.flatnonzero(candidates & ~np.append(candidates[1:] & ~word_starts[1:], False)) + 1
@@ -68,7 +74,13 @@ def words_mask(
                     mask[span] = candidates[span]
                     budget -= size
                 break
-    return mask if mask.any() else count_mask(candidates, budget, rng)
+    if mask.any() or not is_strict:
+        return mask if mask.any() else count_mask(candidates, budget, rng)
+    shortest = np.flatnonzero(stops - starts == min(sizes, default=0))
+    if len(shortest):
+        word = int(rng.choice(shortest))
+        mask[starts[word] : stops[word]] = True
+    return mask
 
 
 def weighted_mask(weights: np.ndarray, count: int, rng: Generator) -> np.ndarray:

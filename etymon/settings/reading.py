@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from etymon.settings import Files, ProgressOptions, Spelling, comma_separated, option, settings
+from etymon.settings import (
+    Files,
+    ProgressOptions,
+    Spelling,
+    comma_separated,
+    one_or_several,
+    option,
+    settings,
+)
 
 
 def split_length(length: str) -> tuple[int, str]:
@@ -31,6 +39,28 @@ TextLength = Annotated[
     Spelling("str | int | None", str),
 ]
 LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]+)*$")]
+WORD_WAY = re.compile(r"([a-z]{2,3}(-[A-Za-z0-9]+)*=)?(jieba|spaces|tokens|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)")
+
+
+def _word_ways(value: Any) -> Any:
+    """Ways to find words, functions by their names."""
+    ways = one_or_several(value)
+    ways = ways if isinstance(ways, tuple) else (ways,)
+    named = tuple(f"{way.__module__}:{way.__qualname__}" if callable(way) else way for way in ways)
+    for way in named:
+        if not isinstance(way, str) or not WORD_WAY.fullmatch(way) or way.startswith("__main__:"):
+            raise ValueError(
+                "words are found by jieba, spaces, tokens or MODULE:FUNCTION (a function of a module that can be "
+                f"imported), of one language by zh=jieba, not by {way!r}"
+            )
+    return named
+
+
+WordWays = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_word_ways),
+    Spelling("Sequence[str] | str | Callable[[str], Sequence[str]]", list[str]),
+]
 
 
 @settings
@@ -57,6 +87,11 @@ class TextSettings(FilterSettings):
     column: str = option("text", "the field of records that holds the text")
     errors: Literal["strict", "replace", "skip"] = option(
         "strict", "bytes that are no UTF-8: refuse, put U+FFFD, or drop the document"
+    )
+    words: WordWays = option(
+        (),
+        "where words are: jieba (Chinese), spaces (text cut by a tool, whose spaces go), MODULE:FUNCTION; "
+        "tokens: as tokens and spaces show them; zh=jieba for one language",
     )
 
 

@@ -9,7 +9,7 @@ pieces.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow
 
 from etymon.text.reading import Document
+from etymon.text.segmenters import BatchWords, open_segmenter, segment_batch
 from etymon.text.sentences import cut_front, cut_spans, is_wrapped, sentence_starts
 from etymon.text.tokenizer import Tokenizer
 
@@ -50,6 +51,8 @@ class Encoded:
     """The places where parts end, one a part."""
     sentences: np.ndarray
     """The places where sentences begin, each at a token of its own."""
+    word_starts: np.ndarray | None = None
+    """For every token, whether a word of the segmenter begins with it; None without one."""
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Part]]:
@@ -86,10 +89,11 @@ def batch_digest(batch: list[Part]) -> str:
 
 
 class Encoder:
-    """Encodes batches with one tokenizer, into ids of one type."""
+    """Encodes batches with one tokenizer, into ids of one type. The segmenter of that name finds their
+    `words`."""
 
-    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype) -> None:
-        self.tokenizer, self.dtype = tokenizer, dtype
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype, words: str | None = None) -> None:
+        self.tokenizer, self.dtype, self.segmenter = tokenizer, dtype, open_segmenter(words)
         added = tokenizer.backend.get_added_tokens_decoder().values()
         self.added = ["▁", *(token.content for token in added)]  # where spaces become "▁", it is no letter
         self.by_word = keeps_words_apart(tokenizer.description) and len(self.added) <= MOST_ADDED
@@ -103,6 +107,10 @@ class Encoder:
     def __call__(self, batch: list[Part]) -> Encoded:
         """Characters are counted in the batch as one text; everything below is an array over its characters,
         its units (what is encoded by itself) or its tokens."""
+        words = None
+        if self.segmenter is not None:
+            texts, words = segment_batch(self.segmenter, [(part.text, part.before) for part in batch])
+            batch = [part._replace(text=text) for part, text in zip(batch, texts, strict=True)]
         text = "".join(part.text for part in batch)
         sizes = [len(part.text) for part in batch]
         stops = np.cumsum(sizes)
@@ -119,6 +127,8 @@ class Encoder:
             sentences.append(start + first[first >= 0])
             if part.text and not part.before:  # a document begins with a sentence
                 sentences.append([start])
+        if words is not None:
+            words.count(new_word, text)
         widths = np.uint8(1) + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
         bytes_before, words_before = _sums_before(widths), _sums_before(new_word)
 
@@ -130,10 +140,18 @@ class Encoder:
         places = np.unique(np.concatenate(sentences))
         byte_lengths = self.tokenizer.byte_lengths
         spelled = np.zeros(1) if byte_lengths is None else np.cumsum(byte_lengths[tokens], dtype=np.int64)
-        if len(spelled) and spelled[-1] == bytes_before[-1]:  # the bytes of the tokens say where they are
-            index = np.searchsorted(spelled, bytes_before[places], side="right")
-        else:
-            index = self._locate(text, codes, units, tokens_before, places)
+        is_spelled = bool(len(spelled) and spelled[-1] == bytes_before[-1])
+
+        def token_at(places: np.ndarray, *, before: bool = False) -> np.ndarray:
+            """The number of the token with each character, or with the end of the one before it."""
+            if is_spelled:  # the bytes of the tokens say where they are
+                return np.searchsorted(spelled, bytes_before[places] - before, side="right")
+            return self._locate(text, codes, units, tokens_before, places - before)
+
+        word_starts = None
+        if words is not None:
+            word_starts = self._mark_words(words, tokens, space, starts, token_at)
+        index = token_at(places)
         # What has no token of its own (white space, characters that the tokenizer drops) begins no sentence.
         has_token = index < ends[np.searchsorted(stops, places, side="right")]
         index, first = np.unique(index[has_token], return_index=True)
@@ -142,7 +160,36 @@ class Encoder:
             tokens,
             np.column_stack((ends, bytes_before[stops], words_before[stops])),
             np.column_stack((index, bytes_before[places], words_before[places])),
+            word_starts,
         )
+
+    def _mark_words(
+        self,
+        words: BatchWords,
+        tokens: np.ndarray,
+        space: np.ndarray,
+        part_starts: np.ndarray,
+        token_at: Callable[..., np.ndarray],
+    ) -> np.ndarray:
+        """For every token, whether a word begins with it. Words that share a token are one word: what is
+        hidden as a whole must not show in it. White space that is a token is a word."""
+        begins = self.tokenizer.word_starts[tokens]
+        if not len(tokens):
+            return begins
+        firsts, lasts = token_at(words.runs[:, 0]), token_at(words.runs[:, 1])
+        inside = np.zeros(len(tokens) + 1, np.int32)
+        np.add.at(inside, firsts, 1)
+        np.add.at(inside, lasts, -1)
+        begins[np.cumsum(inside)[:-1] > 0] = False
+        bounds = np.unique(words.words)
+        bounds = bounds[bounds < len(space)]
+        is_apart = (bounds == 0) | space[bounds - 1] | np.isin(bounds, part_starts)
+        inner = bounds[~is_apart]
+        cuts = token_at(inner)
+        cuts = cuts[token_at(inner, before=True) != cuts]
+        marked = np.concatenate((firsts, token_at(bounds[is_apart]), cuts, token_at(part_starts)))
+        begins[marked[marked < len(tokens)]] = True
+        return begins
 
     def _units(
         self, text: str, codes: np.ndarray, space: np.ndarray, starts: list[int], batch: list[Part]
@@ -208,14 +255,22 @@ class Encoder:
         is_spaced = np.isin(codes[units[unit]], (0x20, self.line_break))
         first = self.by_word & (self.tokenizer.byte_lengths is None) & is_spaced
         deep = np.flatnonzero(inside > first)
+        bounds = np.append(units, len(text))
         for group in np.split(deep, np.flatnonzero(np.diff(unit[deep])) + 1) if len(deep) else ():
-            start, stop = np.append(units, len(text))[unit[group[0]] :][:2]
+            start, stop = bounds[unit[group[0]] : unit[group[0]] + 2]
             ids, _, stops = self.tokenizer.offsets(text[start:stop], quiet=True)
             numbers = np.searchsorted(np.maximum.accumulate(stops), inside[group], side="right")
             if self.space is not None and len(ids):
                 numbers -= (numbers > 0) & (ids[np.maximum(numbers - 1, 0)] == self.space)
             index[group] += numbers
         return index
+
+
+def mark_words(text: str, tokenizer: Tokenizer, way: str | None) -> np.ndarray:
+    """For every token of a text, whether a word begins with it, by the segmenter of that name or, without one,
+    as the tokens show it."""
+    encoded = Encoder(tokenizer, np.dtype(np.int32), way)([Part(text, "", None, False)])
+    return tokenizer.word_starts[encoded.tokens] if encoded.word_starts is None else encoded.word_starts
 
 
 def _sums_before(sizes: np.ndarray) -> np.ndarray:

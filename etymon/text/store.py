@@ -5,7 +5,8 @@ folder/{train,validation}/
     tokens.bin                    uint16 or uint32 ids, document after document
     documents.npy                 int64 token offset of every document, and the total at the end
     sentences.npy                 int64 token offset of every sentence start
-    bytes.npy, words.npy          UTF-8 bytes and white-space words of every document
+    bytes.npy, words.npy          UTF-8 bytes and words of every document
+    word_starts.bin               a bit a token, where a segmenter found words: whether one begins with it
 folder/tokenizer/                 the tokenizer, so that a store can be used alone
 
 A folder whose store.json names another store stands for that one (`link_store`).
@@ -33,6 +34,7 @@ from etymon.text.tokenizer import Tokenizer
 FORMAT = 1
 SPLITS = ("train", "validation")
 ARRAYS = ("documents", "sentences", "bytes", "words")
+WORD_STARTS = "word_starts.bin"
 SAMPLE = 1 << 20
 """Tokens at the beginning of a text by which it is seen whether its tokenizer knows it."""
 FEW_BYTES = 10_000
@@ -63,6 +65,8 @@ class StoreSummary:
     reused: bool = False
     resumed_bytes: int = 0
     """Of text that an earlier, interrupted process had encoded."""
+    words: dict[str, str] | None = None
+    """The segmenter that found the words, as `Segmenter.describe` does; None without one."""
 
     @property
     def warning(self) -> str | None:
@@ -101,12 +105,35 @@ class StoreDescription:
     files: dict[str, StoreFile]
 
 
+@dataclass(frozen=True)
+class PackedFlags:
+    """Flags [start, stop) of an array with eight of them in a byte, unpacked when they are read."""
+
+    bits: np.ndarray
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> PackedFlags:
+        first, last, _ = part.indices(len(self))
+        return PackedFlags(self.bits, self.start + first, self.start + max(first, last))
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        """The flags as numbers."""
+        first = self.start // 8
+        unpacked = np.unpackbits(np.asarray(self.bits[first : -(-self.stop // 8)]))
+        return unpacked[self.start - 8 * first : self.stop - 8 * first].astype(dtype)
+
+
 class Split:
     """The text to train on, or that for validation: token ids, and where documents and sentences are among
     them.
 
     `documents` are token offsets of all documents and the total at the end, `sentences` those of sentence
-    starts; `bytes` and `words` are the UTF-8 bytes and white-space words of every document.
+    starts; `bytes` and `words` are the UTF-8 bytes and words of every document. `word_bits` has a bit for every
+    token, whether a word of a segmenter begins with it; None where there was no segmenter.
     """
 
     def __init__(
@@ -116,10 +143,12 @@ class Split:
         sentences: np.ndarray,
         bytes: np.ndarray | None = None,
         words: np.ndarray | None = None,
+        word_bits: np.ndarray | None = None,
     ) -> None:
         nothing = np.zeros(len(documents) - 1, np.int64)
         self.tokens, self.documents, self.sentences = tokens, documents, sentences
         self.bytes, self.words = nothing if bytes is None else bytes, nothing if words is None else words
+        self.word_bits = word_bits
         self._place: tuple[Path, str] | None = None
 
     @staticmethod
@@ -128,7 +157,12 @@ class Split:
         path = folder / "tokens.bin"
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
-        split = Split(tokens, *(_open_array(folder / f"{name}.npy") for name in ARRAYS))
+        bits = folder / WORD_STARTS
+        word_bits = None
+        if bits.is_file():
+            word_bits = np.memmap(bits, np.uint8, "r") if len(tokens) else np.zeros(0, np.uint8)
+        documents, sentences, sizes, words = (_open_array(folder / f"{name}.npy") for name in ARRAYS)
+        split = Split(tokens, documents, sentences, sizes, words, word_bits)
         split._place = folder, dtype
         return split
 
@@ -190,6 +224,15 @@ class Split:
     def token_blocks(self) -> Iterator[np.ndarray]:
         """All tokens in blocks of bounded size."""
         return (self.tokens[start : start + BLOCK] for start in range(0, len(self.tokens), BLOCK))
+
+    @cached_property
+    def word_flags(self) -> Split | None:
+        """The same text with 1 for every token that begins a word of the segmenter, 0 for the others; None
+        without a segmenter."""
+        if self.word_bits is None:
+            return None
+        flags: Any = PackedFlags(self.word_bits, 0, len(self.tokens))
+        return Split(flags, self.documents, self.sentences)
 
     @property
     def stream_length(self) -> int:
@@ -264,7 +307,8 @@ class TokenStore:
     def summary(self) -> StoreSummary:
         """What is in the store."""
         train, validation = (SplitCounts(**self.description["splits"][name]) for name in SPLITS)
-        return StoreSummary(self.folder, train, validation, self.description["held_out"])
+        held_out, words = self.description["held_out"], self.description.get("words")
+        return StoreSummary(self.folder, train, validation, held_out, words=words)
 
     def verify(self) -> None:
         """Compare every file with its checksum and every id with the vocabulary (reads all of it)."""

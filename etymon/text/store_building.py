@@ -20,14 +20,15 @@ import numpy as np
 
 import etymon
 from etymon.errors import EtymonError
-from etymon.executors import Executor, LocalExecutor
+from etymon.executors import AT_HOME, Executor, LocalExecutor
 from etymon.files import atomic_folder, sha256, write_json
 from etymon.text.encoding import Encoded, Encoder, Part, batch_digest, batches
 from etymon.text.filtering import REPORT_FILE, FilteredText, text_files_of
 from etymon.text.journal import Journal, Rows, unfinished_folder
 from etymon.text.reading import Document
+from etymon.text.segmenters import open_segmenter
 from etymon.text.sources import TextSource
-from etymon.text.store import ARRAYS, FORMAT, SPLITS, SplitCounts, StoreSummary, TokenStore
+from etymon.text.store import ARRAYS, FORMAT, SPLITS, WORD_STARTS, SplitCounts, StoreSummary, TokenStore
 from etymon.text.tokenizer import Tokenizer
 
 FEWEST_DOCUMENTS = 20  # below this a share of the documents says little
@@ -49,16 +50,23 @@ class Staging:
         seed: int,
         *,
         resumable: bool = False,
+        words: str | None = None,
     ) -> None:
         self.tokenizer, self.dtype, self.share, self.seed = tokenizer, dtype, share, seed
+        self.words, segmenter = words, open_segmenter(words)
         self.tokens = Rows(folder / "tokens", dtype)
         # By document the place behind it, and whether it is held out.
         self.ends = Rows(folder / "ends", width=4)
         self.sentences = Rows(folder / "sentences", width=3)  # the places where they begin
-        self.files = (self.tokens, self.ends, self.sentences)
+        self.files = [self.tokens, self.ends, self.sentences]
+        self.word_starts: Rows | None = None
+        """For every token, whether a word of the segmenter begins with it."""
+        if segmenter is not None:
+            self.word_starts = Rows(folder / "word_starts", "u1")
+            self.files.append(self.word_starts)
         self.end = np.zeros(3, np.int64)  # the place behind everything
         key = {"etymon": etymon.__version__, "tokenizer": tokenizer.fingerprint, "dtype": dtype.name}
-        key |= {"validation": str(share), "seed": str(seed)}
+        key |= {"validation": str(share), "seed": str(seed)} | (segmenter.describe() if segmenter else {})
         self.journal = Journal(folder / "encoding.journal", key) if resumable else None
         self.resumed_bytes = 0
         """Of text that was encoded before."""
@@ -82,7 +90,10 @@ class Staging:
             self.journal.forget_rest()
             for file in self.files:
                 file.forget_rest()
-        for batch, encoded in executor.run(Encoder, (self.tokenizer, self.dtype), unread):
+        # A segmenter takes seconds a batch: other processes pay from the first one on.
+        at_home = AT_HOME if self.words is None else 1
+        arguments = (self.tokenizer, self.dtype, self.words)
+        for batch, encoded in executor.run(Encoder, arguments, unread, at_home=at_home):
             self._append(batch, encoded)
             if progress is not None:
                 progress(int(self.end[1]))
@@ -100,7 +111,9 @@ class Staging:
                 drawn = hashlib.blake2b(digest, key=key, digest_size=8).digest()
                 rows.append((*end, int.from_bytes(drawn, "little") < bound))
                 self._last = end[0]
-        arrays = (encoded.tokens, np.array(rows, np.int64).reshape(-1, 4), encoded.sentences + self.end)
+        arrays = [encoded.tokens, np.array(rows, np.int64).reshape(-1, 4), encoded.sentences + self.end]
+        if encoded.word_starts is not None:
+            arrays.append(encoded.word_starts)
         checksum = hashlib.blake2b(digest_size=16)
         for file, array in zip(self.files, arrays, strict=True):
             checksum.update(file.append(array))
@@ -170,6 +183,7 @@ class Staging:
         folder.mkdir()
         tokens = Rows(folder / "tokens.bin", self.dtype)
         arrays = [Rows(folder / name) for name in ARRAYS]
+        word_starts = None if self.word_starts is None else Rows(folder / WORD_STARTS, "u1")
         documents, sentences, bytes_, words = arrays
         documents.append(np.zeros(1))
         totals, last = np.zeros(3, np.int64), np.zeros((1, 3), np.int64)
@@ -193,6 +207,8 @@ class Staging:
                 high = min(low + TOKENS, int(offsets[-1]))
                 mask = np.repeat(is_here, np.diff(offsets.clip(low, high)))
                 tokens.append(self.tokens.read(low, high)[mask])
+                if word_starts is not None and self.word_starts is not None:
+                    word_starts.append(self.word_starts.read(low, high)[mask])
                 starts = self.sentences.read(self.sentences.find(low), self.sentences.find(high))[:, 0]
                 # A document always begins with a sentence; one that was divided now does so twice.
                 starts = np.union1d(starts, offsets[(low <= offsets) & (offsets < high)])
@@ -200,7 +216,18 @@ class Staging:
                 sentences.append((starts + (ends - offsets[1:])[owner])[is_here[owner]])
         for array in arrays:
             array.as_npy()
+        if word_starts is not None:
+            _pack_bits(word_starts)
         return SplitCounts(len(documents) - 1, len(sentences), *totals.tolist())
+
+
+def _pack_bits(flags: Rows) -> None:
+    """Makes eight flags a byte of a file, the first one highest."""
+    aside = flags.path.with_name(flags.path.name + ".packed")
+    with aside.open("wb") as file:
+        for start in range(0, len(flags), TOKENS):
+            file.write(np.packbits(flags.read(start, start + TOKENS)).tobytes())
+    aside.replace(flags.path)
 
 
 def build_store(
@@ -214,6 +241,7 @@ def build_store(
     executor: Executor | None = None,
     progress: Callable[[int], None] | None = None,
     resumable: bool = False,
+    words: str | None = None,
 ) -> StoreSummary:
     """Encode documents into a store folder, replacing an old one only when complete.
 
@@ -222,7 +250,8 @@ def build_store(
     where the documents come from: it is asked for its fingerprint after they were read. `executor` encodes
     (None: a process a core, if there is much text); the result does not depend on it. `progress` gets the
     bytes of text done so far. What is `resumable` keeps what is finished beside the folder if it fails or is
-    killed, and goes on from there.
+    killed, and goes on from there. `words` is the way of a segmenter (`text/segmenters.py`), whose words are
+    stored.
     """
     if not 0 <= validation < 1:
         raise EtymonError(f"validation is a share of the text, from 0 to below 1, not {validation}")
@@ -230,11 +259,14 @@ def build_store(
         raise EtymonError(f"the seed is a number of up to 63 bits, not {seed}")
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     filtered = source if isinstance(source, FilteredText) else None
+    segmenter = open_segmenter(words)
     with ExitStack() as stack:
         place = stack.enter_context(unfinished_folder(Path(folder))) if resumable else None
         aside = stack.enter_context(atomic_folder(folder))
         with nullcontext(place) if place else TemporaryDirectory(dir=aside) as staged:
-            staging = Staging(Path(staged), tokenizer, dtype, validation, seed, resumable=resumable)
+            staging = Staging(
+                Path(staged), tokenizer, dtype, validation, seed, resumable=resumable, words=words
+            )
             if filtered is not None:
                 filtered.executor, filtered.folder = executor or LocalExecutor(), place
             staging.add(documents, progress, executor or LocalExecutor())
@@ -244,7 +276,14 @@ def build_store(
             )
         tokenizer.save(aside / "tokenizer")
         chosen = "documents" if tail is None else "tail"
-        summary = StoreSummary(Path(folder), train, held_out, chosen, resumed_bytes=staging.resumed_bytes)
+        summary = StoreSummary(
+            Path(folder),
+            train,
+            held_out,
+            chosen,
+            resumed_bytes=staging.resumed_bytes,
+            words=None if segmenter is None else segmenter.describe(),
+        )
         if filtered is not None:
             write_json(aside / REPORT_FILE, asdict(filtered.report))
         files = {} if (read := text_files_of(source)) is None else read.files
@@ -257,6 +296,7 @@ def build_store(
             "validation": validation,
             "seed": seed,
             "held_out": summary.held_out,
+            **({} if summary.words is None else {"words": summary.words}),
             "splits": {"train": asdict(train), "validation": asdict(held_out)},
             # Files are recognised by these; standard input never is.
             "inputs": {name: entry for name, entry in sorted(files.items()) if "bytes" in entry},
@@ -277,23 +317,26 @@ def ensure_store(
     *,
     validation: float = 0.05,
     seed: int = 0,
+    words: str | None = None,
     **building: Any,
 ) -> StoreSummary:
-    """Use the store in `folder` if it was built from the same text, tokenizer and split; else build it, as
-    `build_store` does with the other options."""
+    """Use the store in `folder` if it was built from the same text, tokenizer, split and words; else build
+    it, as `build_store` does with the other options."""
+    segmenter = open_segmenter(words)
     with suppress(EtymonError):  # there is none, it is damaged, or the text cannot be known before it is read
         description = TokenStore.open(folder).description
         if (files := text_files_of(source)) is not None:
             files.files = {**description.get("inputs", {}), **files.files}
         if (
             (description["validation"], description["seed"]) == (validation, seed)
+            and description.get("words") == (segmenter and segmenter.describe())
             and description["tokenizer"] in tokenizer.fingerprints
             and description["source"] == source.fingerprint()
         ):
             store = TokenStore.open(folder, tokenizer)
             store.verify()
             return replace(store.summary, reused=True)
-    options = {"validation": validation, "seed": seed, "source": source, **building}
+    options = {"validation": validation, "seed": seed, "source": source, "words": words, **building}
     summary = build_store(source.documents(), tokenizer, folder, **options)
     TokenStore.open(folder, tokenizer)  # which warns about many unknown tokens
     return summary

@@ -30,6 +30,7 @@ from etymon.text.alphabets import (
     is_spaceless,
     normalised_counts,
 )
+from etymon.text.segmenters import Segmenter, count_words
 from etymon.text.sentences import cut_texts
 from etymon.text.tokenizer import BYTE_PIECE, Tokenizer
 from etymon.text.tokenizer_pipelines import LONGEST_RUN
@@ -270,13 +271,13 @@ class TokenizerReport:
     """Those that are read as unknown: a word with one of them may be lost as a whole."""
     longest: str
     """The text of the longest token of the vocabulary, special ones aside."""
-    has_spaces: bool
-    """Whether words are between spaces in most of the text."""
+    has_words: bool
+    """Whether words are between spaces in most of the text, or a segmenter found them."""
 
     @property
     def fertility(self) -> float | None:
-        """Tokens a white-space word; None for scripts without spaces."""
-        return self.tokens / max(1, self.words) if self.has_spaces else None
+        """Tokens a word; None for scripts without spaces, unless a segmenter found words."""
+        return self.tokens / max(1, self.words) if self.has_words else None
 
     @property
     def tokens_per_character(self) -> float:
@@ -297,15 +298,18 @@ class TokenizerReport:
         return self.unknown_characters / max(1, self.characters)
 
 
-def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerReport:
-    """Encode the texts and count."""
+def measure_tokenizer(
+    tokenizer: Tokenizer, texts: Iterable[str], segmenter: Segmenter | None = None
+) -> TokenizerReport:
+    """Encode the texts and count; words are those of the segmenter."""
     unknown_id = tokenizer.id("unknown")
     size = words = tokens = unknown = unknown_characters = 0
     counts = CharacterCounts()
     pieces = cut_texts(texts)
     while batch := list(islice(pieces, 2 * BATCH)):
+        batch, more = count_words(batch, segmenter)
         size += sum(len(text.encode()) for text in batch)
-        words += sum(len(text.split()) for text in batch)
+        words += more
         for text, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
             counts.add(text)
             tokens += len(ids)
@@ -318,8 +322,8 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRe
     widest = max(plain, key=lambda number: len(tokenizer.tokens[number]), default=None)
     longest = "" if widest is None else tokenizer.decode([widest])
     characters = sum(counts[letter] for letter in counts if not letter.isspace())
-    has_spaces = counts.share(is_spaceless) < MOSTLY
-    return TokenizerReport(size, words, characters, tokens, unknown, unknown_characters, longest, has_spaces)
+    has_words = segmenter is not None or counts.share(is_spaceless) < MOSTLY
+    return TokenizerReport(size, words, characters, tokens, unknown, unknown_characters, longest, has_words)
 
 
 def covering_size(tokenizer: Tokenizer, counts: CharacterCounts, *, new: bool) -> int:

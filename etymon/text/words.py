@@ -7,10 +7,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from etymon.text.tokenizer import BYTE_KINDS, Tokenizer, token_bytes
+
+if TYPE_CHECKING:
+    from etymon.text.store import Split
 
 LONGEST = 50
 """Characters of a word, with the marks of its beginning and end: longer ones are cut."""
@@ -25,6 +29,10 @@ SPACELESS = re.compile(
 MARGIN = 8
 """A window shows at least one in so many of its pieces behind the words that it is asked about, and before
 them."""
+
+
+BLOCK, BLOCKS = 1 << 14, 64
+"""Tokens of a block, and blocks of a text, by which its scripts are told."""
 
 
 class Lexicon:
@@ -206,6 +214,22 @@ def find_word_starts(tokenizer: Tokenizer) -> np.ndarray:
     if kind in ("unigram", "bpe"):
         begins |= np.array([_is_mark(token) for token in tokens], bool)
     return tokenizer.spaced | begins
+
+
+def spaceless_share(tokenizer: Tokenizer, split: Split) -> float:
+    """The share of a text's tokens with which a character of a script without spaces begins, by blocks from
+    all over the text."""
+    prefix = tokenizer.prefix
+    plain = (
+        _first_character(token) if tokenizer.kind in BYTE_KINDS else token.removeprefix(prefix).lstrip("▁")
+        for token in tokenizer.tokens
+    )
+    is_spaceless = np.array([SPACELESS.match(text) is not None for text in plain], bool)
+    is_spaceless[list(tokenizer.special_ids)] = False
+    firsts = np.linspace(0, max(0, len(split.tokens) - BLOCK), BLOCKS).astype(int)
+    blocks = [split.tokens[first : first + BLOCK] for first in np.unique(firsts).tolist()]
+    ids = np.concatenate(blocks)
+    return float(is_spaceless[ids].mean()) if len(ids) else 0.0
 
 
 def _first_character(token: str) -> str:

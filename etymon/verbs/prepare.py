@@ -44,6 +44,7 @@ def prepare(options: PrepareOptions) -> Prepared:
     """
     from etymon.executors import open_executor
     from etymon.text.filtering import filter_text, read_report
+    from etymon.text.segmenters import way_for
     from etymon.text.store import is_store
     from etymon.text.store_building import ensure_store
     from etymon.verbs.load_inputs import text_files
@@ -71,6 +72,7 @@ def prepare(options: PrepareOptions) -> Prepared:
             seed=options.seed,
             executor=executor,
             resumable=True,
+            words=way_for(options.words),
             progress=lambda _: done(files.bytes_read),
         )
         done(files.bytes_read)
@@ -94,6 +96,8 @@ def present(result: Prepared, options: PrepareOptions) -> None:
             f"{name:<11}{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.words:,} words, "
             f"{counts.tokens:,} tokens, {counts.bytes:,} bytes"
         )
+    if summary.words:
+        print(f"words      found by {summary.words['way']} {summary.words['version']}")
     if summary.held_out == "tail":
         print("           too few documents to hold some out: validation is the end of the text")
     if summary.warning:

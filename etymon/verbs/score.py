@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from etymon.settings import (
     option,
     settings,
 )
+from etymon.settings.reading import WordWays
 from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.verb import verb
 
@@ -43,6 +45,11 @@ class ScoreOptions(WeightOptions, JsonOptions):
     )
     segment: int | None = option(None, "tokens a segment, with --memory (256)")
     tokens: bool = option(False, "show every token's log-probability", seen_by="command line")
+    words: WordWays = option(
+        (),
+        "also give every word's surprisal in bits; words are found by tokens and spaces (tokens), by jieba, by "
+        "spaces that a tool has put, or by MODULE:FUNCTION",
+    )
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
     on_progress: Notify | None = option(None, "is told how much of a file was read", seen_by="python")
 
@@ -55,6 +62,10 @@ def score(options: ScoreOptions) -> list[Score]:
     a file is never held as a whole.
     """
     from etymon.generation.likelihood import check_memory, score_texts
+    from etymon.generation.text import tokenizer_of
+    from etymon.generation.word_scores import score_words
+    from etymon.text.encoding import mark_words
+    from etymon.text.segmenters import SegmentedTexts, open_segmenter, way_for
     from etymon.verbs.load_inputs import load_model, read_texts
 
     file, memory, segment = options.file, options.memory, options.segment
@@ -71,6 +82,14 @@ def score(options: ScoreOptions) -> list[Score]:
         targets *= count
     if targets and len(targets) != count:
         raise EtymonError(f"there are {count} texts and {len(targets)} targets: give a target for each")
+    if options.words and is_streamed:
+        raise EtymonError(
+            "a file that is read in segments is not held, so its words are not known: leave --words out"
+        )
+    segmenter = open_segmenter(way_for(options.words))
+    # Spaces that a tool has put are no part of the text: the model does not read them.
+    cut_texts = [*texts], [*targets]
+    texts, targets = ([*SegmentedTexts(each, segmenter)] for each in cut_texts)
     model = load_model(options.model, options, head="vocabulary")
     scores = []
     if texts:
@@ -83,6 +102,12 @@ def score(options: ScoreOptions) -> list[Score]:
             memory=memory,
             segment=segment,
         )
+    if options.words:
+        tokenizer, way = tokenizer_of(model), way_for(options.words)
+        scores = [
+            replace(score, words=score_words(score, mark_words(text, tokenizer, way), tokenizer))
+            for score, text in zip(scores, cut_texts[1] or cut_texts[0], strict=True)
+        ]
     if file is not None and memory is not None and is_streamed:
         check_memory(model, memory, segment, options.window is not None or options.overlap is not None)
         target = targets[-1] if targets else None
@@ -134,3 +159,5 @@ def present(result: list[Score], options: ScoreOptions) -> None:
         if options.tokens:
             for piece, log_prob in zip(score.pieces, score.log_probs, strict=True):
                 print(f"{log_prob:10.4f}  {piece}")
+        for word in score.words or ():
+            print(f"{word.surprisal:10.4f} bits  {word.word}")

@@ -74,11 +74,13 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
     no id changes.
     """
     from etymon.runs.tokenizer import ACCENTS_STAY, keeps_accents_after_all, training_choice
+    from etymon.text.segmenters import SegmentedTexts, open_segmenter, way_for
     from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer, require_room
     from etymon.text.tokenizer_training import train_tokenizer
     from etymon.verbs.load_inputs import text_files
 
     size, start, show = options.size, options.start, options.show
+    segmenter = open_segmenter(way_for(options.words))
     recipe = (options.family, size, options.lowercase, options.strip_accents, options.normalise)
     has_recipe = options.kind is not None or any(part is not None for part in (recipe[0], *recipe[2:]))
     if show is not None:
@@ -86,7 +88,7 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
             raise EtymonError("--show reports on a tokenizer as it is: leave out what says how to train one")
         text, shown = text_files(options), tokenizer_at(show)
         with _samples(text, options) as samples:
-            report = measure_tokenizer(shown, chain(*samples))
+            report = measure_tokenizer(shown, chain(*samples), segmenter)
             advice = _advise(shown, report, chain(*samples), options)
         return Tokenized(Path(show), shown, report, "the text", text.skipped, advice)
     if options.out is None:
@@ -111,11 +113,12 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
         return Tokenized(folder, trained, None, "")
     text = text_files(options)
     with _samples(text, options) as (training, validation):
-        grown = old and grow_tokenizer(old, lambda: training, size or 0)
-        trained = grown or train_tokenizer(texts=training, **choice)
+        read = SegmentedTexts(training, segmenter)
+        grown = old and grow_tokenizer(old, lambda: read, size or 0)
+        trained = grown or train_tokenizer(texts=read, **choice)
         _save(trained, folder)
         # Saved before it is measured: a report that fails loses no training.
-        report = measure_tokenizer(trained, validation if validation.size else training)
+        report = measure_tokenizer(trained, validation if validation.size else training, segmenter)
         advice = _advise(trained, report, training, options)
         if keeps_accents_after_all(choice, trained):
             advice = (ACCENTS_STAY, *advice)

@@ -109,7 +109,7 @@ def test_spans_begin_with_words_and_short_ones_are_more_frequent() -> None:
     rng = np.random.default_rng(0)
     word, piece = (int(np.flatnonzero(objective.word_starts == starts)[-1]) for starts in (True, False))
     ids = np.where(np.arange(4000) % 3 == 0, word, piece)
-    asked = objective.spans(ids, np.zeros(4000, bool), 400, rng)
+    asked = objective.spans(objective.word_starts[ids], np.zeros(4000, bool), 400, rng)
     assert asked.sum() == 400
     edges = np.flatnonzero(np.diff(np.concatenate([[0], asked.astype(int), [0]])))
     starts, sizes = edges[::2], edges[1::2] - edges[::2]

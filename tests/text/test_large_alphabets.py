@@ -54,7 +54,7 @@ def test_every_script_is_known_and_kept(kind: str, script: str) -> None:
     tokenizer = train(kind, texts[:50], 700)
     report = measure_tokenizer(tokenizer, texts[50:])
     assert report.unknown == 0 and report.unknown_character_rate == 0
-    assert report.has_spaces == (script in SPACED)
+    assert report.has_words == (script in SPACED)
     assert (report.fertility is None) == (script not in SPACED) and report.tokens_per_character > 0
     text = unicodedata.normalize("NFKC", texts[0]) if kind in ("bpe", "unigram") else texts[0]
     again = tokenizer.decode(tokenizer.encode(text))

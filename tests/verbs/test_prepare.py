@@ -15,7 +15,7 @@ import pytest
 import etymon
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.runs import text_data
+from etymon.runs import text_stores
 from etymon.runs.run_file import RunFile, assemble
 from etymon.runs.tokenizer import build_tokenizer
 from etymon.text.sources import TextFiles
@@ -162,13 +162,13 @@ def test_a_new_run_reads_its_text_twice_and_says_how_far(
     opened, notes, real = [], [], TextFiles._open
     source = TextFiles([place / "a.txt"])
     monkeypatch.setattr(TextFiles, "_open", lambda self, path: opened.append(path) or real(self, path))
-    monkeypatch.setattr(text_data, "NOTE_SECONDS", 0)
+    monkeypatch.setattr(text_stores, "NOTE_SECONDS", 0)
     file = assemble(RunFile, {"family": "gpt2", "data": [str(place / "a.txt")]})
     for reads in (2, 2):  # for the tokenizer and for the store; the second time for neither
         tokenizer = build_tokenizer(
             tmp_path, file, get_family("gpt2"), source, 300, is_kept=False, note=notes.append
         )
-        text_data.encode_text(tmp_path / "store", source, tokenizer, 0.05, 0, notes.append)
+        text_stores.encode_text(tmp_path / "store", source, tokenizer, 0.05, 0, notes.append)
         assert len(opened) == reads
     assert any("of text are encoded" in note for note in notes)
 

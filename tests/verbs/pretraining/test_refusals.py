@@ -78,7 +78,7 @@ def test_mistakes_are_refused_before_any_work(
     family: str, changes: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etymon.runs.tokenizer.train_tokenizer", forbidden)
-    monkeypatch.setattr("etymon.runs.text_data.ensure_store", forbidden)
+    monkeypatch.setattr("etymon.runs.text_stores.ensure_store", forbidden)
     # The missing file is found by looking for it, which is what the tokenizer's first glance does.
     with pytest.raises(EtymonError, match=reason) as error:
         pretrain(family, tmp_path / "run", **changes)
