@@ -97,7 +97,9 @@ def source_text() -> str:
 def phrases(text: str) -> list[str]:
     """The parts of an entry between its places and its punctuation."""
     parts = (
-        part.strip() for piece in _PLACE.split(text)[::2] for part in re.split(r"[:;,()\u00a0]|\.$", piece)
+        " ".join(part.split())
+        for piece in _PLACE.split(text)[::2]
+        for part in re.split(r"[:;,()\u00a0]|\.$", piece)
     )
     return [part for part in parts if re.search("[A-Za-z]{2}", part)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from etymon.display import display_width
 from etymon.errors import EtymonError
 from etymon.training import progress as module
 from etymon.training.progress import LiveProgress, PlainProgress, Progress, format_value, make_progress
@@ -90,6 +91,22 @@ def test_live_display_never_wraps(width):
     if width >= 34:
         assert "50%" in lines[0]
         assert "1.250 bits/byte" in lines[1]
+
+
+@pytest.mark.parametrize("width", [1, 5, 12, 20, 34, 60, 200])
+def test_live_display_in_chinese_fits_the_cells_of_the_terminal(width, monkeypatch):
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh")
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=False, color_system=None)
+    run = module._Run(100, "在评论数据上预训练一个不太大的模型", Clock())
+    run.update(50, VALUES)
+    console.print(module._Panel(run), end="")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all(display_width(line) <= width for line in lines)
+    if width >= 34:
+        assert "第 50/100 步" in lines[0]
+        assert "1.250 比特/字节" in lines[1]
 
 
 def test_live_display_from_start_to_close():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
 from etymon.settings import OpeningOptions, Spelling, argument, option, settings
+from etymon.verbs.terminal import say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -159,14 +160,14 @@ def _figures(model: Model, text: str | None) -> dict[str, float]:
 
 
 def present(result: Converted, options: ConvertOptions) -> None:
-    print(f"{result.family}, {result.parameters:,} parameters, written to {result.folder}")
+    say(f"{result.family}, {result.parameters:,} parameters, written to {result.folder}")
     if result.averaged:
-        print(f"the mean of the checkpoints after steps {', '.join(map(str, result.averaged))}")
+        say(f"the mean of the checkpoints after steps {', '.join(map(str, result.averaged))}")
     if result.left_out:
-        print(f"left out, since such files have no place for them: {', '.join(result.left_out)}")
+        say(f"left out, since such files have no place for them: {', '.join(result.left_out)}")
     if result.new_heads:
-        print(f"initialised anew, since the checkpoint has none: {', '.join(result.new_heads)}")
+        say(f"initialised anew, since the checkpoint has none: {', '.join(result.new_heads)}")
     for name, (before, after) in result.changes.items():
-        print(f"{name}: {before:,.4g} before, {after:,.4g} after ({after / before - 1:+.1%})")
+        say(f"{name}: {before:,.4g} before, {after:,.4g} after ({after / before - 1:+.1%})")
     if result.changes:
-        print("only etymon opens a folder of eight-bit weights")
+        say("only etymon opens a folder of eight-bit weights")

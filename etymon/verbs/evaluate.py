@@ -21,7 +21,7 @@ from etymon.settings import (
 )
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.tasks import INPUT_COLUMNS, TARGET_COLUMNS, TableOptions, task_options
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -114,6 +114,4 @@ def present(result: Evaluated, options: EvaluateOptions) -> None:
         return print_json(result.scores, ascii=True)
     for name, score in result.scores.items():
         interval = "" if score.low is None else f"  95% from {score.low:.2f} to {score.high:.2f}"
-        print(
-            f"{align_left(name, 8)} {score.value:.2f}{interval}  {score.counted}  {score.signature}".rstrip()
-        )
+        say(f"{align_left(name, 8)} {score.value:.2f}{interval}  {score.counted}  {score.signature}".rstrip())

@@ -8,7 +8,7 @@ from typing import Any
 
 from etymon.files import some
 from etymon.settings import JsonOptions, OpeningOptions, argument, option, settings
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 
@@ -144,20 +144,20 @@ def present(result: Shown | ShownStore, options: ShowOptions) -> None:
     from etymon.files import format_bytes
     from etymon.nn.footprint import Footprint
 
-    print(f"{result.family} ({result.architecture}), {result.parameters:,} parameters")
+    say(f"{result.family} ({result.architecture}), {result.parameters:,} parameters")
     if result.folder is not None:
-        print(f"folder     {result.folder}")
-    print(f"heads      {', '.join(result.heads) or 'none'}")
-    print(f"shape      {_row(result.shape)}")
-    print(f"tokenizer  {_row(result.tokenizer) or 'none in the folder'}")
+        say(f"folder     {result.folder}")
+    say(f"heads      {', '.join(result.heads) or 'none'}")
+    say(f"shape      {_row(result.shape)}")
+    say(f"tokenizer  {_row(result.tokenizer) or 'none in the folder'}")
     if result.folder is not None:
-        print(f"weights    {', '.join(result.weights['files'])}, {result.weights['bytes'] / 1e6:,.1f} MB")
+        say(f"weights    {', '.join(result.weights['files'])}, {result.weights['bytes'] / 1e6:,.1f} MB")
     training = {name: size for name, size in result.memory["training"].items() if name != "total"}
-    print(f"memory     {format_bytes(result.memory['opening'])} to open, {Footprint(**training)} to pretrain")
+    say(f"memory     {format_bytes(result.memory['opening'])} to open, {Footprint(**training)} to pretrain")
     if not result.history and result.folder is not None:
-        print("history    not known")
+        say("history    not known")
     for entry in result.history:
-        print(f"trained    {entry.get('objective', '?')} on {entry.get('data', '?')}")
+        say(f"trained    {entry.get('objective', '?')} on {entry.get('data', '?')}")
         for part in ("training", "metrics"):
             if entry.get(part):
                 print(f"           {_row(entry[part])}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from etymon.settings import PathText, Spelling, argument, group, option, settings
 from etymon.settings.training import PretrainSettings, StartOptions
 from etymon.verbs.pretrain import TextLike, split_text
+from etymon.verbs.terminal import say
 from etymon.verbs.verb import resumes, verb
 
 if TYPE_CHECKING:
@@ -64,17 +65,20 @@ def sweep(options: SweepOptions) -> Swept:
 def present(result: Swept, options: SweepOptions) -> None:
     for ranking in result.rankings:
         common = f" ({ranking.shared})" if ranking.shared else ""
-        print(f"\nvalidation {ranking.unit}{common}, the best first:")
+        print()
+        say(f"validation {ranking.unit}{common}, the best first:")
         for place, cell in enumerate(ranking.cells, 1):
             spread = "" if cell.spread is None else f" ±{cell.spread:.4f}"
             print(f"{place:>4}  {cell.mean:.4f}{spread}  {cell.name}")
     if len(result.rankings) > 1:
-        print("\nfigures of different rankings answer different questions: they cannot be compared")
+        print()
+        say("figures of different rankings answer different questions: they cannot be compared")
     for cell in result.failed:
         print(f"   -  {cell.name}: {cell.reason}")
-    print(f"\nreport  {result.report}")
+    print()
+    say(f"report  {result.report}")
     if result.signal:
-        print(f"stopped after {result.done} of {result.runs} runs; go on with: {result.command}")
+        say(f"stopped after {result.done} of {result.runs} runs; go on with: {result.command}")
         return
     for ranking in result.rankings:
-        print(f"the best one with ten times the budget:\n  {ranking.repeat}")
+        say(f"the best one with ten times the budget:\n  {ranking.repeat}")
