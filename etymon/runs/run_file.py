@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,6 +20,15 @@ from etymon.settings.training import SHORT_FORMS, CardSettings, PhaseFile, Pretr
 from etymon.text.tokenizer_training import KINDS
 from etymon.training.budgets import parse_budget
 from etymon.training.loop import TrainingSettings
+
+
+class _RunDumper(yaml.SafeDumper):
+    """Quotes texts that our reader takes for numbers: one digest in 1,200 looks like 12e34."""
+
+
+_RunDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 @settings
@@ -61,7 +71,9 @@ class CommonFile(RunSettings):
     def write(self, path: Path) -> None:
         tree = plain(asdict(self))
         with atomic_write(path) as file:
-            yaml.safe_dump(tree | {"settled": _digest(tree)}, file, sort_keys=False, allow_unicode=True)
+            yaml.dump(
+                tree | {"settled": _digest(tree)}, file, _RunDumper, sort_keys=False, allow_unicode=True
+            )
 
 
 @settings

@@ -271,3 +271,16 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
         now["tokens"] - before["tokens"] for before, now in zip([{"tokens": 0}, *taken], taken, strict=False)
     ]
     assert max(sizes[:9]) <= 8 * 32 and 4 * 32 < sizes[9] <= 4 * 64
+
+
+@pytest.mark.parametrize(
+    "digest", ["1234567890123e45", "1234567890123456", "12e3456789012345", "abcdef0123456789"]
+)
+def test_a_digest_that_looks_like_a_number_is_read_back_as_text(
+    digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etymon.runs.run_file._digest", lambda tree: digest)
+    file = assemble(RunFile, {"family": "gpt2", "learning_rate": 1e-5})
+    file.write(tmp_path / "run.yaml")
+    again = load_yaml(tmp_path / "run.yaml", RunFile)
+    assert again.settled == digest and again.learning_rate == 1e-5
