@@ -6,7 +6,7 @@ EXTRAS := test,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fonts fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo test test-cluster check fonts fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -16,6 +16,9 @@ demo: $(VENV)/.installed  ## train, save, reload and try small models in a few m
 
 test: check fonts .venv-peer/.installed  ## make check, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test-cluster: $(VENV)/.installed-test  ## the longer tests of --on ray, which make test leaves out
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster
 
 check: $(VENV)/.installed-test  ## lint, formatting, types, the direction of imports, names and sizes
 	$(BIN)/ruff check .

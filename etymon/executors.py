@@ -56,17 +56,19 @@ class Executor(Protocol):
 
 
 @contextmanager
-def open_executor(on: str | None = None, workers: int | None = None, threads: int = 1) -> Iterator[Executor]:
+def open_executor(
+    on: str | None = None, workers: int | None = None, threads: int = 1, gpus: int = 0
+) -> Iterator[Executor]:
     """An executor for the time of the block: `on` is None for this machine, `ray` or `ray://HOST:PORT`.
 
     `workers` is a number of processes on this machine; None is one a core, once there are enough jobs for it
-    to pay. `threads` is what a job takes on a cluster.
+    to pay. `threads` and `gpus` are what a job takes on a cluster.
     """
     if on is None:
         yield LocalExecutor(workers)
         return
     with ExitStack() as stack:
-        yield RayExecutor(on, workers, threads, stack)
+        yield RayExecutor(on, workers, threads, gpus, stack)
 
 
 # ---------------------------------------------------------------- this machine
@@ -138,9 +140,9 @@ class RayExecutor:
     """Jobs as tasks of Ray, which does those of a lost worker again. It is connected when there is something to
     do, until the `stack` is closed."""
 
-    def __init__(self, on: str, workers: int | None, threads: int, stack: ExitStack) -> None:
+    def __init__(self, on: str, workers: int | None, threads: int, gpus: int, stack: ExitStack) -> None:
         require_ray(on)
-        self.on, self.workers, self.threads, self.stack = on, workers, threads, stack
+        self.on, self.workers, self.threads, self.gpus, self.stack = on, workers, threads, gpus, stack
 
     @cached_property
     def ray(self) -> Any:
@@ -153,15 +155,16 @@ class RayExecutor:
         if (first := next(jobs, None)) is None:
             return
         ray = self.ray
-        task = ray.remote(num_cpus=self.threads, max_retries=RETRIES)(_run_remote_job)
+        self._require_room()
+        needs = {"num_cpus": self.threads, "num_gpus": self.gpus}
+        task = ray.remote(max_retries=RETRIES, **needs)(_run_remote_job)
         setup = pickle.dumps((make, arguments))
         key, stored = hashlib.sha256(setup).hexdigest(), [ray.put(setup)]
-        # In the cluster's own words: workers come and go.
         most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)) // self.threads)
         waiting: deque[tuple[Any, Any]] = deque()
         try:
             for job in chain([first], jobs):
-                waiting.append((job, task.remote(key, stored, self.threads, job)))
+                waiting.append((job, task.remote(key, stored, self.threads, os.getcwd(), job)))
                 if len(waiting) > most:
                     yield waiting[0][0], self._result(waiting.popleft()[1])
             while waiting:
@@ -169,6 +172,16 @@ class RayExecutor:
         finally:
             for _, reference in waiting:
                 ray.cancel(reference)
+
+    def _require_room(self) -> None:
+        """Refuses jobs that no machine of the cluster has room for: they would wait for ever."""
+        for name, needed in (("CPU", self.threads), ("GPU", self.gpus)):
+            most = max(node["Resources"].get(name, 0) for node in self.ray.nodes() if node["Alive"])
+            if needed > most:
+                raise EtymonError(
+                    f"a job takes {needed} {name}s, and no machine of {self.on} has more than {most:g}"
+                    + ("; set OMP_NUM_THREADS to fewer" if name == "CPU" else "")
+                )
 
     def _result(self, reference: Any) -> Any:
         errors = self.ray.exceptions
@@ -187,18 +200,18 @@ _functions: dict[str, Callable[[Any], Any]] = {}
 """What this worker has built, by the checksum of what it was built from."""
 
 
-def _run_remote_job(key: str, stored: list[Any], threads: int, job: Any) -> Any:
+def _run_remote_job(key: str, stored: list[Any], threads: int, folder: str, job: Any) -> Any:
     if key not in _functions:
         import ray
 
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        if "torch" in sys.modules or threads > 1:
-            import torch
-
-            torch.set_num_threads(threads)
+        with suppress(OSError):  # a machine without that folder can do jobs that need no files
+            os.chdir(folder)
+        os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
         while len(_functions) > AHEAD:
             _functions.pop(next(iter(_functions)))
         make, arguments = pickle.loads(ray.get(stored[0]))
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
         _functions[key] = make(*arguments)
     return _functions[key](job)
 

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+import etymon
 from etymon.errors import EtymonError
 from etymon.executors import Executor, open_executor
+from etymon.settings.reading import FilterSettings
+from etymon.text import encoding, filtering
+from etymon.text.filtering import filter_text
+from etymon.text.sources import Texts
+from etymon.text.store_building import build_store
+from tests import tiny
+from tests.text.test_resuming import files
 
 
 class Squarer:
@@ -105,3 +120,95 @@ def test_other_versions_on_the_cluster_are_refused(
     monkeypatch.setattr(executors, "_remote_versions", lambda ray: {"numpy": "2.0"})
     with pytest.raises(EtymonError, match=r"have numpy 2.0, and 0.1 is here: install the same there"):
         executors._require_versions(ray.ray, "ray")  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- what runs on it
+
+
+@contextmanager
+def killed_at_random(most: int, ready: Any = lambda: True, seed: int = 0) -> Iterator[list[int]]:
+    """While the block runs, up to so many workers of Ray are killed in the middle of a job."""
+    killed: list[int] = []
+    ended = threading.Event()
+
+    def kill() -> None:
+        draw = random.Random(seed)
+        while len(killed) < most and not ended.is_set():
+            workers = []
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if "ray::_run_remote_job" in " ".join(process.cmdline()):
+                        workers.append(process)
+            if workers and ready():
+                with suppress(psutil.Error):
+                    process = draw.choice(workers)
+                    process.kill()
+                    killed.append(process.pid)
+                time.sleep(0.1)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_store_made_on_ray_is_that_of_one_machine_whoever_is_killed(
+    ray: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "BATCH", 400)
+    monkeypatch.setattr(filtering, "JOB", 400)
+    texts = [*tiny.texts(), *tiny.texts()[:20]]
+    settings = FilterSettings(deduplicate="near", min_length=5)
+
+    def build(name: str, executor: Executor | None) -> dict[str, bytes]:
+        source = filter_text(Texts(texts), settings)
+        made: dict[str, Any] = {"source": source, "executor": executor}
+        build_store(source.documents(), tiny.tokenizer("gpt2"), tmp_path / name, validation=0.2, **made)
+        return files(tmp_path / name)
+
+    alone = build("alone", None)
+    with killed_at_random(3) as killed:
+        assert build("ray", ray) == alone
+    assert killed and json.loads(alone["filtering.json"])["dropped"]["copies"] == 20
+
+
+@pytest.mark.cluster  # three processes that import torch, and a fourth where one was killed
+def test_a_sweep_on_ray_is_that_of_one_machine_whoever_is_killed(ray: Executor, tmp_path: Path) -> None:
+    list(ray.run(Squarer, (tmp_path,), [1]))  # it is connected
+    (tmp_path / "text.txt").write_text("\n".join(tiny.texts()), encoding="utf-8")
+    shape = ["shape.layers=1", "shape.dim=16", "shape.heads=2", "shape.positions=32"]
+    options: dict[str, Any] = {
+        "data": [tmp_path / "text.txt"], "documents": "line", "budget": "30steps", "batch": 4, "length": 16,
+        "vocabulary": 300, "grid": ["learning_rate=1e-3,5e-3"], "progress": "silent",
+        "set": [*shape, "validate_every=3", "save_every=3", "validation=0.2"],
+    }  # fmt: skip
+    alone = etymon.sweep("gpt2", out=tmp_path / "alone", **options)
+    checkpoint = "learning_rate=0.005/checkpoints/step-*"
+    with killed_at_random(1, lambda: any((tmp_path / "ray").glob(checkpoint))) as killed:
+        remote = etymon.sweep("gpt2", out=tmp_path / "ray", on="ray", **options)
+    assert killed and remote.done == 2 and not remote.failed
+    assert [cell.mean for cell in remote.rankings[0].cells] == [cell.mean for cell in alone.rankings[0].cells]
+    weights = sorted(
+        path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").glob("*/model/*.safetensors")
+    )
+    assert len(weights) == 2
+    for path in weights:
+        assert (tmp_path / "alone" / path).read_bytes() == (tmp_path / "ray" / path).read_bytes()
+
+
+def test_a_sweep_that_cannot_begin_on_ray_leaves_nothing(ray: Executor, tmp_path: Path) -> None:
+    with pytest.raises(EtymonError, match="no such file or folder"):
+        etymon.sweep(
+            "gpt2",
+            data=[tmp_path / "no.txt"],
+            out=tmp_path / "s",
+            grid=["seed=1,2"],
+            budget="2steps",
+            on="ray",
+            progress="silent",
+        )
+    assert not any(tmp_path.glob("s/*"))

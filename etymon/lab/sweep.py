@@ -13,28 +13,28 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import etymon
 from etymon.config import _parse_yaml, load_yaml, strict
 from etymon.errors import EtymonError
+from etymon.executors import open_executor
 from etymon.families.loading import model_folder, read_history
 from etymon.files import finite, read_json, write_json
+from etymon.lab.sweep_jobs import SWEEP_FILE, RunJob, RunTrainer
 from etymon.lab.sweep_report import Cell, Ranking, RunOutcome, Swept, write_sweep_report
 from etymon.objectives import objective_class
-from etymon.runs.folder import Job, lock_folder, require_free, resume_job
-from etymon.runs.result import Pretrained
-from etymon.runs.run import USUAL_BUDGET, run
+from etymon.runs.folder import Job, lock_folder, require_free
+from etymon.runs.run import USUAL_BUDGET
 from etymon.runs.run_file import RunFile, assemble, find_difference, plain
 from etymon.runs.text_data import TextData
 from etymon.settings.reading import TextSettings
-from etymon.text.filtering import filter_text
-from etymon.text.sources import PreparedText, TextSource, text_source
+from etymon.text.sources import TextSource
 from etymon.text.store import TokenStore
 from etymon.training.budgets import parse_budget
 from etymon.training.distributed import World, open_world
-from etymon.training.loop import Diverged
 from etymon.training.progress import format_seconds, make_progress
 
-SWEEP_FILE = "sweep.json"
 # Cells that differed in these would be of different kinds, or of different cost.
 FIXED_KEYS = ("family", "budget", "text", "training")
 # Like the seed, these cost no time: runs that differ in nothing else take the same number of steps.
@@ -131,6 +131,7 @@ class Sweep:
         *,
         resume: bool,
         progress: Any = "auto",
+        on: str | None = None,
         **options: Any,
     ) -> None:
         """Checks all settings before any work; `options` are those of `Job` (device, workers)."""
@@ -157,6 +158,8 @@ class Sweep:
                 raise EtymonError("there is no text to train on: give --data with files, folders or globs")
         self.folder, self.file, self.grid, self.seeds, self.source = folder, file, grid, seeds, source
         self.progress, self.progress_kind, self.options = make_progress(progress), progress, options
+        self.on = on
+        """Where runs are trained: None is one after the other in this process; else as in `open_executor`."""
         self.cells, self.runs = self._plan_runs()
         # A run that diverged would diverge again: it keeps its outcome.
         diverged = {entry["folder"]: entry for cell in saved["cells"] for entry in cell["runs"]}
@@ -229,46 +232,58 @@ class Sweep:
 
     def _run_unfinished(self) -> int | None:
         """Returns the signal that stopped it, if one did."""
-        for number, planned in enumerate(self.runs, 1):
-            if planned.read_outcome():
-                continue
-            self.progress.note(f"run {number} of {len(self.runs)}: {planned.folder.name}")
-            outcome = planned.outcome
-            try:
-                result = self._train(planned)
-                if result.stopped:
-                    return result.signal
-                if not planned.read_outcome() or not outcome.figures:
-                    outcome.reason = "no validation text was held out to rank it by"
-            except EtymonError as error:
-                # If no run has begun there is nothing to resume: leave no trace.
-                if not any(self.folder.glob("*/run.yaml")):
-                    for other in self.runs:
-                        shutil.rmtree(other.folder, ignore_errors=True)
-                    (self.folder / SWEEP_FILE).unlink()
-                    raise
-                outcome.reason, outcome.diverged = str(error), isinstance(error, Diverged)
-                self.progress.note(f"{planned.folder.name}: {error}")
-            self._write([])
+        threads = torch.get_num_threads()  # runs are the same only with the same number
+        gpus = int(str(self.options.get("device") or "").startswith("cuda"))
+        with open_executor(self.on, None if self.on else 1, threads, gpus) as executor:
+            for wave in self._waves():
+                unfinished = [planned for planned in wave if not planned.read_outcome()]
+                results = executor.run(RunTrainer, (), map(self._make_job, unfinished))
+                for planned, (_, end) in zip(unfinished, results):
+                    if end.is_stopped:
+                        return end.signal
+                    outcome = planned.outcome
+                    outcome.reason, outcome.diverged = end.reason, end.diverged
+                    if not end.reason and not (planned.read_outcome() and outcome.figures):
+                        outcome.reason = "no validation text was held out to rank it by"
+                    if end.reason:
+                        if self.on is None:
+                            self._require_begun(end.reason)
+                        self.progress.note(f"{planned.folder.name}: {end.reason}")
+                    self._write([])
+                self._require_begun(next((each.outcome.reason for each in wave if each.outcome.reason), ""))
         return None
 
-    def _train(self, planned: SweepRun) -> Pretrained:
-        """Starts or resumes a run."""
-        file, progress = planned.data.file, make_progress(self.progress_kind)
-        if planned.has_begun:
-            job = resume_job(Job(planned.folder, RunFile(family=file.family), progress, **self.options))
-            return run(job, TextData(job, None))
-        source: TextSource | None = self.source
-        if source is None and file.data:
-            source = text_source(file.data, file)
-        if source is None:
-            raise EtymonError("the texts of this sweep were given by a program: give them again as data")
-        source = filter_text(source, file)
+    def _waves(self) -> list[list[SweepRun]]:
+        """Runs that may run at the same time: here one, on a cluster first those that others take the tokenizer,
+        the store or the number of steps from, then all others."""
+        if self.on is None:
+            return [[planned] for planned in self.runs]
+        leaders: dict[Any, SweepRun] = {}
+        for planned in self.runs:
+            leaders.setdefault(planned.text_key, planned)
+            if parse_budget(planned.data.file.budget or USUAL_BUDGET).unit == "seconds":
+                leaders.setdefault(repr(planned.cost_key), planned)
+        first = [planned for planned in self.runs if any(planned is leader for leader in leaders.values())]
+        return [first, [planned for planned in self.runs if planned not in first]]
+
+    def _require_begun(self, reason: str) -> None:
+        """If no run has begun there is nothing to resume: leaves no trace, and raises what happened."""
+        if reason and not any(self.folder.glob("*/run.yaml")):
+            for planned in self.runs:
+                shutil.rmtree(planned.folder, ignore_errors=True)
+            (self.folder / SWEEP_FILE).unlink()
+            raise EtymonError(reason)
+
+    def _make_job(self, planned: SweepRun) -> RunJob:
+        """The run as a job; it is made just before it begins, since others tell what it can share with them."""
+        number = 1 + next(place for place, other in enumerate(self.runs) if other is planned)
+        self.progress.note(f"run {number} of {len(self.runs)}: {planned.folder.name}")
+        file, progress = planned.data.file, self.progress_kind if self.on is None else "silent"
         # A store that only names another one has no tokenizer in it.
         stores = (other.folder / "store" for other in self.runs if other.text_key == planned.text_key)
         shared = next((store for store in stores if (store / "tokenizer").is_dir()), None)
-        if shared is not None and not isinstance(source, PreparedText) and shared.parent != planned.folder:
-            source = PreparedText(shared, source.description)
+        if shared is not None and shared.parent == planned.folder:
+            shared = None
         # Of runs that cost the same, the first one measures how many steps a time budget has and the others
         # take as many: a busy moment of the machine would favour one of them.
         twins = (other for other in self.runs if other.cost_key == planned.cost_key)
@@ -277,8 +292,7 @@ class Sweep:
             settings = load_yaml(twin.folder / "run.yaml", RunFile).training
             assert settings is not None
             file = replace(file, budget=f"{settings.steps}steps", validate_every=settings.validate_every)
-        job = Job(planned.folder, file, progress, fixed_steps=True, **self.options)
-        return run(job, TextData(job, source))
+        return RunJob(planned.folder, file, self.source, shared, progress, self.options)
 
     def _rank(self) -> list[Ranking]:
         groups: dict[tuple[Any, ...], list[Cell]] = {}

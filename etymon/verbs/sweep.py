@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from etymon.settings import PathText, Spelling, argument, group, option, settings
+from etymon.settings import ClusterOptions, PathText, Spelling, argument, group, option, settings
 from etymon.settings.training import PretrainSettings, StartOptions
 from etymon.verbs.pretrain import TextLike, split_text
 from etymon.verbs.terminal import say
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class SweepOptions(StartOptions):
+class SweepOptions(StartOptions, ClusterOptions):
     family: str = argument("as for pretrain: gpt2, bert, t5, ...")
     grid: Annotated[Any, Spelling("Sequence[str] | Mapping[str, Sequence[Any]]", list[str])] = option(
         (), "values of a setting by its dotted name, e.g. learning_rate=3e-4,1e-3; repeat it for others"
@@ -59,6 +59,7 @@ def sweep(options: SweepOptions) -> Swept:
         progress=options.progress,
         device=options.device,
         workers=options.workers,
+        on=options.on,
     ).run()
 
 

@@ -160,7 +160,7 @@ def test_a_cell_that_diverges_comes_last(
     assert shown.index("learning_rate=0.001") < shown.index("-  learning_rate=1e+30: the ")
     assert "is not finite" in swept.report.read_text(encoding="utf-8")
     # It is not tried again: it would diverge again.
-    monkeypatch.setattr(sweeping.Sweep, "_train", None)
+    monkeypatch.setattr(sweeping.Sweep, "_make_job", None)
     again = sweep("gpt2", out, text, resume=True, grid=[])
     assert again.failed == swept.failed and again.rankings == swept.rankings
 
@@ -195,7 +195,7 @@ def test_ctrl_c_and_on(
     for name in ("learning_rate=0.001", "learning_rate=0.005"):
         assert metrics(tmp_path / "sweep" / name) == metrics(tmp_path / "straight" / name), "exactly"
     # What is finished is read, not run; and a sweep may be told again what it began with, but nothing else.
-    monkeypatch.setattr(sweeping.Sweep, "_train", None)
+    monkeypatch.setattr(sweeping.Sweep, "_make_job", None)
     again = sweep("gpt2", tmp_path / "sweep", text, resume="auto")
     assert names(again) == names(expected) and again.rankings[0].cells == expected.rankings[0].cells
     for changes in ({"grid": ["learning_rate=1"]}, {"seeds": 2}, {"budget": "5steps"}):
