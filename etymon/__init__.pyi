@@ -212,6 +212,7 @@ def sweep(
     device: str | None = None,
     verify: bool = True,
     ignore_config_key: Sequence[str] | str | None = (),
+    on: str | None = None,
 ) -> Swept: ...
 def distill(
     teacher: str | Path,
