@@ -24,6 +24,7 @@ import torch
 import etymon
 from benchmarks.harness import THREADS, TOY, Comparison, Process, answer, in_turn, peers, sized
 from etymon.generation.decoding import decode
+from etymon.nn.precision import round_weights
 from etymon.nn.products import choose_products
 from etymon.settings.decoding import DecodingSettings
 
@@ -37,7 +38,8 @@ TARGETS: dict[tuple[str, str], dict[int, float]] = {
     ("float32", "llama.cpp-F32"): {},
     ("int8", "ctranslate2-int8"): {1: 2.0, 8: 2.0},
     ("int8", "llama.cpp-Q8_0"): {1: 0.9, 8: 1.2},
-    ("int8", "llama.cpp-F16"): {},
+    ("bf16", "float32"): {8: 1.3},
+    ("bf16", "llama.cpp-F16"): {},
     ("int8", "float32"): {},
 }
 """Our side, the peer, and what is wanted at each batch size."""
@@ -98,8 +100,10 @@ def side(name: str, place: str, rows: str) -> Callable[[], list[list[int]]]:
     a process of its own."""
     folder, batch = Path(place), int(rows)
     prompts = draw_prompts(batch)
-    if name in ("float32", "int8"):
+    if name in ("float32", "bf16", "int8"):
         model = etymon.load(folder / "gpt2", quantize="int8" if name == "int8" else None).eval()
+        if name == "bf16":
+            round_weights(model, name)
         choose_products(model)
         settings = DecodingSettings(max_new_tokens=NEW, min_new_tokens=NEW, end_ids=(0,))
         return lambda: [row[0].ids for row in decode(model, prompts.tolist(), settings)]

@@ -21,13 +21,13 @@ PARTS = {"__init__", "__main__", "harness", "arms", "toy_data"}
 EXPERIMENTS = ("encoders", "memory", "tasks", "memory_estimate")
 COMPARISONS = {
     "preparing": ["preparing"],
-    "sentence-encoding": ["sentence-encoding"],
+    "sentence-encoding": ["sentence-encoding", "sentence-encoding-float32", "sentence-encoding-rounded"],
     "prompting": ["prompting"],
     "generation": [
         "generation-float32-ctranslate2-float32-batch-2", "generation-float32-transformers-batch-2",
         "generation-int8-ctranslate2-int8-batch-2", "generation-int8-float32-batch-2",
         "generation-float32-llama.cpp-F32-batch-2", "generation-int8-llama.cpp-Q8_0-batch-2",
-        "generation-int8-llama.cpp-F16-batch-2",
+        "generation-bf16-llama.cpp-F16-batch-2", "generation-bf16-float32-batch-2",
     ],
     "recurrent": ["recurrent-evaluation", "training-step-transformer-xl", "adaptive-softmax", "training-step-xlnet"],
     "seq2seq": ["training-step-bart", "training-step-t5"],

@@ -145,9 +145,10 @@ class Attention(nn.Module):
         if isinstance(view, CachedView):
             assert cache is not None
             k_MHK, v_MHK = cache.parts
+        dtype, q_NHK = q_NHK.dtype, q_NHK.to(k_MHK.dtype)  # caches may have another type
         scoring = Scoring(self.scale, self.dropout if self.training else 0.0, self.seen, pairs)
         out_NHK = view.attend(q_NHK, k_MHK, v_MHK, scoring)
-        return self.output(out_NHK.reshape(-1, self.heads * self.head_dim))
+        return self.output(out_NHK.reshape(-1, self.heads * self.head_dim).to(dtype))
 
 
 class RelativeKeys(nn.Module):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from etymon.nn.batch import Layout
+from etymon.nn.precision import widen
 
 
 class StreamState(Protocol):
@@ -74,7 +75,7 @@ class Cache:
                 part[:, :, end - layout.longest : end] = new_RTHK.transpose(1, 2)
             else:
                 row_N, place_N = places.indices
-                part[row_N, :, place_N] = new_NHK
+                part[row_N, :, place_N] = new_NHK.to(part.dtype)
 
     def _reserve(self, needed: int, rows: int, like: Tensor) -> None:
         room = self.parts[0].shape[2] if self.parts else 0
@@ -83,7 +84,12 @@ class Cache:
         # Doubling keeps the copying linear where the caller could not say how long the text will become.
         grown = max(needed, 2 * room) if self.parts else max(self.capacity, needed)
         old = self.parts
-        self.parts = [like.new_zeros(rows, like.shape[1], grown, like.shape[2]) for _ in range(2)]
+        # One query and many keys of half precision are slow on a processor: 328 µs for 8 rows of 64 keys with 12
+        # heads, where float32 took 74 (docs/lab-notes.md).
+        dtype = widen(like[:0]).dtype if like.device.type == "cpu" else like.dtype
+        self.parts = [
+            like.new_zeros(rows, like.shape[1], grown, like.shape[2], dtype=dtype) for _ in range(2)
+        ]
         for part, before in zip(self.parts, old):
             part[:, :, :room] = before
 

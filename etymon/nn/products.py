@@ -57,7 +57,7 @@ SHARE_OF_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class Product:
-    """A way to compute x W^T + b."""
+    """A way to compute x W^T + b; in half precision, b may be float32."""
 
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     pack: Callable[[Tensor], Tensor] | None = None
@@ -68,8 +68,12 @@ def _transpose(weight_FD: Tensor) -> Tensor:
     return weight_FD.T.contiguous()
 
 
+def _multiply_plain(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+    return F.linear(x_ND, weight_FD, None if bias_F is None else follow(bias_F, x_ND))
+
+
 def _multiply_transposed(x_ND: Tensor, weight_DF: Tensor, bias_F: Tensor | None) -> Tensor:
-    return F.linear(x_ND, weight_DF.T, bias_F)
+    return _multiply_plain(x_ND, weight_DF.T, bias_F)
 
 
 def _onednn() -> dict[str, Product]:
@@ -92,11 +96,12 @@ def _onednn() -> dict[str, Product]:
 def products(dtype: torch.dtype) -> dict[str, Product]:
     """By name, those that work on this machine; PyTorch's own first."""
     candidates = {
-        "plain": Product(F.linear),
+        "plain": Product(_multiply_plain),
         "transposed": Product(_multiply_transposed, _transpose),
         **_onednn(),
     }
-    x_ND, weight_FD, bias_F = (torch.ones(size, dtype=dtype) for size in ((2, 32), (16, 32), (16,)))
+    x_ND, weight_FD = (torch.ones(size, dtype=dtype) for size in ((2, 32), (16, 32)))
+    bias_F = torch.ones(16, dtype=torch.promote_types(dtype, torch.float32))
     working = {}
     for name, product in candidates.items():
         try:
@@ -125,7 +130,7 @@ def measure_products(outputs: int, inputs: int, dtype: torch.dtype) -> Preferenc
     count = max(1, min(MOST_MATRICES, STREAMED // (outputs * inputs * dtype.itemsize)))
     # Ones: numbers that nobody has written may be denormal, and slow.
     weights = [torch.ones(outputs, inputs, dtype=dtype) for _ in range(count)]
-    bias = torch.ones(outputs, dtype=dtype)
+    bias = torch.ones(outputs)
     inputs_by_rows = [torch.ones(rows, inputs, dtype=dtype) for rows in ROWS]
     matrices = {
         name: weights if product.pack is None else [product.pack(weight) for weight in weights]
@@ -227,7 +232,7 @@ class WeightProducts:
         is_here = weight_FD.device.type == "cpu" and rows > 0
         outputs, inputs = weight_FD.shape
         name = choose_product(outputs, inputs, rows, weight_FD.dtype, self.copies) if is_here else "plain"
-        product = products(weight_FD.dtype)[name] if is_here else Product(F.linear)
+        product = products(weight_FD.dtype)[name] if is_here else Product(_multiply_plain)
         self.by_rows[min(rows, ROWS[-1])] = product
         return product
 
@@ -246,9 +251,8 @@ class Multiplied:
 
     def multiply(self, x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
         """x W^T + b in the type of x, by the product that was chosen where no gradient is wanted."""
-        bias_F = None if bias_F is None else follow(bias_F, x)
         if self.products is None or torch.is_grad_enabled() or x.dtype != weight_FD.dtype:
-            return F.linear(x, follow(weight_FD, x), bias_F)
+            return _multiply_plain(x, follow(weight_FD, x), bias_F)
         return self.products.multiply(x, weight_FD, bias_F)
 
     def train(self, mode: bool = True) -> Any:

@@ -172,17 +172,17 @@ class RelativeAttention(Attention):
         assert cache is not None and r_HLK is not None
         keys, values = (part[:, :, inputs.first : inputs.first + view.keys] for part in cache.parts)
         # Queries are fewer than scores: the scale falls on them.
-        q_HRQK = self.by_head(view.query.pad(self.query(x_ND))) * self.scale
+        q_HRQK = self.by_head(view.query.pad(self.query(x_ND))).to(keys.dtype) * self.scale
         content, position = (
             q_HRQK + self.scale * follow(bias, q_HRQK)[:, None, None]
             for bias in (self.content_bias, self.position_bias)
         )
-        products = torch.bmm(position.flatten(1, 2), r_HLK.transpose(1, 2))
+        products = torch.bmm(position.flatten(1, 2), follow(r_HLK, position).transpose(1, 2))
         scores = pick_distances(products, view, q_HRQK.shape[2]).add(view.bias_RQT).transpose(0, 1)
         weights = (scores + content.transpose(0, 1) @ keys.transpose(-1, -2)).softmax(-1)
         if self.seen is not None:
             self.seen.append(weights)
-        return self.output(view.query.unpad((weights @ values).transpose(1, 2).flatten(2)))
+        return self.output(view.query.unpad((weights @ values).transpose(1, 2).flatten(2)).to(x_ND.dtype))
 
     def segment_scores(self, q_HRQK: Tensor) -> Tensor | None:
         """What pairs of different segments score more than others, `[H, R, Q]`, scale included; None if

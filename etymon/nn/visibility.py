@@ -22,6 +22,7 @@ from torch import Tensor
 from etymon.nn.batch import Batch, Layout, permute, token_order
 from etymon.nn.layers import DroppedAttention
 from etymon.nn.layers import dropout as drop
+from etymon.nn.precision import follow
 
 # The cost of one more group of rows, and of copying a token into a padded rectangle, in units of one score
 # (a query-key pair of one row, all heads). Measured on two cores; only speed depends on them.
@@ -311,6 +312,8 @@ def attend(
     if scoring.pairs is not None:
         bias_RHQT = scoring.pairs(q_RHQK, k_RHTK, distances, scale)
         mask, causal = _add_mask(bias_RHQT, mask, causal), False
+    if mask is not None and mask.is_floating_point():
+        mask = follow(mask, q_RHQK)  # all layers share it, whatever type their caches have
     if scoring.seen is None:
         if rate and q_RHQK.device.type == "cpu":
             return DroppedAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, rate), None

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
-from etymon.families import REGISTRY
+from etymon.families import REGISTRY, get_family
+from etymon.generation.decoding import start_token
+from etymon.generation.stepper import Stepper
 from etymon.nn import machine, precision
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.layers import DroppedAttention, LayerNorm, Linear, RootMeanSquareNorm, dropout, keep_mask
@@ -190,6 +192,30 @@ def test_rounded_models_answer_nearly_the_same_with_half_the_memory(family: str)
     torch.testing.assert_close(outputs(model)[1], whole, rtol=0.05, atol=0.05)
     # Recurrent layers, and word vectors that they read, keep float32.
     assert after == before if family == "rnn" else after < 0.6 * before
+
+
+DECODING = [name for name in REGISTRY if "state" in get_family(name).capabilities]
+
+
+@pytest.mark.parametrize("family", DECODING)
+def test_a_decode_in_half_precision_comes_near_the_float32_one(family: str) -> None:
+    """Caches are float32 on a processor, whatever the model computes in."""
+    model = tiny.model(family, frozenset({"vocabulary"})).eval()
+    whole = step_scores(model)
+    round_weights(model, "bf16")
+    half = step_scores(model)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, whole, rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def step_scores(model: Any) -> Tensor:
+    """Log-probabilities of three tokens in a row, of a short and a longer prompt."""
+    stepper = Stepper(model, normalised=True)
+    scores = [stepper.prefill([[7, 8, 9, 10, 11], [12, 13, 14]], 4, start_token(model))]
+    for tokens in ([9, 10], [11, 12]):
+        scores.append(stepper.step(torch.tensor(tokens)))
+    return torch.stack(scores)
 
 
 # --- what this machine can, and what auto takes

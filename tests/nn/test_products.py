@@ -73,6 +73,17 @@ def test_a_product_gives_the_numbers_of_the_plain_one(product: str, count: int, 
     assert_right(linear(bias=bias), rows(count, 40))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_half_precision_has_products_of_its_own_with_a_bias_of_float32(product: str, count: int) -> None:
+    part, x = linear(), rows(count, 40).bfloat16()
+    part.weight.data = part.weight.data.bfloat16()
+    output = part(x)
+    expected = F.linear(x.float(), part.weight.float(), part.bias)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), expected, rtol=0.01, atol=0.01 * float(expected.abs().max()))
+
+
 def test_inputs_may_have_any_shape_and_layout(product: str) -> None:
     part = linear()
     for x in (rows(40), rows(2, 3, 40), rows(40, 5).T, rows(6, 80)[:, ::2]):
