@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 import etymon
-from benchmarks.harness import Comparison, alternate, needed_corpora, sized
-from benchmarks.training_steps import RATE
+from benchmarks.harness import Comparison, needed_corpora, sized
+from benchmarks.training_steps import RATE, compare_precisions
 from etymon.families.decoders import BYTE_BPE
 from etymon.nn.batch import Batch
+from etymon.nn.precision import Precision, set_precision
 from etymon.text.tokenizer_training import train_tokenizer
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
 
@@ -54,9 +55,10 @@ def batches() -> list[Pairs]:
     return [pairs[first : first + ROWS] for first in range(0, len(pairs), ROWS)]
 
 
-def ours(family: str, given: Sequence[Pairs]) -> Callable[[], object]:
+def ours(family: str, given: Sequence[Pairs], precision: Precision) -> Callable[[], object]:
     shape = {**SHAPE[family], "vocabulary": VOCABULARY}
     model = etymon.build(family, "base", heads=["vocabulary"], shape=shape).train()
+    set_precision(model, precision)
     optimiser = build_optimiser(model, OptimiserChoice(learning_rate=RATE))
     made = [
         (
@@ -85,7 +87,7 @@ def padded(rows: Iterator[np.ndarray], blank: int) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=blank)
 
 
-def theirs(family: str, given: Sequence[Pairs]) -> Callable[[], object]:
+def theirs(family: str, given: Sequence[Pairs], precision: Precision) -> Callable[[], object]:
     from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
     known = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "decoder_start_token_id": START, "d_model": WIDTH}
@@ -123,7 +125,9 @@ def theirs(family: str, given: Sequence[Pairs]) -> Callable[[], object]:
 
     def epoch() -> None:
         for inputs in made:
-            model(**inputs).loss.backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = model(**inputs).loss
+            loss.backward()
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
 
@@ -134,10 +138,10 @@ def training_step(family: str) -> Iterable[Comparison]:
     given = batches()
     lengths = [len(source) for pairs in given for source, _ in pairs]
     fill = sum(lengths) / sum(max(len(source) for source, _ in pairs) * len(pairs) for pairs in given)
-    yield Comparison(
-        f"training-step-{family}", *alternate(ours(family, given), theirs(family, given), ROUNDS, WARMUP),
-        peer="Transformers, padded", target=1.6,
-        what=f"{BATCHES} batches of {ROWS} dialogues of samsum, 3 + 3 layers x 256, AdamW",
+    yield from compare_precisions(
+        f"training-step-{family}", (partial(ours, family, given), partial(theirs, family, given)),
+        f"{BATCHES} batches of {ROWS} dialogues of samsum, 3 + 3 layers x 256, AdamW", (1.6, 3.0), ROUNDS, WARMUP,
+        peer="Transformers, padded",
         details={"filled": round(fill, 3), "target_tokens": sum(len(t) for pairs in given for _, t in pairs)},
     )  # fmt: skip
 

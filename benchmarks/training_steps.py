@@ -1,12 +1,16 @@
 """Training steps beside Transformers: forward, backward and AdamW on the same batch, dropout as the family has it.
 
+Each side in float32 and in bfloat16 (Transformers under `torch.autocast`), all in turn: float32 is compared with float32, the best of ours with
+the best of theirs, and our bfloat16 with our float32.
+
 Masked steps compute logits only where a token was masked, ELECTRA's joint step samples from them there, and GPT-2's
 computes them in chunks. Both sides get full rows, so nothing here comes from padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +21,7 @@ import etymon
 from benchmarks.harness import (
     THREADS,
     Comparison,
-    alternate,
+    in_turn,
     peak_memory,
     peak_resident,
     record_memory,
@@ -26,6 +30,7 @@ from benchmarks.harness import (
 from etymon.families import get_family
 from etymon.families.surgery import generator_for
 from etymon.nn.batch import Batch
+from etymon.nn.precision import Precision, set_precision
 from etymon.objectives.causal import CausalBatch, CausalLM
 from etymon.objectives.masked import MaskedExample, MaskedLM
 from etymon.objectives.objective import weighted_loss
@@ -70,7 +75,8 @@ def their_batch(vocabulary: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
 
 
-def our_step(unit: TrainingUnit, prepared: Any) -> Callable[[], float]:
+def our_step(unit: TrainingUnit, prepared: Any, precision: Precision = "float32") -> Callable[[], float]:
+    set_precision(unit, precision)
     optimiser = build_optimiser(unit, OptimiserChoice(learning_rate=RATE))
     unit.train()
 
@@ -88,12 +94,14 @@ def their_step(
     compute: Callable[[dict[str, torch.Tensor]], torch.Tensor],
     model: torch.nn.Module,
     inputs: dict[str, torch.Tensor],
+    precision: Precision = "float32",
 ) -> Callable[[], float]:
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
     model.train()
 
     def step() -> float:
-        loss = compute(inputs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = compute(inputs)
         loss.backward()
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
@@ -114,7 +122,7 @@ VOCABULARIES = sized(
 EMBEDDED = sized(128, 16)
 
 
-def masked_ours(family: str) -> Callable[[], float]:
+def masked_ours(family: str, precision: Precision) -> Callable[[], float]:
     shown, places, targets = masked_batch(VOCABULARIES[family])
     shape = {**OURS, "vocabulary": VOCABULARIES[family]}
     if family == "albert":
@@ -124,10 +132,10 @@ def masked_ours(family: str) -> Callable[[], float]:
     prepared = objective.collate(
         [MaskedExample(ids, segments, at, words) for ids, at, words in zip(shown, places, targets)]
     )
-    return our_step(TrainingUnit(model, objective), prepared)
+    return our_step(TrainingUnit(model, objective), prepared, precision)
 
 
-def masked_theirs(family: str) -> Callable[[], float]:
+def masked_theirs(family: str, precision: Precision) -> Callable[[], float]:
     import transformers
 
     title = {"bert": "Bert", "roberta": "Roberta", "albert": "Albert"}[family]
@@ -136,10 +144,10 @@ def masked_theirs(family: str) -> Callable[[], float]:
         vocab_size=VOCABULARIES[family], attn_implementation="sdpa", **MINI, **extra
     )
     model = getattr(transformers, f"{title}ForMaskedLM")(config)
-    return their_step(lambda batch: model(**batch).loss, model, their_batch(config.vocab_size))
+    return their_step(lambda batch: model(**batch).loss, model, their_batch(config.vocab_size), precision)
 
 
-def electra_ours() -> Callable[[], float]:
+def electra_ours(precision: Precision) -> Callable[[], float]:
     shown, places, targets = masked_batch(VOCABULARIES["electra"])
     shape = {**OURS, "embedding_dim": EMBEDDED, "vocabulary": VOCABULARIES["electra"]}
     model = etymon.build("electra", "small", heads=["replaced"], shape=shape)
@@ -151,10 +159,11 @@ def electra_ours() -> Callable[[], float]:
             for ids, at, words, drawn in zip(shown, places, targets, uniforms)
         ]
     )
-    return our_step(TrainingUnit(model, objective, {"generator": generator_for(model, {}, 0)}), prepared)
+    unit = TrainingUnit(model, objective, {"generator": generator_for(model, {}, 0)})
+    return our_step(unit, prepared, precision)
 
 
-def electra_theirs() -> Callable[[], float]:
+def electra_theirs(precision: Precision) -> Callable[[], float]:
     """The plain way to put Transformers' two classes together: full logits, a sample from Gumbel's noise."""
     from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
@@ -185,7 +194,7 @@ def electra_theirs() -> Callable[[], float]:
         found = discriminator(input_ids=ids, labels=(ids != original).long())
         return guessed.loss + 50 * found.loss
 
-    return their_step(loss, model, their_batch(VOCABULARIES["electra"]))
+    return their_step(loss, model, their_batch(VOCABULARIES["electra"]), precision)
 
 
 GPT2 = {
@@ -200,7 +209,7 @@ def gpt2_ids() -> np.ndarray:
     return np.random.default_rng(0).integers(0, VOCABULARIES["gpt2"], (GPT2_ROWS, GPT2_LENGTH + 1))
 
 
-def gpt2_ours() -> Callable[[], float]:
+def gpt2_ours(precision: Precision) -> Callable[[], float]:
     ids = gpt2_ids()
     model = etymon.build("gpt2", "small", heads=["vocabulary"], shape=GPT2)
     targets = ids[:, 1:].ravel()
@@ -208,10 +217,10 @@ def gpt2_ours() -> Callable[[], float]:
         counts={"loss": targets.size}, tokens=targets.size, bytes=0.0,
         batch=Batch.of(list(ids[:, :-1])), targets=torch.from_numpy(targets), at=None,
     )  # fmt: skip
-    return our_step(TrainingUnit(model, CausalLM(tokenizer_of("gpt2"), GPT2_LENGTH)), prepared)
+    return our_step(TrainingUnit(model, CausalLM(tokenizer_of("gpt2"), GPT2_LENGTH)), prepared, precision)
 
 
-def gpt2_theirs() -> Callable[[], float]:
+def gpt2_theirs(precision: Precision) -> Callable[[], float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids = torch.from_numpy(gpt2_ids()[:, :-1])
@@ -220,10 +229,11 @@ def gpt2_theirs() -> Callable[[], float]:
         attn_implementation="sdpa", use_cache=False,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    return their_step(lambda batch: model(**batch).loss, model, {"input_ids": ids, "labels": ids})
+    return their_step(lambda batch: model(**batch).loss, model, {"input_ids": ids, "labels": ids}, precision)
 
 
-SIDES: dict[str, tuple[Callable[[], Callable[[], float]], Callable[[], Callable[[], float]]]] = {
+Make = Callable[[Precision], Callable[[], object]]
+SIDES: dict[str, tuple[Make, Make]] = {
     **{
         family: (partial(masked_ours, family), partial(masked_theirs, family))
         for family in ("bert", "roberta", "albert")
@@ -231,40 +241,84 @@ SIDES: dict[str, tuple[Callable[[], Callable[[], float]], Callable[[], Callable[
     "electra": (electra_ours, electra_theirs),
     "gpt2": (gpt2_ours, gpt2_theirs),
 }
-WANTED = {
-    "bert": ("BERT-mini (4 layers, 256, vocabulary 30,522) masked step, 16 x 128", 2.6),
-    "roberta": ("RoBERTa (4 layers, 256, vocabulary 50,265) masked step, 16 x 128", 2.3),
-    "albert": ("ALBERT (4 layers, 256, embeddings 128, vocabulary 30,000) masked step, 16 x 128", 2.3),
+WANTED: dict[str, tuple[str, float, float]] = {
+    "bert": ("BERT-mini (4 layers, 256, vocabulary 30,522) masked step, 16 x 128", 2.6, 3.0),
+    "roberta": ("RoBERTa (4 layers, 256, vocabulary 50,265) masked step, 16 x 128", 2.3, 3.0),
+    "albert": ("ALBERT (4 layers, 256, embeddings 128, vocabulary 30,000) masked step, 16 x 128", 2.3, 3.0),
     "electra": (
         "ELECTRA (4 layers, 256, embeddings 128, generator 64 wide, 30,522) joint step, 16 x 128",
         2.0,
+        3.0,
     ),
-    "gpt2": ("GPT-2 (4 layers, 768, vocabulary 50,257) step, 8 x 256", 1.15),
+    "gpt2": ("GPT-2 (4 layers, 768, vocabulary 50,257) step, 8 x 256", 1.15, 1.25),
 }
+"""What is measured, and how many times as fast ours should be: both in float32, and the best of each side."""
+BF16_GAIN = 1.5
+
+
+def compare_precisions(
+    name: str,
+    sides: tuple[Make, Make],
+    what: str,
+    targets: tuple[float, float],
+    rounds: int,
+    warmup: int,
+    peer: str = "Transformers",
+    details: Mapping[str, Any] | None = None,
+) -> Iterable[Comparison]:
+    """Both sides in both precisions, in turn: float32 against float32, best against best, and our bfloat16 against our
+    float32."""
+    precisions: tuple[Precision, ...] = ("float32", "bf16")
+    runs = {
+        f"{side} {precision}": make(precision)
+        for side, make in zip(("ours", "theirs"), sides, strict=True)
+        for precision in precisions
+    }
+    times = in_turn(runs, rounds, warmup)
+    kept = dict(details or {})
+    yield Comparison(
+        name, times["ours float32"], times["theirs float32"], peer=f"{peer}, both in float32", what=what,
+        target=targets[0], details=kept,
+    )  # fmt: skip
+    best = {
+        side: min(precisions, key=lambda each: statistics.median(times[f"{side} {each}"]))
+        for side in ("ours", "theirs")
+    }
+    yield Comparison(
+        f"{name}-best", times[f"ours {best['ours']}"], times[f"theirs {best['theirs']}"],
+        peer=f"{peer}, ours in {best['ours']}, theirs in {best['theirs']}", what=what, target=targets[1],
+        details={**kept, "seconds": {side: round(statistics.median(part), 4) for side, part in times.items()}},
+    )  # fmt: skip
+    yield Comparison(
+        f"{name}-bf16", times["ours bf16"], times["ours float32"], peer="our own float32", what=what,
+        target=BF16_GAIN, details=kept,
+    )  # fmt: skip
 
 
 def training_step(name: str, rounds: int = sized(7, 1), warmup: int = sized(3, 1)) -> Iterable[Comparison]:
-    what, target = WANTED[name]
-    ours, theirs = (make() for make in SIDES[name])
-    times = alternate(ours, theirs, rounds, warmup)
-    memory = {side: peak_memory("benchmarks.training_steps", name, side) for side in ("ours", "theirs")}
-    details = record_memory(memory, target=0.6 if name == "gpt2" else None)
-    yield Comparison(
-        f"training-step-{name}", *times, peer="Transformers", what=what, target=target, details=details
-    )
+    what, *targets = WANTED[name]
+    memory = {
+        side: peak_memory("benchmarks.training_steps", name, side, precision)
+        for side, precision in (("ours", "bf16"), ("theirs", "bf16"))
+    }
+    details = record_memory(memory, target=0.55 if name == "gpt2" else None)
+    yield from compare_precisions(
+        f"training-step-{name}", SIDES[name], what, (targets[0], targets[1]), rounds, warmup,
+        details={**details, "memory_precision": "bf16"},
+    )  # fmt: skip
 
 
 RUNS = [partial(training_step, name) for name in WANTED]
 
 
-def beyond_imports(name: str, side: str) -> float:
+def beyond_imports(name: str, side: str, precision: Precision) -> float:
     """Bytes that three steps of one side need at most."""
     import psutil
     import transformers  # noqa: F401 - both sides have imported the same
 
     torch.set_num_threads(THREADS)
     before = psutil.Process().memory_info().rss
-    step = SIDES[name][0 if side == "ours" else 1]()
+    step = SIDES[name][0 if side == "ours" else 1](precision)
     for _ in range(3):
         step()
     return peak_resident() - before

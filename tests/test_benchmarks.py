@@ -30,10 +30,13 @@ COMPARISONS = {
         "generation-bf16-llama.cpp-F16-batch-2", "generation-bf16-float32-batch-2",
     ],
     "recurrent": ["recurrent-evaluation", "training-step-transformer-xl", "adaptive-softmax", "training-step-xlnet"],
-    "seq2seq": ["training-step-bart", "training-step-t5"],
+    "seq2seq": [f"training-step-{family}{side}" for family in ("bart", "t5") for side in ("", "-best", "-bf16")],
     "translation": [f"translation-{mode}-{peer}" for mode in ("fixed", "ended") for peer in ("transformers", "ctranslate2")],
     "finetuning": ["finetuning-train", "finetuning-predict"],
-    "training-steps": [f"training-step-{family}" for family in ("bert", "roberta", "albert", "electra", "gpt2")],
+    "training-steps": [
+        f"training-step-{family}{side}"
+        for family in ("bert", "roberta", "albert", "electra", "gpt2") for side in ("", "-best", "-bf16")
+    ],
     "shakespeare": ["shakespeare"],
 }  # fmt: skip
 """What each benchmark leaves."""
