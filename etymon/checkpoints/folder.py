@@ -49,7 +49,7 @@ def write_model_folder(
     folder: str | os.PathLike[str],
     *,
     config: dict[str, Any],
-    weights: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor] | None,
     generation_config: dict[str, Any] | None = None,
     card: str = "",
     tokenizer_saver: Callable[[Path], None] | None = None,
@@ -59,7 +59,7 @@ def write_model_folder(
     """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is
     replaced.
 
-    `adapters` says that config and weights are those of adapters, which have files of their own.
+    Without `weights` (None), they are kept elsewhere. `adapters` says that config and weights are those of adapters, which have files of their own.
     `tokenizer_saver` is given the folder. `extra` maps names to functions that are given `folder/name`, and
     write a file or a folder there.
     """
@@ -69,7 +69,8 @@ def write_model_folder(
     with atomic_folder(folder) as aside:
         try:
             write_json(aside / (ADAPTER_CONFIG if adapters else CONFIG), finite(config))
-            write_weights(aside, weights, None if adapters else SHARD_SIZE)
+            if weights is not None:
+                write_weights(aside, weights, None if adapters else SHARD_SIZE)
             if adapters:
                 (aside / WHOLE).rename(aside / ADAPTERS)
             if generation_config is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import OWN_TYPE, config_keys
+from etymon.checkpoints.sharded import model_prefix, read_into
 from etymon.errors import EtymonError
 from etymon.families import REGISTRY, family_of, get_family
 from etymon.families.family import ENDINGS, LABELLED_HEADS, Architecture, Family
@@ -216,6 +217,18 @@ def fill(
         raise EtymonError(f"the weights in {folder} do not fit {model.family.title}: {problems}{hint}")
     model.initialise(seed, only=sorted(new))
     model.new_heads = tuple(sorted(new))
+
+
+def fill_from_parts(model: Model, folder: Path, stored: frozenset[str], seed: int) -> None:
+    """The same from a sharded checkpoint, which has the weights of the model folder in it under our names."""
+    new = sorted(set(model.heads) - model.family.with_required(stored))
+    fresh = tuple(f"heads.{name}." for name in new)
+    prefix = model_prefix(folder.parent, folder.name)
+    parameters = {name: tensor.detach() for name, tensor in model.stored_tensors().items()}
+    wanted = {prefix + name: tensor for name, tensor in parameters.items() if not name.startswith(fresh)}
+    read_into(folder.parent, wanted)
+    model.initialise(seed, only=new)
+    model.new_heads = tuple(new)
 
 
 def fill_int8(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:

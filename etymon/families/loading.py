@@ -15,6 +15,7 @@ from etymon.checkpoints.keys import check_history
 from etymon.checkpoints.peft import read_adapter_config
 from etymon.checkpoints.sentences import read_sentences
 from etymon.checkpoints.settings import pass_over
+from etymon.checkpoints.sharded import is_sharded
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.errors import EtymonError
@@ -22,6 +23,7 @@ from etymon.families import REGISTRY, get_family
 from etymon.families.checkpoint import (
     extra_heads,
     fill,
+    fill_from_parts,
     fill_int8,
     name_map,
     recognise_family,
@@ -139,11 +141,17 @@ def _read(
     # What the folder says of itself, and what its weights say.
     layout = _find_layout(folder)
     config, where, note = _config(folder), str(folder / CONFIG), read_note(folder)
-    weights = open_weights(folder) if layout is None else layout[0].layout.read_weights(layout[1])
+    in_parts = layout is None and is_sharded(folder.parent)
+    weights: Mapping[str, torch.Tensor] = {}
+    if layout is not None:
+        weights = layout[0].layout.read_weights(layout[1])
+    elif not in_parts:
+        weights = open_weights(folder)
     family = recognise_family(config, lambda: weights, where, family)
     stored = stored_heads(family, config, note, weights)
     shape, carried = _read_shape(family, config, where, stored)
-    check_weight_count(family, shape, weights, where)
+    if not in_parts:
+        check_weight_count(family, shape, weights, where)
     stored_features = carried.pop(FEATURES_KEY, None)
     if stored_features is not None:
         family = family.with_features(strict(FeatureSettings, stored_features, where))
@@ -168,6 +176,8 @@ def _read(
     model.sentences = read_sentences(folder)
     if model.int8:
         fill_int8(model, weights, folder)
+    elif in_parts:
+        fill_from_parts(model, folder, usable, seed)
     else:
         names = name_map(family, shape, extra_heads(weights))
         fill(model, weights, names, usable, folder, is_choice, partial, seed)

@@ -40,6 +40,7 @@ def save(
     *,
     history: Sequence[Mapping[str, Any]] | None = None,
     fold: bool = True,
+    with_weights: bool = True,
 ) -> None:
     """Writes the model as a Hugging Face folder. Heads that Transformers has no class for are kept under
     `etymon_heads`, which Transformers leaves aside and `load` reads back.
@@ -49,6 +50,7 @@ def save(
     that Transformers has no class for.
 
     Of a model with adapters only those and its heads are written, as PEFT keeps them: they need their base.
+    Not `with_weights`, everything else is written: a sharded checkpoint has the weights in parts.
     """
     family, shape = model.family, asdict(model.shape)
     architecture = best_architecture(model)
@@ -100,7 +102,9 @@ def save(
         config, weights, adapter_note = adapter_files(model, names, architecture)
         note, base = {**note, **adapter_note}, config["base_model_name_or_path"]
     else:
-        weights = int8_tensors(model) if model.int8 else names.export(tensors, architecture.prefix)
+        weights = None
+        if with_weights:
+            weights = int8_tensors(model) if model.int8 else names.export(tensors, architecture.prefix)
         writes_text = "vocabulary" in model.head_names and "state" in family.capabilities
         if writes_text or model.generation is not None:
             generation = generation_settings(model)

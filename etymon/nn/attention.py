@@ -35,28 +35,37 @@ class Memory:
     batch: Batch
 
 
-@dataclass(kw_only=True)
 class QuerySubset:
-    """The tokens whose output a layer computes, by their flat places in the order of its view's queries."""
+    """The tokens whose output a layer computes, by their flat places in the order of its view's queries
+    (`at`; None: all tokens).
+
+    Inputs of layers are no dataclasses: where parameters are sharded, PyTorch would take those apart to find
+    tensors, and put copies together again.
+    """
 
     at: Tensor | None = None
-    """None: all tokens."""
 
     def select(self, x_ND: Tensor) -> Tensor:
         return x_ND if self.at is None else x_ND.index_select(0, self.at)
 
 
-@dataclass
 class LayerInputs(QuerySubset):
     """A layer's inputs beside its hidden states: what its tokens see, an encoder's memory, and caches of
     the past."""
 
-    view: FlatView | CachedView
-    places: Places | None = None
-    cache: Cache | None = None
-    memory: Memory | None = None
-    cross_view: FlatView | CachedView | None = None
-    cross_cache: Cache | None = None
+    def __init__(
+        self,
+        view: FlatView | CachedView,
+        places: Places | None = None,
+        cache: Cache | None = None,
+        memory: Memory | None = None,
+        cross_view: FlatView | CachedView | None = None,
+        cross_cache: Cache | None = None,
+        at: Tensor | None = None,
+    ) -> None:
+        self.view, self.places, self.cache = view, places, cache
+        self.memory, self.cross_view, self.cross_cache = memory, cross_view, cross_cache
+        self.at = at
 
 
 Turn = Callable[[Tensor], Tensor]

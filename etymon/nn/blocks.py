@@ -146,6 +146,9 @@ class Stack(nn.Module):
     same rule.
     """
 
+    decodes_by_parts = False
+    """Whether a decode reads weights of its layers beside calling them."""
+
     def __init__(
         self,
         layers: Sequence[nn.Module],

@@ -81,21 +81,33 @@ class RelativeView:
         return self.table_LD.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
 
 
-@dataclass
 class RelativeInputs(QuerySubset):
     """One layer's inputs beside its hidden states: a view, and the remembered inputs of the tokens before,
-    `[R, M, D]`.
+    `[R, M, D]`, which go through `norm` first.
 
     A decode has a cache instead, of which cell `first` is the first key, and `r_HLK`, the distances through
     their map.
     """
 
-    view: RelativeView
-    past_RMD: Tensor | None = None
-    cache: Cache | None = None
-    places: Places | None = None
-    first: int = 0
-    r_HLK: Tensor | None = None
+    def __init__(
+        self,
+        view: RelativeView,
+        past_RMD: Tensor | None = None,
+        norm: nn.Module | None = None,
+        cache: Cache | None = None,
+        places: Places | None = None,
+        first: int = 0,
+        r_HLK: Tensor | None = None,
+    ) -> None:
+        self.view, self.cache, self.places = view, cache, places
+        self.first, self.r_HLK = first, r_HLK
+        self._past_RMD, self._norm = past_RMD, norm
+
+    def normed_past(self) -> Tensor | None:
+        """Asked for by the layer itself: only while it computes, a sharded one has the weights of its norm."""
+        if self._past_RMD is None or self._norm is None:
+            return self._past_RMD
+        return self._norm(self._past_RMD)
 
 
 class RelativeAttention(Attention):
@@ -119,7 +131,7 @@ class RelativeAttention(Attention):
 
     def forward(self, x_ND: Tensor, inputs: Any) -> Tensor:
         """Self-attention, with a memory or with a cache."""
-        view, past_RMD = inputs.view, inputs.past_RMD
+        view, past_RMD = inputs.view, inputs.normed_past()
         if inputs.cache is None:
             return self.attend_to(x_ND, *self.keys(view.query.pad(x_ND), past_RMD), view)
         new_ND = x_ND

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, overload
 from etymon.families.model import Model
 from etymon.nn.precision import require_precision
 from etymon.runs.folder import Job, join_processes
-from etymon.runs.model import save_models
+from etymon.runs.model import models_of, save_models
 from etymon.runs.result import Finetuned, Pretrained
 from etymon.runs.run import USUAL_BUDGET, build_stream, measure_pace, prepare, seconds_per_step
 from etymon.runs.task_file import TaskFile
@@ -55,7 +55,7 @@ def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
         is_timed = budget.unit == "seconds"
         steps = max(1, int(budget.amount / each)) if is_timed else pace.steps(budget)
         data.build_validator(trial, unit, phases, lambda record: None).try_few()
-        save_models(unit, plan.folder, Path(place), history=[])
+        save_models(models_of(unit, plan.folder), Path(place), history=[])
         build_stream(trial, data, phases, steps)  # refuses phases that would get no step
         described, footprint = data.describe(phases), data.footprint(unit, phases, device)
     settings = training_settings(plan.recipe, file, steps=steps, validations=VALIDATIONS)

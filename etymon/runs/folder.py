@@ -46,6 +46,9 @@ class Job:
     """Processes that prepare samples; 0: a thread does it."""
     fixed_steps: bool = False
     """Whether the steps that fit a time budget by measurement stay as they are, however busy the machine."""
+    shard: str = "none"
+    """`full` or `hybrid`: processes have parts of the model."""
+    recompute: bool = False
     world: World = field(default_factory=World)
 
     @property
@@ -92,7 +95,7 @@ def check_job(job: Job, recipe: Recipe, model_name: str = "model") -> None:
 @contextmanager
 def join_processes(job: Job) -> Iterator[Job]:
     """Yields the job with its place among the processes of `torchrun`, of which only the first prints."""
-    with open_world(job.device) as world, pass_over(job.file.ignore_config_key):
+    with open_world(job.device, job.shard) as world, pass_over(job.file.ignore_config_key):
         if job.file.slices % world.size:
             raise EtymonError(
                 f"a step of {job.file.slices} slices cannot be shared by {world.size} processes: "

@@ -187,7 +187,7 @@ class MixtureData(SupervisedData):
         )
         split: Any = MixedSplit({name: part.data.train for name, part in self.parts.items()})
         feed = Feed(mixture, split, file.seed, slices=file.slices, rows=1)
-        unit = TrainingUnit(model, mixture).to(job.world.device)
+        unit = TrainingUnit(model, mixture)
         return unit, self.build_phase(job, unit, feed, max(lengths.values()))
 
     def _encode_text(self, job: Job, model: Model, part: MixturePart, length: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from etymon.checkpoints.settings import pass_over
+from etymon.checkpoints.sharded import is_sharded
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Family, Recipe
@@ -24,6 +25,8 @@ from etymon.runs.run_file import CommonFile, RunFile
 from etymon.runs.task_file import TaskFile
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, require_room, spellings, with_roles
+from etymon.training.checkpoint_writer import restore_weights
+from etymon.training.shards import copy_values, is_cut
 from etymon.training.unit import TrainingUnit
 
 Note = Callable[[str], None]
@@ -288,10 +291,24 @@ def models_of(unit: TrainingUnit, name: str) -> dict[str, Model]:
     return {folder: part for folder, part in parts.items() if isinstance(part, Model)}
 
 
+def restore_models(unit: TrainingUnit, checkpoint: Path, name: str) -> None:
+    """Puts the weights of a checkpoint into the models of a unit."""
+    if is_sharded(checkpoint) and any(map(is_cut, unit.parameters())):
+        restore_weights(unit, checkpoint)
+        return
+    for folder, part in models_of(unit, name).items():
+        copy_values(part, load(checkpoint / folder).state_dict())
+
+
 def save_models(
-    unit: TrainingUnit, name: str, folder: Path, *, history: Sequence[Mapping[str, Any]], fold: bool = True
+    models: Mapping[str, Model],
+    folder: Path,
+    *,
+    history: Sequence[Mapping[str, Any]],
+    fold: bool = True,
+    with_weights: bool = True,
 ) -> None:
-    """Writes a model folder for each model of a unit."""
+    """Writes a model folder for each model of a unit, by its name (`models_of`)."""
     # A generator is a model, too, in a folder beside.
-    for place, model in models_of(unit, name).items():
-        save(model, folder / place, history=history, fold=fold)
+    for name, model in models.items():
+        save(model, folder / name, history=history, fold=fold, with_weights=with_weights)

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from etymon.errors import EtymonError
-from etymon.families.loading import load
 from etymon.families.model import Model
-from etymon.families.saving import save
 from etymon.nn.lora import merge
 from etymon.nn.precision import DTYPES, Precision, choose_precision, require_precision, set_precision
 from etymon.runs.folder import Job, join_processes, lock_folder
-from etymon.runs.model import StartModel, complete_model, models_of, open_start, save_models
+from etymon.runs.model import (
+    StartModel,
+    complete_model,
+    open_start,
+    restore_models,
+    save_models,
+)
+from etymon.runs.model_writer import ModelWriter
 from etymon.runs.report import write_run_report
 from etymon.runs.result import Finetuned, Pretrained
-from etymon.runs.run_file import CommonFile, plain, read_run_file
+from etymon.runs.run_file import CommonFile
 from etymon.runs.task_file import TaskFile
 from etymon.runs.training_settings import VALIDATIONS, steps_within, training_settings
 from etymon.runs.validation import Evaluation, PhasePlan, Validator
-from etymon.training.budgets import Milestone, Pace, Revision, TimeBudget, mean_pace, parse_budget
+from etymon.training.budgets import Pace, TimeBudget, mean_pace, parse_budget
 from etymon.training.feeding import Phase, StepStream
 from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.optimisers import parameters_by_name
+from etymon.training.sharding import place
 from etymon.training.state import RunFolder, TrainingState, read_state
 from etymon.training.unit import TrainingUnit
 
@@ -89,7 +94,9 @@ def run(job: Job, data: TrainingData) -> Pretrained:
 
         # The trainer, which may refuse its settings: so nothing is written before it. Weights, optimiser,
         # position in the data and best validation all come from the checkpoint.
-        state, optimiser_state = (TrainingState(), None) if checkpoint is None else read_state(checkpoint)
+        state, optimiser_state = TrainingState(), None
+        if checkpoint is not None:
+            state, optimiser_state = read_state(checkpoint, parameters_by_name(unit))
         stream = build_stream(job, data, phases, settings.steps)
         writer = ModelWriter(job, data, unit, start)
         trainer = Trainer(
@@ -143,9 +150,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
             data.keeps_best or (file.patience is not None and not result.stopped)
         )
         if is_restored:
-            for name, part in models_of(unit, plan.folder).items():
-                best = load(folder.checkpoint(state.best_step or 0) / name, device=part.device)
-                part.load_state_dict(best.state_dict())
+            restore_models(unit, folder.checkpoint(state.best_step or 0), plan.folder)
             job.note(f"the best model is that of step {state.best_step:,}")
         evaluation = None
         if not result.stopped:
@@ -156,17 +161,19 @@ def run(job: Job, data: TrainingData) -> Pretrained:
 
         # Model and report.
         # `ended` tells a sweep which of its runs need not be run again.
-        model.history = writer.history(metrics)
-        model.history[-1]["seen"]["ended"] = not result.stopped
+        history = writer.history(metrics)
+        history[-1]["seen"]["ended"] = not result.stopped
         records = folder.metrics()
         samples = [(record["step"], record["sample"]) for record in records if "sample" in record]
         report = job.folder / "report.html"
-        with world.first_alone() as is_first:
-            if is_first:
+        with writer.whole_models(folder, state.best_step if is_restored else state.step) as models:
+            model = models[plan.folder]
+            model.history = history
+            if world.first:
                 # Checkpoints keep the adapters apart: only the model that is handed over is merged.
                 if isinstance(file, TaskFile) and file.merge:
                     merge(model)
-                save_models(unit, plan.folder, job.folder, history=model.history)
+                save_models(models, job.folder, history=history)
                 parts = data.report_parts(job, model, evaluation, records)
                 write_run_report(report, model, records, samples, parts)
 
@@ -206,6 +213,7 @@ def prepare(
         if part is not None:
             set_precision(part, precision)
     data.file = replace(data.file, precision=precision)
+    place(unit, job.world, recompute=job.recompute)
     return unit, phases, start
 
 
@@ -316,53 +324,3 @@ def measure_pace(unit: TrainingUnit, phases: list[PhasePlan], budget_unit: str) 
     """Returns what a step uses up; floating-point operations are counted only where the budget is of them."""
     counted = unit if budget_unit == "flops" else None
     return mean_pace([(phase.share, phase.feed) for phase in phases], counted)
-
-
-# --- what is written on the way
-
-
-@dataclass
-class ModelWriter:
-    """Writes the models of a run, each with the history of how it was trained."""
-
-    job: Job
-    data: TrainingData
-    unit: TrainingUnit
-    start: StartModel
-    trainer: Trainer = field(init=False)
-    """Of which steps, state and revisions are told; set as soon as there is one."""
-
-    def history(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
-        """Returns the runs before this one, and this one as far as it has come."""
-        file, trainer = self.data.file, self.trainer
-        entry = {
-            **self.data.history_entry(),
-            **({"started_from": file.start} if file.start else {}),
-            **({"grown": self.start.grown} if self.start.grown else {}),
-            **file.card_statements(),
-            "seen": trainer.state.seen(),
-            "training": plain(asdict(trainer.plan.final_settings(trainer.settings))),
-            "metrics": metrics,
-        }
-        return [*self.start.history, entry]
-
-    def save_checkpoint(self, folder: Path) -> None:
-        # To resume exactly, no scale may be folded into the weights.
-        save_models(self.unit, self.data.model_plan.folder, folder, history=self.history({}), fold=False)
-
-    def milestones(self) -> list[Milestone]:
-        """Returns the amounts at which the model is saved for good."""
-        return [
-            Milestone(parse_budget(amount), partial(self._save_milestone, amount))
-            for amount in self.data.file.save_at
-        ]
-
-    def _save_milestone(self, amount: str) -> None:
-        model: Any = self.unit.model
-        save(model, self.job.folder / "milestones" / amount, history=self.history({}))
-
-    def record_revisions(self, revisions: Sequence[Revision]) -> None:
-        """Writes another number of steps into the run file before it is followed, for resumed runs."""
-        settings = replace(self.trainer.settings, revisions=tuple(revisions))
-        file = read_run_file(self.job.folder, type(self.data.file))
-        replace(file, training=settings).write(self.job.folder / "run.yaml")

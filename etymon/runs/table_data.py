@@ -198,7 +198,7 @@ class TableData(SupervisedData):
         examples: Any = train
         # rows=1: a sample of the feed is a whole slice of rows of similar length, which the task bundles.
         feed = Feed(task, examples, file.seed, slices=file.slices, rows=1)
-        unit = TrainingUnit(model, task).to(job.world.device)
+        unit = TrainingUnit(model, task)
         return unit, self.build_phase(job, unit, feed, task.limits["length"])
 
     def _follow_teacher(self, name: str) -> None:

@@ -215,7 +215,7 @@ class TextData:
             init_from_teacher(model, self.teacher, self.file.teacher_layers, job.note)
         objectives = [plan.objective for plan in phases]
         unit = build_unit(model, objectives, self.file, checkpoint, self.teacher)
-        return unit.to(job.world.device), phases
+        return unit, phases
 
     def _asks_for_words(self) -> bool | None:
         """Whether somebody asked for whole words; None if tokens were said to be words."""

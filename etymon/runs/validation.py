@@ -13,6 +13,7 @@ from etymon.objectives.objective import MicroBatch, Objective
 from etymon.runs.folder import Job
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
+from etymon.training.shards import fully_gathered, root_gathered
 from etymon.training.unit import TrainingUnit, averages, evaluate
 
 if TYPE_CHECKING:
@@ -96,7 +97,11 @@ class TextValidator:
         if is_first:
             self._first = phase, dict(figures)
         model: Any = self.unit.model
-        if self.job.world.first and (text := sample_text(model, self.job.file.seed)):
+        world, text = self.job.world, None
+        if world.first or world.is_sharded:
+            with root_gathered(self.unit, decoding=True):
+                text = sample_text(model, self.job.file.seed, of_fixed_length=world.is_sharded)
+        if world.first and text:
             self.log({"step": step, "sample": text})
         return figures
 
@@ -136,15 +141,25 @@ class TextValidator:
         )
 
 
-def sample_text(model: Model, seed: int) -> str | None:
-    """Returns a short text by the model, the same for a seed; None if it cannot write."""
+def sample_text(model: Model, seed: int, of_fixed_length: bool = False) -> str | None:
+    """Returns a short text by the model, the same for a seed; None if it cannot write.
+
+    It does not end early if it is to be `of_fixed_length`: processes that share a model call it as often.
+    """
     if "causal" not in model.capabilities or model.tokenizer is None or "vocabulary" not in model.heads:
         return None
     from etymon.generation import DecodingSettings, generate_texts  # which few objectives need
 
     # One position is for the token that begins a text.
     room = min(SAMPLE_TOKENS, (model.positions or SAMPLE_TOKENS) - 1)
-    settings = DecodingSettings(max_new_tokens=room, sample=True, temperature=0.8, top_k=40, seed=seed)
+    settings = DecodingSettings(
+        max_new_tokens=room,
+        min_new_tokens=room if of_fixed_length else 0,
+        sample=True,
+        temperature=0.8,
+        top_k=40,
+        seed=seed,
+    )
     return generate_texts(model, [""], settings)[0].text
 
 
@@ -203,7 +218,9 @@ class TaskValidator:
             if step == 0:
                 job.note("no rows are held out: only the training loss will tell how good the model is")
             return {}
-        figures, answers = self._answer(self._few_examples, self.few, job.world)
+        # Texts end where they end: processes could not stay in step, so each has the whole model meanwhile.
+        with fully_gathered(self.unit):
+            figures, answers = self._answer(self._few_examples, self.few, job.world)
         if self.scored and job.world.first:
             values = self.task.score(answers, self.few, self.scored)
             scores = {name: score.value for name, score in values.items()}
@@ -220,7 +237,7 @@ class TaskValidator:
 
     def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
         # One process answers all rows: decoding does not share out as slices of a loss do.
-        with self.job.world.first_alone() as is_first:
+        with fully_gathered(self.unit), self.job.world.first_alone() as is_first:
             return self.evaluate_alone() if is_first else Evaluation()
 
     def evaluate_alone(self) -> Evaluation:
@@ -295,7 +312,7 @@ class MixtureValidator:
         return self._merge({name: task.validate(step, phase, is_last) for name, task in self.tasks.items()})
 
     def evaluate(self, phase: int, metrics: dict[str, Any], is_restored: bool) -> Evaluation:
-        with self.job.world.first_alone() as is_first:
+        with fully_gathered(self.unit), self.job.world.first_alone() as is_first:
             if not is_first:
                 return Evaluation()
             parts = {name: task.evaluate_alone() for name, task in self.tasks.items()}

@@ -343,3 +343,14 @@ class StartOptions(ProgressOptions, DeviceOptions):
 class TrainOptions(StartOptions):
     steps: int | None = option(None, "optimiser steps to take, instead of a budget", ge=1)
     dry_run: bool = option(False, "try everything once, train nothing, and say what would be done")
+    # Not keys of the run's file: a run may go on in another place, with the same results but for rounding.
+    shard: Literal["none", "full", "hybrid"] = option(
+        "none",
+        "under torchrun, cut weights and optimiser into a part a process: of all (full), of a node (hybrid)",
+    )
+    recompute: bool = option(False, "compute layers twice instead of keeping their insides: less memory")
+
+    def placement(self) -> dict[str, Any]:
+        """Where and how it is computed, as fields of a `Job`."""
+        names = ("device", "workers", "shard", "recompute")
+        return {name: getattr(self, name) for name in names}

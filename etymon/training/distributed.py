@@ -35,6 +35,13 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = CPU
+    mesh: Any = None
+    """The `DeviceMesh` that parameters are cut over; None: every process has all of them."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Each process has a part of every parameter: the model is only called by all of them in step."""
+        return self.mesh is not None
 
     @property
     def first(self) -> bool:
@@ -95,6 +102,9 @@ class World:
         """
         if self.size == 1:
             return unit
+        if self.is_sharded:  # which was wrapped, so to speak, when it was cut
+            unit.set_reduce_scatter_unused_params(find_unused)  # type: ignore[operator]
+            return unit
         devices = [self.device] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(
             unit, device_ids=devices, gradient_as_bucket_view=True, find_unused_parameters=find_unused
@@ -111,12 +121,18 @@ def usable_device(name: str) -> torch.device:
 
 
 @contextmanager
-def open_world(device: str | None = None) -> Iterator[World]:
-    """The processes that `torchrun` started, or this one alone.
+def open_world(device: str | None = None, shard: str = "none") -> Iterator[World]:
+    """The processes that `torchrun` started, or this one alone; with `shard`, their mesh.
 
     They are joined once and left when the process ends: those that leave and join again may miss each other.
     """
     cuda = torch.cuda.is_available() if device is None else usable_device(device).type == "cuda"
+    if shard != "none" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise EtymonError(
+            f"--shard {shard} cuts a model over several processes: start them with torchrun "
+            "--nproc-per-node N -m etymon ..., or leave --shard out"
+        )
+    # A single process under torchrun may be what is left of several: it goes on with the same command.
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World(device=torch.device(device or ("cuda" if cuda else "cpu")))
         return
@@ -135,7 +151,31 @@ def open_world(device: str | None = None) -> Iterator[World]:
         backend = "nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         atexit.register(dist.destroy_process_group)
-    yield World(dist.get_rank(), dist.get_world_size(), place)
+    mesh = None if shard == "none" else open_mesh(place.type, shard)
+    yield World(dist.get_rank(), dist.get_world_size(), place, mesh)
+
+
+_meshes: dict[str, Any] = {}
+"""By kind: each one opens connections of its own, which runs of one process share."""
+
+
+def open_mesh(device: str, shard: str) -> Any:
+    """The processes as a mesh: in one line, or (hybrid) nodes x processes of a node, which share a model."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if shard not in _meshes:
+        size, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if shard == "hybrid" and size % local:
+            raise EtymonError(
+                f"--shard hybrid needs as many processes on every node, and {size} are not a multiple of "
+                f"this node's {local}: say --shard full"
+            )
+        shape, names = {
+            "full": ((size,), ("shard",)),
+            "hybrid": ((size // local, local), ("replicate", "shard")),
+        }[shard]
+        _meshes[shard] = init_device_mesh(device, shape, mesh_dim_names=names)
+    return _meshes[shard]
 
 
 class StopRequest(threading.Event):

@@ -24,23 +24,34 @@ from etymon.settings import option, settings
 from etymon.settings.training import LoopSettings
 from etymon.training.adversarial import Backward, run_passes
 from etymon.training.budgets import Milestone, Revision, StepPlan, TimeBudget
+from etymon.training.checkpoint_writer import CheckpointWriter
 from etymon.training.distributed import StopRequest, World, seed_device, stop_on_signal
 from etymon.training.feeding import Step, StepStream
 from etymon.training.optimisers import (
     OptimiserChoice,
     build_optimiser,
+    clip_gradients,
     gradient_norms,
     gradual_unfreezing,
-    optimiser_tensors,
     restore_optimiser,
     set_rate,
 )
 from etymon.training.progress import Progress
 from etymon.training.schedules import ScheduleChoice
+from etymon.training.sharding import drop_unused_gradients
+from etymon.training.shards import copy_values, parts
 from etymon.training.speed import flops_per_token, matmul_peak, memory_in_use
-from etymon.training.state import VALIDATION_PREFIX, RunFolder, TrainingState, take_prefixed
+from etymon.training.state import (
+    BRIDGE,
+    MEMORY,
+    VALIDATION_PREFIX,
+    RunFolder,
+    TrainingState,
+    take_prefixed,
+)
 from etymon.training.unit import (
     TOKENS,
+    Sealed,
     StreamMemories,
     TrainingUnit,
     add_counts,
@@ -69,10 +80,6 @@ class TrainingSettings(LoopSettings):
     revisions: tuple[Revision, ...] = option(
         (), "those that were made; the last says how many steps there are"
     )
-
-
-# Prefixes of the tensors that are saved beside the optimiser's.
-BRIDGE, MEMORY = "bridge/", "memory/"
 
 
 SMALLEST_SCALE = 2.0**-10
@@ -131,11 +138,14 @@ class Trainer:
         self.keeps_best = criterion is not None or settings.patience is not None
         # The unit itself, or what adds up its gradients over all processes after a backward.
         self.synchronised: torch.nn.Module = unit
+        self.skips_parameters = False
+        """Whether a step may leave parameters out, such as heads of another phase."""
         self.device = next(unit.parameters()).device
         self.state = state or TrainingState()
         self.optimiser = build_optimiser(unit, settings.optimiser)
+        self.checkpoints = CheckpointWriter(folder, unit, self.optimiser, self.world)
         if optimiser_state is not None:
-            unit.bridges.load_state_dict(take_prefixed(optimiser_state, BRIDGE))
+            copy_values(unit.bridges, take_prefixed(optimiser_state, BRIDGE))
             unit.memories = StreamMemories(take_prefixed(optimiser_state, MEMORY))
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
@@ -221,6 +231,7 @@ class Trainer:
                         steps = self._open_steps()
         finally:
             steps.close()
+        self.checkpoints.wait()
 
     def train_step(self, step: Step, learning_rate: float | None = None) -> dict[str, float]:
         """Takes one step of the optimiser, at the schedule's learning rate unless given; returns its
@@ -251,6 +262,8 @@ class Trainer:
                     terms = run_passes(settings.adversarial, self.unit, run_pass)
                 add_terms(terms, totals, late_counts)
         totals, counts = world.add(totals), counts | world.add(late_counts)
+        if self.world.is_sharded and self.skips_parameters:
+            drop_unused_gradients(self.unit)
         norms = self._clip_gradients()
         is_overflown = not math.isfinite(norms["gradient_norm"])
         if learning_rate is None:
@@ -279,12 +292,16 @@ class Trainer:
         gradients."""
         # Dropout depends on (seed, step, slice) alone: neither on what ran before nor on where it runs.
         seed_device(self.settings.seed, self.state.step, number)
-        is_local = isinstance(self.synchronised, DistributedDataParallel) and not (ends_step and last)
-        with self.synchronised.no_sync() if is_local else nullcontext():  # type: ignore[operator]
-            terms: dict[str, Term] = self.synchronised(batch)
-            # The wrapper takes the mean over the processes, but the counts are those of the whole step, so
-            # the sum is right.
-            loss = weighted_loss(terms, counts) * self.world.size
+        is_local = not (ends_step and last)
+        is_replicated = isinstance(self.synchronised, DistributedDataParallel)
+        if self.world.is_sharded:
+            self.synchronised.set_requires_gradient_sync(not is_local)  # type: ignore[operator]
+        local = self.synchronised.no_sync() if is_replicated and is_local else nullcontext()  # type: ignore[operator]
+        with local:
+            terms: dict[str, Term] = self.synchronised(Sealed(batch) if self.world.is_sharded else batch)
+            # DDP takes the mean over the processes, but the counts are those of the whole step, so the sum is
+            # right; sharded gradients are added up.
+            loss = weighted_loss(terms, counts) * (self.world.size if is_replicated else 1)
             backward(loss * self.state.loss_scale if self.settings.precision == "fp16" else loss)
         return terms
 
@@ -294,15 +311,15 @@ class Trainer:
         norms = {}
         if self.settings.precision == "fp16":
             gradients = [part.grad for part in self.unit.parameters() if part.grad is not None]
-            torch._foreach_mul_(gradients, 1 / self.state.loss_scale)
+            torch._foreach_mul_(parts(gradients), 1 / self.state.loss_scale)
         if (self.state.step + 1) % self.settings.log_layers_every == 0:  # before clipping rescales them
             norms = {f"gradient_norm/{name}": norm for name, norm in gradient_norms(self.unit).items()}
-        total = torch.nn.utils.clip_grad_norm_(self.unit.parameters(), self.settings.clip or math.inf)
+        total = clip_gradients(self.unit, self.settings.clip or math.inf)
         # In fp16 a large gradient may overflow: the step is left out, and the loss scale falls.
         is_overflow = self.settings.precision == "fp16" and self.state.loss_scale > SMALLEST_SCALE
-        if not math.isfinite(float(total)) and not is_overflow:
+        if not math.isfinite(total) and not is_overflow:
             raise self._diverged(f"the gradient at step {self.state.step + 1}")
-        return {"gradient_norm": float(total), **norms}
+        return {"gradient_norm": total, **norms}
 
     def _adapt_loss_scale(self, is_overflown: bool) -> None:
         """Halves the loss scale after an overflow, and doubles it after many steps without any (Micikevicius
@@ -315,14 +332,8 @@ class Trainer:
             state.loss_scale, state.scale_steps = state.loss_scale * 2, 0
 
     def save(self) -> None:
-        """Writes a checkpoint (the first process does; the others wait)."""
-        memory = self.world.gather(self.unit.memories.tensors())
-        with self.world.first_alone() as mine:
-            if mine:
-                tensors = optimiser_tensors(self.optimiser, self.unit)
-                tensors |= {BRIDGE + name: value for name, value in self.unit.bridges.state_dict().items()}
-                tensors |= {MEMORY + name: value for name, value in memory.items()}
-                self.folder.save(self.state, tensors, self.save_members, self.settings.keep)
+        """Writes a checkpoint."""
+        self.checkpoints.save(self.state, self.save_members, self.settings.keep)
 
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients
@@ -354,9 +365,8 @@ class Trainer:
         objectives = [phase.feed.objective for phase in self.stream.phases]
         varies = len({objective.heads for objective in objectives}) > 1
         skips = varies or any(objective.skips_heads for objective in objectives)
-        self.synchronised = self.world.wrap(
-            self.unit, find_unused=skips or self.settings.unfreeze is not None
-        )
+        self.skips_parameters = skips or self.settings.unfreeze is not None
+        self.synchronised = self.world.wrap(self.unit, find_unused=self.skips_parameters)
 
     def _open_steps(self) -> Generator[Step]:
         # A run whose number of steps may grow does not say how many samples to make ahead.
@@ -369,9 +379,7 @@ class Trainer:
             # Shares of an epoch add up to it but for rounding.
             amount = milestone.amount.amount * (1 - 1e-9)
             if getattr(before, field) < amount <= getattr(self.state, field):
-                with self.world.first_alone() as mine:
-                    if mine:
-                        milestone.act()
+                milestone.act()
 
     def _validate(self) -> None:
         step = self.state.step

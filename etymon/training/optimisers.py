@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from etymon.errors import EtymonError
 from etymon.settings.training import Hyperparameters, OptimiserSettings
+from etymon.training.shards import cut, norms, parts
 from etymon.training.update_rules import Adafactor, Adagrad, BertAdam, Lamb, Muon
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -149,8 +150,9 @@ def restore_optimiser(
                 f"the optimiser's saved state has {quantity} of {name}, which is not trained here: "
                 "resume with the settings that it was saved with"
             )
-        # Fused kernels want the step counter, too, where the parameter is.
-        optimiser.state[parameters[name]][quantity] = value.to(parameters[name].device).clone()
+        # Fused kernels want the step counter, too, where the parameter is. A clone is aligned memory.
+        placed = value.to(parameters[name].device).clone()
+        optimiser.state[parameters[name]][quantity] = cut(placed, parameters[name])
 
 
 # Parts of a name that only say where the module hangs.
@@ -235,5 +237,17 @@ def gradient_norms(module: nn.Module) -> dict[str, float]:
     for name, parameter in parameters_by_name(module).items():
         if parameter.grad is not None:
             grads.setdefault(section(name), []).append(parameter.grad)
-    norms = [torch.stack(torch._foreach_norm(each)).float().norm() for each in grads.values()]
-    return dict(zip(grads, torch.stack(norms).tolist(), strict=True)) if norms else {}
+    totals = [norms(each).float().norm() for each in grads.values()]
+    return dict(zip(grads, torch.stack(totals).tolist(), strict=True)) if totals else {}
+
+
+@torch.no_grad()
+def clip_gradients(module: nn.Module, limit: float) -> float:
+    """Scales the gradient down to a norm of at most `limit`; returns the norm that it had."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    if not gradients:
+        return 0.0
+    total = torch.linalg.vector_norm(norms(gradients))
+    # As PyTorch's `clip_grad_norm_` does it, bit for bit.
+    torch._foreach_mul_(parts(gradients), torch.clamp(limit / (total + 1e-6), max=1.0))
+    return float(total)

@@ -5,23 +5,32 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from etymon.checkpoints.folder import checksums, verify_checksums
+from etymon.checkpoints.sharded import is_sharded, read_into, read_whole, shard_sizes
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, atomic_write, finite, parse_json, read_json, remove, write_json
 from etymon.training.feeding import Position
+from etymon.training.shards import as_cut, is_cut
 
 # Before the names of a validation's metrics in metrics.jsonl.
 VALIDATION_PREFIX = "validation_"
+# Prefixes of the tensors that are saved beside the optimiser's.
+BRIDGE, MEMORY = "bridge/", "memory/"
+# What streams remember, where the other tensors are in parts.
+MEMORIES = "memories.safetensors"
+# Before the names of the optimiser's tensors there.
+OPTIMISER = "optimiser/"
 
 
 @dataclass
@@ -133,10 +142,7 @@ class RunFolder:
     ) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep` (never the best one)."""
         target = self.checkpoint(state.step)
-        if self.metrics_file.is_file():
-            # A checkpoint outlives a power cut, and so must the curve that leads to it.
-            with _write_errors(self.metrics_file), open(self.metrics_file, "r+b") as file:
-                os.fsync(file.fileno())
+        self.sync_metrics()
         tensors = {name: tensor.contiguous() for name, tensor in optimiser.items()}
         with atomic_folder(target) as folder:
             save_members(folder)
@@ -144,10 +150,20 @@ class RunFolder:
                 save_file(tensors, folder / "optimiser.safetensors")
             write_json(folder / "state.json", asdict(state))
             write_json(folder / "checksums.json", checksums(folder))
+        self.remove_old(state, keep)
+        return target
+
+    def sync_metrics(self) -> None:
+        """A checkpoint outlives a power cut, and so must the curve that leads to it."""
+        if self.metrics_file.is_file():
+            with _write_errors(self.metrics_file), open(self.metrics_file, "r+b") as file:
+                os.fsync(file.fileno())
+
+    def remove_old(self, state: TrainingState, keep: int) -> None:
+        """Removes the oldest checkpoints beyond `keep`, but never the best one."""
         for step in self.checkpoints()[:-keep]:
             if step != state.best_step:
                 shutil.rmtree(self.checkpoint(step), ignore_errors=True)
-        return target
 
     def latest(self, on_note: Callable[[str], None] = lambda text: None) -> Path | None:
         """The newest checkpoint that is whole; broken ones are passed over with a note."""
@@ -189,11 +205,39 @@ def require_tensorboard() -> type[Any]:
     return SummaryWriter
 
 
-def read_state(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
-    """The state and the optimiser's tensors of a checkpoint."""
+def read_state(
+    folder: Path, parameters: Mapping[str, nn.Parameter] | None = None
+) -> tuple[TrainingState, dict[str, Tensor]]:
+    """The state and the optimiser's tensors of a checkpoint, in parts if the `parameters` are and it is."""
     fields = read_json(folder / "state.json")
     state = TrainingState(**{**fields, "position": Position(**fields["position"])})
-    return state, load_file(folder / "optimiser.safetensors")
+    if not is_sharded(folder):
+        return state, load_file(folder / "optimiser.safetensors")
+    bridges, memories = read_whole(folder, "bridges."), load_file(folder / MEMORIES)
+    return state, {
+        **_read_optimiser(folder, parameters or {}),
+        **{BRIDGE + name: tensor for name, tensor in bridges.items()},
+        **{MEMORY + name: tensor for name, tensor in memories.items()},
+    }
+
+
+def _read_optimiser(checkpoint: Path, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimiser's tensors by `<quantity>/<parameter>`, cut as the parameters are."""
+    tensors: dict[str, Tensor] = {}
+    for name, (size, dtype) in shard_sizes(checkpoint).items():
+        if name.startswith(OPTIMISER):
+            like: Any = parameters.get(name.removeprefix(OPTIMISER).split("/", 1)[1])
+            tensors[name] = _blank(size, dtype, like)
+    read_into(checkpoint, tensors)
+    return {name.removeprefix(OPTIMISER): tensor for name, tensor in tensors.items()}
+
+
+def _blank(size: torch.Size, dtype: torch.dtype, like: Any) -> Tensor:
+    """A tensor to read into: cut as the parameter `like` is, if it has an entry for each of its rows."""
+    if like is None or not is_cut(like) or len(size) != like.dim() or not size or size[0] != len(like):
+        return torch.empty(size, dtype=dtype)
+    part = torch.empty((len(like._local_tensor), *size[1:]), dtype=dtype, device=like.device)
+    return as_cut(part, like, size)
 
 
 def take_prefixed(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from etymon.errors import EtymonError
 from etymon.nn.initialise import align
 from etymon.objectives.objective import MicroBatch, Objective, StreamBatch, Term
 from etymon.training.distributed import World
+from etymon.training.shards import root_gathered
 from etymon.training.state import take_prefixed
 
 
@@ -79,7 +81,15 @@ class TrainingUnit(nn.Module):
             self.memories = outside
 
     def forward(self, batch: Any) -> dict[str, Term]:
-        return self.objective.loss(self, batch)
+        return self.objective.loss(self, batch.content if isinstance(batch, Sealed) else batch)
+
+
+class Sealed:
+    """A slice that nobody looks into on its way to the unit: sharding searches arguments for tensors, and the
+    views that a batch keeps of itself lead back to it."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
 
 
 class StreamMemories:
@@ -207,12 +217,14 @@ def evaluate(
     counts: dict[str, float] = {}
     totals: dict[str, float] = {}
     if world.size > len(slices):
-        world = World()  # too few to share: every process takes them all
-    with unit.isolated_memory():
+        world = replace(world, rank=0, size=1)  # too few to share: every process takes them all
+    with unit.isolated_memory(), root_gathered(unit):
         for number in range(world.rank, len(slices), world.size):
             batch = slices[number]
             _add_up(counts, add_counts([batch]))
             add_terms(unit(batch.to(device)), totals, counts)
+        if world.is_sharded and world.rank >= (len(slices) % world.size or world.size):
+            unit(slices[world.rank].to(device))  # those who have a slice more need the parts of all others
     unit.train(was_training)
     counts = world.add(counts)
     metrics = averages(world.add(totals), counts, unit.objective.likelihood)

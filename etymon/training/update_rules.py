@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from etymon.training.shards import as_cut, cut, gather_whole, is_cut, local, mean, norms, parts
+
 
 class Optimiser(torch.optim.Optimizer):
     """A step is an `update` of every group's parameters that have gradients.
 
     `defaults` hold for groups that do not say otherwise; those that an optimiser has no use for do no harm.
+    Parameters may be cut over processes: then each moves its part, and asks for norms and means of the whole.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], **defaults: Any) -> None:
@@ -50,10 +53,10 @@ class Optimiser(torch.optim.Optimizer):
                     state["step"] + 1 if state else torch.ones((), device=parameter.device)
                 )
         torch._fused_adamw_(
-            parameters,
-            gradients,
-            self.moments(parameters, "exp_avg"),
-            self.moments(parameters, "exp_avg_sq"),
+            parts(parameters),
+            parts(gradients),
+            parts(self.moments(parameters, "exp_avg")),
+            parts(self.moments(parameters, "exp_avg_sq")),
             [],
             steps,
             lr=group["lr"],
@@ -90,9 +93,10 @@ class Adagrad(Optimiser):
             state = self.state[parameter]
             if not state:
                 state["sum"] = torch.ones_like(parameter)
-            state["sum"].addcmul_(gradient, gradient)
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.addcdiv_(gradient, state["sum"].sqrt(), value=-group["lr"])
+            weight, gradient, total = parts([parameter, gradient, state["sum"]])
+            total.addcmul_(gradient, gradient)
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.addcdiv_(gradient, total.sqrt(), value=-group["lr"])
 
 
 class Adafactor(Optimiser):
@@ -108,33 +112,47 @@ class Adafactor(Optimiser):
         rate, weight_decay = group["lr"], group["weight_decay"]
         for parameter, gradient in zip(parameters, gradients):
             state, axes = self.state[parameter], factored_axes(parameter.shape)
+            weight, gradient = local(parameter), local(gradient)
             squares = gradient.square().add_(1e-30)  # epsilon_1 of the paper
             # The means over the columns of every row and the rows of every column; else every square itself.
             moments = {"square": squares}
             if axes is not None:
-                rows, columns = squares.mean(axes[1], keepdim=True), squares.mean(axes[0], keepdim=True)
+                rows, columns = mean(squares, axes[1], parameter), mean(squares, axes[0], parameter)
                 moments = {"row": rows, "column": columns}
             if not state:
                 state["step"] = torch.zeros((), device=parameter.device)
-                state.update({quantity: torch.zeros_like(value) for quantity, value in moments.items()})
+                for quantity, value in moments.items():
+                    mean_axis = None if axes is None else axes[1 if quantity == "row" else 0]
+                    state[quantity] = _zeros_of_means(value, mean_axis, parameter)
             state["step"] += 1
             # 1 - beta2 of the paper's section 7.2: the first step starts from its own squares.
             new_share = float(state["step"]) ** -0.8
             for quantity, value in moments.items():
-                state[quantity].lerp_(value, new_share)
+                local(state[quantity]).lerp_(value, new_share)
             if axes is None:
-                update = state["square"].rsqrt().mul_(gradient)
+                update = local(state["square"]).rsqrt().mul_(gradient)
             else:
                 # The squares as an outer product of row and column means (the paper's section 3).
-                row, column = state["row"], state["column"]
-                update = gradient * (row / row.mean(axes[0], keepdim=True)).rsqrt_()
+                row, column = local(state["row"]), local(state["column"])
+                update = gradient * (row / mean(row, axes[0], parameter)).rsqrt_()
                 update.mul_(column.rsqrt())
             # Steps relative to the parameter (section 8, epsilon_2) and clipped updates (section 6).
-            scale = root_mean_square(parameter).clamp_(min=1e-3)
-            step = scale / root_mean_square(update).clamp_(min=1.0)
+            scale = root_mean_square(weight, parameter).clamp_(min=1e-3)
+            step = scale / root_mean_square(update, parameter).clamp_(min=1.0)
             if weight_decay:
-                parameter.mul_(1.0 - rate * weight_decay * scale)
-            parameter.addcmul_(update, step, value=-rate)
+                weight.mul_(1.0 - rate * weight_decay * scale)
+            weight.addcmul_(update, step, value=-rate)
+
+
+def _zeros_of_means(part: Tensor, mean_axis: int | None, parameter: Any) -> Any:
+    """Zeros for means over an axis: cut as the parameter is, unless they are over the axis that is cut."""
+    zeros = torch.zeros_like(part)
+    if not is_cut(parameter) or mean_axis == 0:
+        return zeros
+    shape = list(parameter.shape)
+    if mean_axis is not None:
+        shape[mean_axis] = 1
+    return as_cut(zeros, parameter, shape)
 
 
 def factored_axes(shape: torch.Size) -> tuple[int, int] | None:
@@ -145,8 +163,10 @@ def factored_axes(shape: torch.Size) -> tuple[int, int] | None:
     return (first, second) if min(shape[first], shape[second]) >= 128 else None
 
 
-def root_mean_square(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor) / tensor.numel() ** 0.5
+def root_mean_square(part: Tensor, like: Any) -> Tensor:
+    """Of a tensor that is cut as the parameter `like` is."""
+    norm = norms([part], like)[0] if is_cut(like) else torch.linalg.vector_norm(part)
+    return norm / like.numel() ** 0.5
 
 
 class Lamb(Optimiser):
@@ -160,7 +180,9 @@ class Lamb(Optimiser):
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
-        means, squares = self.moments(parameters, "exp_avg"), self.moments(parameters, "exp_avg_sq")
+        like = parameters[0]
+        means, squares = (parts(self.moments(parameters, name)) for name in ("exp_avg", "exp_avg_sq"))
+        parameters, gradients = parts(parameters), parts(gradients)
         torch._foreach_lerp_(means, gradients, 1 - group["betas"][0])
         torch._foreach_mul_(squares, group["betas"][1])
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["betas"][1])
@@ -169,8 +191,8 @@ class Lamb(Optimiser):
         updates = torch._foreach_div(means, roots)
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         if group["adapted"]:
-            norms, lengths = (torch.stack(torch._foreach_norm(each)) for each in (parameters, updates))
-            ratios = torch.where((norms > 0) & (lengths > 0), norms / lengths, 1.0)
+            sizes, lengths = (norms(each, like) for each in (parameters, updates))
+            ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
             torch._foreach_mul_(updates, list(ratios))
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
@@ -206,13 +228,17 @@ class Muon(Optimiser):
                 self._move(alike[first : first + together], group["lr"], group["weight_decay"])
 
     def _move(self, matrices: list[Any], rate: float, weight_decay: float) -> None:
-        gradients = [matrix.grad for matrix in matrices]
-        moments = self.moments(matrices, "momentum")
+        gradients = parts([matrix.grad for matrix in matrices])
+        moments = parts(self.moments(matrices, "momentum"))
         torch._foreach_lerp_(moments, gradients, 1 - MOMENTUM)
-        updates = orthogonal(torch.stack(torch._foreach_lerp(gradients, moments, MOMENTUM)))
-        torch._foreach_mul_(matrices, 1 - rate * weight_decay)
+        directions = torch._foreach_lerp(gradients, moments, MOMENTUM)
+        # No part of a matrix can be made orthogonal by itself: every process gathers it, and keeps its part.
+        whole_directions = [gather_whole(each, like) for each, like in zip(directions, matrices)]
+        updates = orthogonal(torch.stack(whole_directions))
+        moved = [local(cut(update, like)) for update, like in zip(updates, matrices)]
+        torch._foreach_mul_(parts(matrices), 1 - rate * weight_decay)
         alpha = -rate * 0.2 * max(matrices[0].shape) ** 0.5
-        torch._foreach_add_(matrices, list(updates), alpha=alpha)
+        torch._foreach_add_(parts(matrices), moved, alpha=alpha)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

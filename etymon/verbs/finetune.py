@@ -126,7 +126,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
     file = assemble(TaskFile, given, options.config, overrides)
     folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
     progress = make_progress(options.progress)
-    job = Job(folder, file, progress, device=options.device, workers=options.workers)
+    job = Job(folder, file, progress, **options.placement())
     if options.seeds is not None:
         from etymon.runs.seeds import finetune_seeds
 

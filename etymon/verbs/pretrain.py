@@ -77,7 +77,7 @@ def start_run(
     file = assemble(RunFile, given, options.config, options.set)
     folder = Path(out or Path("runs") / f"{file.family}-{file.size}")
     progress = make_progress(options.progress)
-    job = Job(folder, file, progress, device=options.device, workers=options.workers)
+    job = Job(folder, file, progress, **options.placement())
     # Before the text is looked for: a resumed run has it in its store.
     if resumes(options.resume, folder):
         if options.dry_run:

@@ -1,6 +1,6 @@
 """Runs one job after the other, as `torchrun` starts it on every process: python -m tests.training.processes JOBS.
 
-A job is a run: family, folder, changes to the small runs of the tests, and a step at which the last process is asked
+A job is a run: family (or a model to fine-tune), folder, changes to the small runs of the tests, and a step at which the last process is asked
 to stop, or dies in the first of several attempts. What every process has to say about it goes to FOLDER.RANK.json.
 """
 
@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import etymon
 from etymon.errors import EtymonError
 from etymon.training.distributed import open_world
 from etymon.training.loop import Trainer
@@ -49,8 +51,11 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
             time.sleep(
                 2
             )  # the others come first, and must not take the address of the one that died for its own
-        run = resume if job.get("resume") else pretrain
-        result = run(job["family"], folder, **job.get("changes", {}))
+        if job.get("finetune"):
+            result: Any = etymon.finetune(job["finetune"], out=folder, progress="silent", **job["changes"])
+        else:
+            run = resume if job.get("resume") else pretrain
+            result = run(job["family"], folder, **job.get("changes", {}))
     except EtymonError as error:
         return {"error": str(error)}
     if job.get("present"):
@@ -71,9 +76,12 @@ def different_names() -> str:
 def main() -> None:
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
-    with with_test_sizes(), carrying():
+    with with_test_sizes():
         for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-            said = {"error": different_names()} if job["family"] == "names" else do(job)
+            # Families with a memory of their own keep it.
+            has_own = job["family"] in ("xlnet", "transformer-xl")
+            with nullcontext() if has_own else carrying():
+                said = {"error": different_names()} if job["family"] == "names" else do(job)
             Path(f"{job['folder']}.{rank}.json").write_text(json.dumps(said), encoding="utf-8")
 
 

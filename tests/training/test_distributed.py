@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from safetensors.torch import load_file
 from etymon.training.loop import Trainer
 from etymon.training.state import RunFolder
 from tests.carrying import carrying
+from tests.training.launching import close, same_run, torchrun
 from tests.training.processes import stop_at
 from tests.verbs.small_runs import FAMILIES, metrics, pretrain, resume, weight_files, with_test_sizes
 
@@ -27,27 +25,6 @@ IN_PHASES = ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]
 """The heads of the second phase have no gradient in the first."""
 STREAMS = {"objective": "recurrent", "length": 16}
 """A slice's streams stay where they are."""
-
-
-def torchrun(file: Path, jobs: list[dict[str, Any]], *options: str) -> tuple[str, str]:
-    """What two processes print, on standard output and on the other one, while they do the jobs."""
-    file.write_text(json.dumps(jobs), encoding="utf-8")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, "-m", "tests.training.processes", str(file),
-    ]  # fmt: skip
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    with subprocess.Popen(
-        command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            out, errors = process.communicate(timeout=180)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its processes, who are in sessions of their own
-            out, errors = process.communicate()
-    assert process.returncode == 0, errors[-3000:]
-    return out, errors
 
 
 class Together:
@@ -94,25 +71,6 @@ class Together:
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
     return Together(tmp_path_factory.mktemp("together"))
-
-
-def close(one: Any, two: Any) -> bool:
-    """Equal, but for rounding of sums that were added in another order."""
-    if isinstance(one, list):
-        return len(one) == len(two) and all(map(close, one, two))
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(close(one[name], two[name]) for name in one)
-    return bool(one == (pytest.approx(two, rel=1e-6, abs=1e-9) if isinstance(one, float) else two))
-
-
-def same_run(one: Path, two: Path) -> bool:
-    files = weight_files(one)
-    assert files and files == weight_files(two)
-    return close(metrics(one), metrics(two)) and all(
-        torch.allclose(weight, load_file(two / file)[name], rtol=1e-5, atol=1e-6)
-        for file in files
-        for name, weight in load_file(one / file).items()
-    )
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "phases", "streams"])

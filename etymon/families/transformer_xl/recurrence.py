@@ -36,6 +36,8 @@ class RecurrentStack(Stack):
     """Layers of relative attention over a segment and what is remembered. With `same_length`, every query
     sees as many tokens as the memory is long, itself included, wherever in its segment it stands."""
 
+    decodes_by_parts = True  # the distances through a layer's map
+
     def __init__(self, layers: Sequence[nn.Module], shape: Shape) -> None:
         super().__init__(layers, [], dropout=shape.dropout)
         self.memory, self.same_length = shape.memory, shape.same_length
@@ -91,7 +93,7 @@ class RecurrentStack(Stack):
             layout, table_LD, before + queries, offset=queries - 1, hidden_RQT=hidden_RQT, blind=blind
         )
         past = [None] * len(self.layers) if state is None else state.layers
-        return lambda number, layer: RelativeInputs(view, _norm_past(layer, past[number]))
+        return lambda number, layer: RelativeInputs(view, past[number], _norm_of_past(layer))
 
     def _decode(self, new: Layout, x_ND: Tensor, state: SlidingState) -> InputsOfLayer:
         """Where the new tokens of one call of a decode go, and what they see."""
@@ -128,7 +130,8 @@ class RecurrentStack(Stack):
         )
         return lambda number, layer: RelativeInputs(
             view,
-            _norm_past(layer, zeros_RMD) if zeros else None,
+            zeros_RMD if zeros else None,
+            _norm_of_past(layer),
             cache=state.self_caches[number],
             places=cells,
             first=first,
@@ -136,9 +139,9 @@ class RecurrentStack(Stack):
         )
 
 
-def _norm_past(layer: Any, past_RMD: Tensor | None) -> Tensor | None:
-    """What a layer's attention gets of the past: with norms before the parts, normed like the present."""
-    return past_RMD if past_RMD is None or not layer.norm_first else layer.attention_norm(past_RMD)
+def _norm_of_past(layer: Any) -> nn.Module | None:
+    """With norms before the parts, the past that a layer's attention reads is normed like the present."""
+    return layer.attention_norm if layer.norm_first else None
 
 
 class RecurrentBody(Body):

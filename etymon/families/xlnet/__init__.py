@@ -23,8 +23,9 @@ from etymon.families.decoders import vocabulary_head
 from etymon.families.encoders import LAYER, POCKET_RECIPE
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, check_heads
-from etymon.families.xlnet.two_stream import SegmentAttention, TwoStreamBody, TwoStreamStack
-from etymon.nn.blocks import Block, FeedForward
+from etymon.families.xlnet.block import SegmentAttention, TwoStreamBlock
+from etymon.families.xlnet.two_stream import TwoStreamBody, TwoStreamStack
+from etymon.nn.blocks import FeedForward
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import ConditionalSpan, Pooler, Projection
 from etymon.nn.initialise import COMMON, Filler, normal
@@ -94,7 +95,7 @@ def body(shape: Shape, heads: frozenset[str]) -> TwoStreamBody:
     # `untie_r` off: u, v and the segments' bias are the same in all layers.
     shared = None if shape.own_biases else [nn.Parameter(torch.empty(wide)) for _ in range(3)]
     layers = [
-        Block(
+        TwoStreamBlock(
             SegmentAttention(shape.dim, *wide, dropout=shape.dropout, biases=shared),
             FeedForward(shape.dim, shape.inner_dim, shape.activation, dropout=shape.dropout),
             norms=[LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],

@@ -11,76 +11,29 @@ them, L distances, G tables, K head width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from etymon.families.xlnet.block import TwoStreamInputs
 from etymon.families.xlnet.views import build_views
-from etymon.nn.attention import Memory, QuerySubset
+from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch, Layout, QueryPositions
 from etymon.nn.blocks import Body, Stack
 from etymon.nn.cache import Places
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.memory import SegmentMemory, SlidingState
-from etymon.nn.precision import follow
-from etymon.nn.relative import (
-    DistanceSinusoids,
-    RelativeAttention,
-    RelativeInputs,
-    RelativeView,
-    prepend_memory,
-)
+from etymon.nn.relative import DistanceSinusoids, RelativeInputs, RelativeView
 
 if TYPE_CHECKING:
     from etymon.families.xlnet import Shape
 
 
-@dataclass
-class StreamInputs(QuerySubset):
-    """One layer's inputs for one stream: keys, values and distances, which both streams share."""
-
-    view: RelativeView
-    k_HRTK: Tensor
-    v_HRTK: Tensor
-    r_HLK: Tensor
-
-
-class SegmentAttention(RelativeAttention):
-    """Relative attention that also scores whether two tokens are of the same segment. `biases` are u, v and
-    the segments' one."""
-
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        head_dim: int | None = None,
-        *,
-        dropout: float = 0.0,
-        biases: Sequence[nn.Parameter] | None = None,
-    ) -> None:
-        super().__init__(dim, heads, head_dim, dropout=dropout, biases=biases and biases[:2])
-        like = self.content_bias
-        self.segment_bias = nn.Parameter(torch.empty_like(like)) if biases is None else biases[2]
-        self.segments = nn.Parameter(torch.empty(2, *like.shape))
-        """Of the same segment, and of different ones."""
-
-    def forward(self, x_ND: Tensor, inputs: Any) -> Tensor:
-        if isinstance(inputs, StreamInputs):
-            return self.attend_to(x_ND, inputs.k_HRTK, inputs.v_HRTK, inputs.view, inputs.r_HLK)
-        # A query of a decode writes nothing to the cache: it has no places there.
-        return self.attend_to_cache(x_ND, inputs) if inputs.places is None else super().forward(x_ND, inputs)
-
-    def segment_scores(self, q_HRQK: Tensor) -> Tensor:
-        # Only the difference counts: what is added to all keys alike, the softmax takes out.
-        difference_HK = follow((self.segments[1] - self.segments[0]) * self.scale, q_HRQK)
-        bias_HK = follow(self.segment_bias, q_HRQK)
-        return ((q_HRQK + bias_HK[:, None, None]) * difference_HK[:, None, None]).sum(-1)
-
-
 class TwoStreamStack(Stack):
     """Layers under both streams, with the distances and the visibility that the shape says."""
+
+    decodes_by_parts = True  # the distances through a layer's map
 
     def __init__(self, layers: Sequence[nn.Module], shape: Shape) -> None:
         super().__init__(layers, [], dropout=shape.dropout)
@@ -112,19 +65,14 @@ class TwoStreamStack(Stack):
         layout, layer_inputs = batch.layout, []
         content, query = build_views(self, batch, state, x_ND.dtype, queries)
         for number, layer in enumerate(self.layers):
-            attention: Any = layer.attention
             layer_inputs.append(x_ND)
             self._record(x_ND, g_nD)
             past_RMD = None if state is None else state.layers[number]
-            # Once for both streams: the query stream has no keys of its own.
-            k_HRTK, v_HRTK = attention.keys(prepend_memory(past_RMD, layout.pad(x_ND)))
-            inputs = StreamInputs(content, k_HRTK, v_HRTK, attention.distances(content.table_LD))
             # With queries, nothing reads the content behind the last layer.
-            if g_nD is None or number + 1 < len(self.layers) or self.seen is not None:
-                x_ND = layer(x_ND, inputs)
-            if g_nD is not None:
-                assert query is not None
-                g_nD = layer(g_nD, replace(inputs, view=query))
+            is_read = g_nD is None or number + 1 < len(self.layers) or self.seen is not None
+            inputs = TwoStreamInputs(layout, content, query, past_RMD, is_read)
+            next_ND, g_nD = layer.streams(x_ND, g_nD, inputs)  # type: ignore[operator]
+            x_ND = next_ND if is_read else x_ND
         self._record(x_ND, g_nD)
         if state is not None:
             # Of the content stream alone: queries know no tokens that could be remembered.
@@ -187,7 +135,8 @@ class TwoStreamStack(Stack):
             cache = state.self_caches[number]
             inputs = RelativeInputs(content, cache=cache, places=places, first=first, r_HLK=r_HLK)
             x_ND = layer(x_ND, inputs)
-            g_RD = layer(g_RD, replace(inputs, view=query, places=None))
+            asking = RelativeInputs(query, cache=cache, first=first, r_HLK=r_HLK)
+            g_RD = layer(g_RD, asking)
         ends = [begin + length for begin, length in zip(begins, layout.lengths, strict=True)]
         state.advance(Layout([end - old for end, old in zip(ends, state.lengths, strict=True)], device))
         return self.dropout(x_ND), self.dropout(g_RD)

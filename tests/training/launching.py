@@ -1,0 +1,66 @@
+"""Jobs under torchrun, and whether two runs are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.verbs.small_runs import metrics, weight_files
+
+
+def torchrun(
+    file: Path, jobs: list[dict[str, Any]], *options: str, processes: int = 2, seconds: float = 180
+) -> tuple[str, str]:
+    """What processes print, on standard output and on the other one, while they do the jobs."""
+    file.write_text(json.dumps(jobs), encoding="utf-8")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "0",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, "-m", "tests.training.processes", str(file),
+    ]  # fmt: skip
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    with subprocess.Popen(
+        command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its processes, who are in sessions of their own
+            out, errors = process.communicate()
+    assert process.returncode == 0, errors[-3000:]
+    return out, errors
+
+
+def close(one: Any, two: Any) -> bool:
+    """Equal, but for rounding of sums that were added in another order."""
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(close, one, two))
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(close(one[name], two[name]) for name in one)
+    return bool(one == (pytest.approx(two, rel=1e-6, abs=1e-9) if isinstance(one, float) else two))
+
+
+def same_run(one: Path, two: Path, *, sharded: bool = False) -> bool:
+    """Equal metrics and models, but for rounding.
+
+    Sharded runs write samples of another length, and their norms are added up from parts: a rounding more,
+    which AdamW and Muon scale up where a gradient is nearly zero.
+    """
+    files = weight_files(one)
+    assert files and files == weight_files(two)
+    curves = [
+        [record for record in metrics(run) if not (sharded and "sample" in record)] for run in (one, two)
+    ]
+    return close(*curves) and all(
+        torch.allclose(weight, load_file(two / file)[name], rtol=1e-5, atol=1e-5 if sharded else 1e-6)
+        for file in files
+        for name, weight in load_file(one / file).items()
+    )

@@ -1,0 +1,139 @@
+"""Processes that share a model's parameters learn what one learns, and hand runs over to any number of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import etymon
+from etymon.checkpoints.sharded import is_sharded
+from etymon.training.loop import Trainer
+from etymon.training.state import RunFolder
+from tests.training.launching import same_run, torchrun
+from tests.training.processes import stop_at
+from tests.verbs.small_runs import pretrain, resume, with_test_sizes
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="PyTorch has no distributed package"
+)
+
+SHORT: dict[str, Any] = {"steps": 6, "validate_every": 3, "save_every": 2, "slices": 4}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "matrices": ("gpt2", {"optimiser": "muon", "recompute": True}),
+    "relative rates": ("t5", {"optimiser": "adafactor", "learning_rate": 5e-3}),
+    "shared layers": ("albert", {"optimiser": "lamb", "learning_rate": 5e-3}),
+    "shared words": ("electra", {}),
+    "two streams": ("xlnet", {}),
+}
+"""What is not elementwise in an optimiser, and what is not cut by blocks in a model."""
+MORE_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in ("gpt2", "bert", "t5", "albert", "electra", "xlnet")},
+    **{family: (family, {}) for family in ("transformer-xl", "bart", "gptj", "elmo", "rnn")},
+    "adagrad": ("gpt2", {"optimiser": "adagrad", "learning_rate": 5e-3}),
+    "adam-bert": ("gpt2", {"optimiser": "adam-bert"}),
+    "unfreezing": ("gpt2", {"unfreeze": 0.5}),
+    "adversarial": ("bert", {"adversarial": "freelb"}),
+    "phases": ("bert", {"set": ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]"]}),
+}
+
+
+class Shared:
+    """Runs of this process, and the same of processes that share the parameters."""
+
+    def __init__(
+        self,
+        folder: Path,
+        runs: dict[str, tuple[str, dict[str, Any]]],
+        jobs: list[dict[str, Any]],
+        **launch: Any,
+    ) -> None:
+        self.folder = folder
+        with with_test_sizes():
+            for name, (family, changes) in runs.items():
+                pretrain(family, folder / f"{name}-alone", **(SHORT | changes))
+        jobs = [
+            *({"family": family, "folder": name, "changes": SHORT | changes | {"shard": "full"}} for name, (family, changes) in runs.items()),
+            *jobs,
+        ]  # fmt: skip
+        for job in jobs:
+            job["folder"] = str(folder / job["folder"])
+        self.out, self.errors = torchrun(folder / "jobs.json", jobs, **launch)
+
+    def said(self, name: str, rank: int = 0) -> dict[str, Any]:
+        return json.loads((self.folder / f"{name}.{rank}.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    folder = tmp_path_factory.mktemp("shared")
+    with with_test_sizes():
+        plain = Trainer._show
+        stop_at(3)
+        stopped = pretrain("gpt2", folder / "from-one", **SHORT)
+        Trainer._show = plain  # type: ignore[method-assign]
+        assert stopped.stopped
+        pretrain("gpt2", folder / "straight", **SHORT)
+    jobs: list[dict[str, Any]] = [
+        {"family": "gpt2", "folder": "from-one", "resume": True, "changes": {"shard": "full"}},
+        {"family": "gpt2", "folder": "from-two", "changes": SHORT | {"shard": "full"}, "stop_at": 3},
+        {"family": "gpt2", "folder": "saved", "changes": SHORT | {"shard": "full", "save_at": ["4steps"]}},
+        {"family": "gpt2", "folder": "refused", "changes": SHORT | {"slices": 1, "shard": "full"}},
+    ]
+    return Shared(folder, RUNS, jobs)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_that_share_parameters_learn_what_one_learns(name: str, shared: Shared) -> None:
+    assert [shared.said(name, rank)["steps"] for rank in (0, 1)] == [6, 6]
+    assert same_run(shared.folder / name, shared.folder / f"{name}-alone", sharded=True)
+
+
+def test_checkpoints_are_in_parts_and_whole_on_disk(shared: Shared) -> None:
+    run = RunFolder(shared.folder / "shared words")
+    checkpoint = run.latest()
+    assert checkpoint is not None and is_sharded(checkpoint)
+    parts = [path.name for path in (checkpoint / "shards").glob("*.distcp")]
+    assert sorted(parts) == ["__0_0.distcp", "__1_0.distcp"], "one of each process"
+    assert not list(checkpoint.rglob("*.safetensors")) or {
+        path.name for path in checkpoint.rglob("*.safetensors")
+    } == {"memories.safetensors"}
+
+
+def test_one_process_goes_on_where_two_stopped(shared: Shared) -> None:
+    assert shared.said("from-two") == shared.said("from-two", 1) | {"steps": 3, "stopped": True}
+    with with_test_sizes():
+        result = resume("gpt2", shared.folder / "from-two")
+    assert same_run(result.folder, shared.folder / "straight", sharded=True)
+
+
+def test_two_processes_go_on_where_one_stopped(shared: Shared) -> None:
+    assert shared.said("from-one")["steps"] == 6
+    assert same_run(shared.folder / "from-one", shared.folder / "straight", sharded=True)
+
+
+def test_a_checkpoint_in_parts_is_opened_like_any_model_folder(shared: Shared) -> None:
+    run = shared.folder / "saved"
+    last = RunFolder(run).checkpoint(6)
+    assert is_sharded(last)
+    model, whole = etymon.load(last / "model"), etymon.load(run / "model")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+    milestone = etymon.load(run / "milestones" / "4steps")
+    assert milestone.history[-1]["seen"]["steps"] == 4
+
+
+def test_processes_that_cannot_share_a_step_are_refused(shared: Shared) -> None:
+    for rank in (0, 1):
+        assert "make --slices a multiple of 2" in shared.said("refused", rank)["error"]
+
+
+def test_sharding_needs_torchrun(tmp_path: Path) -> None:
+    assert "TORCHELASTIC_RUN_ID" not in os.environ
+    with with_test_sizes(), pytest.raises(etymon.EtymonError, match="start them with torchrun"):
+        pretrain("gpt2", tmp_path / "run", shard="full")
+    assert not (tmp_path / "run").exists()
