@@ -35,7 +35,8 @@ PAGE_WORDS = ("title", "caption", "x_label", "y_label", "samples_title", "header
 # Texts that the source puts together from words (`"expected " + ...`) or that pydantic and click do.
 COMPOSED = re.compile(
     r"expected (at least|at most|above|below|a valid|true or false|a list).*|\{value\} is not a valid \w+"
-    r"|(training|growing) a tokenizer of .* on the text|.* and this machine has .*|(next sentence|sentence order) accuracy"
+    r"|on the text it was trained on .*|(training|growing) a tokenizer of .* on the text|.* and this machine has .*"
+    r"|(next sentence|sentence order) accuracy"
 )
 
 

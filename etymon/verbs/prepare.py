@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.settings import ClusterOptions, PathText, option, settings
 from etymon.settings.reading import FileOptions
+from etymon.verbs.terminal import say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -84,22 +86,22 @@ def present(result: Prepared, options: PrepareOptions) -> None:
 
     summary = result.summary
     if result.skipped:
-        print(f"{result.skipped:,} documents could not be read and were left out")
+        say(f"{result.skipped:,} documents could not be read and were left out")
     if result.filtering is not None:
-        print(f"filtered   {result.filtering}")
+        say(f"filtered   {result.filtering}")
     if summary.reused:
-        print("nothing has changed: the store is used as it is")
+        say("nothing has changed: the store is used as it is")
     if summary.resumed_bytes:
-        print(f"{format_bytes(summary.resumed_bytes)} of text were encoded before: they were taken over")
+        say(f"{format_bytes(summary.resumed_bytes)} of text were encoded before: they were taken over")
     for name, counts in (("train", summary.train), ("validation", summary.validation)):
-        print(
-            f"{name:<11}{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.words:,} words, "
+        say(
+            f"{align_left(name, 11)}{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.words:,} words, "
             f"{counts.tokens:,} tokens, {counts.bytes:,} bytes"
         )
     if summary.words:
-        print(f"words      found by {summary.words['way']} {summary.words['version']}")
+        say(f"words      found by {summary.words['way']} {summary.words['version']}")
     if summary.held_out == "tail":
-        print("           too few documents to hold some out: validation is the end of the text")
+        say("           too few documents to hold some out: validation is the end of the text")
     if summary.warning:
-        print(f"warning: {summary.warning}")
-    print(f"store      {result.folder}")
+        say(f"warning: {summary.warning}")
+    say(f"store      {result.folder}")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etymon.display import align_left, cut
 from etymon.files import some
 from etymon.settings import JsonOptions, OpeningOptions, argument, option, settings
 from etymon.verbs.terminal import print_json, say
@@ -168,7 +169,7 @@ def _present_store(result: ShownStore) -> None:
 
     print(f"token store in {result.folder}")
     for name, counts in result.splits.items():
-        print(f"{name:<11}{', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+        print(f"{align_left(name, 11)}{', '.join(f'{count:,} {what}' for what, count in counts.items())}")
     print(f"tokenizer  {_row(result.tokenizer)}")
     print(f"made of    {some(list(result.inputs), 5) or 'text that is not recognised again'}")
     if result.filtering is None:
@@ -180,7 +181,7 @@ def _present_store(result: ShownStore) -> None:
         print(f"{reason}:")
         for example in examples:
             details = {name: value for name, value in example.items() if name != "text"}
-            print(f"           {example['text']!r:.80} ({_row(details)})")
+            print(f"           {cut(repr(example['text']), 80)} ({_row(details)})")
 
 
 def _row(values: dict[str, Any]) -> str:

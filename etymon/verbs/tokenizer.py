@@ -14,7 +14,7 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_folder
 from etymon.settings import JsonOptions, PathText, option, settings
 from etymon.settings.reading import FileOptions
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -194,19 +194,19 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
         figures = {} if report is None else {name: getattr(report, name) for name in names}
         return print_json({**record, **figures}, indent=2)
     if result.skipped:
-        print(f"{result.skipped:,} documents could not be read and were left out")
-    print(f"{made.kind} tokenizer of {made.size:,} tokens in {result.folder}")
+        say(f"{result.skipped:,} documents could not be read and were left out")
+    say(f"{made.kind} tokenizer of {made.size:,} tokens in {result.folder}")
     if report is None:
         return
-    print(f"on {result.judged_by} ({report.bytes:,} bytes):")
+    say(f"on {result.judged_by} ({report.bytes:,} bytes):")
     if report.fertility is not None:
-        print(f"  tokens a word       {report.fertility:.3f}")
-    print(f"  tokens a character  {report.tokens_per_character:.3f}")
-    print(f"  bytes a token       {report.bytes_per_token:.3f}")
+        say(f"  tokens a word       {report.fertility:.3f}")
+    say(f"  tokens a character  {report.tokens_per_character:.3f}")
+    say(f"  bytes a token       {report.bytes_per_token:.3f}")
     unknown = (
         f"{report.unknown_rate:.3%} of the tokens, {report.unknown_character_rate:.3%} of the characters"
     )
-    print(f"  unknown             {unknown}")
-    print(f"  longest token       {report.longest!r}")
+    say(f"  unknown             {unknown}")
+    say(f"  longest token       {report.longest!r}")
     for advice in result.advice:
-        print(f"  note: {advice}")
+        say(f"  note: {advice}")
