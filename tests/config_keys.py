@@ -27,7 +27,7 @@ from etymon.checkpoints.settings import TABLE
 FOLDERS = {
     "albert": "albert", "bart": "bart", "bert": "bert", "camembert": "camembert", "distilbert": "distilbert",
     "electra": "electra", "gpt2": "gpt2", "gpt_neo": "gpt_neo", "gptj": "gptj", "mt5": "mt5", "openai-gpt": "openai",
-    "roberta": "roberta", "t5": "t5", "transfo-xl": "deprecated/transfo_xl", "xlm-roberta": "xlm_roberta", "xlnet": "xlnet",
+    "roberta": "roberta", "roformer": "roformer", "t5": "t5", "transfo-xl": "deprecated/transfo_xl", "xlm-roberta": "xlm_roberta", "xlnet": "xlnet",
 }  # fmt: skip
 """model_type -> folder below `transformers/models`."""
 OUTSIDE = (

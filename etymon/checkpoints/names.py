@@ -86,7 +86,9 @@ class NameMap:
     """`prefix` is what their classes put before the names of the body. `ties` are stored copies (copy ->
     source): read when there, checked to be equal, not written. `stand_ins` may be read in place of a name
     that is absent. `copies` (copy -> source) are written beside their source for readers that want both, and
-    passed over when read, whatever they hold. `ignored` are left-overs of old files.
+    passed over when read, whatever they hold. `tables` (name -> maker) follow from the shape, and nobody
+    trains them: written for readers that want them, and compared where they are read. `ignored` are
+    left-overs of old files.
     """
 
     rows: Sequence[Row]
@@ -95,6 +97,7 @@ class NameMap:
     ties: Mapping[str, str] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
     ignored: Sequence[str] = ()
 
     def groups(self, ours: Iterable[str]) -> dict[str, tuple[Row, tuple[str, ...]]]:
@@ -125,6 +128,11 @@ class NameMap:
             return theirs
         return {self.with_prefix(name, prefix): tensor for name, tensor in theirs.items()}
 
+    def export_tables(self, prefix: str | None = None) -> dict[str, Tensor]:
+        """The tables that nobody trains, by their names."""
+        made = {name: make() for name, make in self.tables.items()}
+        return made if prefix is None else {self.with_prefix(name, prefix): t for name, t in made.items()}
+
     def read(
         self,
         stored: Mapping[str, Tensor],
@@ -135,7 +143,7 @@ class NameMap:
         what did not fit."""
         result = Imported()
         groups = self.groups(shapes)
-        mapped = {*groups, *self.ties, *self.copies}
+        mapped = {*groups, *self.ties, *self.copies, *self.tables}
         places = {}  # a name as the map has it -> the name in the file
         for name in stored:
             canonical = self.canonical(name, mapped)
@@ -143,6 +151,11 @@ class NameMap:
                 places[canonical] = name
         # Copies are passed over, and so are no surprise.
         used = {copy for copy in self.copies if copy in places}
+        for name in self.tables.keys() & places.keys():
+            used.add(name)
+            found, table = stored[places[name]].float(), self.tables[name]()
+            if found.shape != table.shape or not torch.allclose(found, table, atol=1e-2):
+                result.misshapen.append(f"{name}, which is not the table that the shape gives")
         for theirs, (row, parts) in groups.items():
             sources = [theirs, *(copy for copy, source in self.ties.items() if source == theirs)]
             sources += [self.stand_ins[theirs]] if theirs in self.stand_ins else []

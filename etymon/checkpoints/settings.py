@@ -91,6 +91,7 @@ OWN = (
     Field("pointer", "etymon_pointer", unless=0),
     Field("cutoffs", "etymon_cutoffs", unless=()),
     Field("divisor", "etymon_divisor", unless=1),
+    Field("position_kind", "etymon_position_kind", unless="learned"),
 )
 # Of Transformers' `GenerationConfig`, old and new: where a folder has no `generation_config.json`, its
 # `config.json` says them.

@@ -45,7 +45,7 @@ def family_of(model_type: str) -> Family:
     """The family whose published configurations call themselves `model_type`."""
     for name in REGISTRY:
         family = get_family(name)
-        if model_type in (family.model_type, *family.aliases):
+        if model_type in family.model_types:
             return family.as_model_type(model_type)
     raise EtymonError(
         f"model_type {model_type!r} is not a family known here: {did_you_mean(model_type, REGISTRY)}"

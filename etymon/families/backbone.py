@@ -39,6 +39,7 @@ class Backbone(nn.Module):
         features: FeatureSettings | None,
     ) -> None:
         super().__init__()
+        family = family.of_shape(shape)
         family = family if features is None else family.with_features(features)
         self.family, self.shape = family, shape
         names = frozenset(heads)

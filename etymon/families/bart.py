@@ -16,6 +16,7 @@ from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families.encoders import MASKED_BPE
 from etymon.families.family import Family, Recipe, classes
+from etymon.families.positions import PositionKind, check_positions
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
@@ -29,6 +30,10 @@ from etymon.text import framing
 class Shape:
     vocabulary: PositiveInt = 50265
     positions: PositiveInt = 1024
+    position_kind: PositionKind = "learned"
+    """How tokens of either side know their places: by a learned table that is added to the word vectors, or
+    in every layer by rotation (`rotary`), by learned vectors of distances (`relative_key`,
+    `relative_key_query`) or by T5's biases (`relative_bias`)."""
     dim: PositiveInt = 1024
     layers: PositiveInt = 12
     heads: PositiveInt = 16
@@ -54,6 +59,8 @@ class Shape:
 
     def __post_init__(self) -> None:
         check_heads(self.dim, self.heads, self.decoder_heads)
+        for count in (self.heads, self.decoder_heads or self.heads):
+            check_positions(self.position_kind, self.dim // count)
 
 
 POCKET = {
@@ -76,9 +83,11 @@ OFFSET, EPSILON = 2, 1e-5
 
 
 def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
+    is_learned = shape.position_kind == "learned"
     embeddings = Embeddings(
         words,
-        positions=Embedding(shape.positions + OFFSET, shape.dim),
+        positions=Embedding(shape.positions + OFFSET, shape.dim) if is_learned else None,
+        longest=shape.positions,
         position_offset=OFFSET,
         norm=LayerNorm(shape.dim, EPSILON),
         scale=shape.dim**0.5 if shape.scaled else 1.0,

@@ -46,14 +46,14 @@ def recognise_family(
     published = [
         family.as_model_type(alias)
         for family in map(get_family, REGISTRY if given is not None or not model_type else ())
-        for alias in (family.model_type, *family.aliases)
+        for alias in family.model_types
     ]
     if isinstance(given, str):
         given = next((family for family in published if family.model_type == given), None) or get_family(
             given
         )
     if given is not None:
-        return given.as_model_type(model_type) if model_type in given.aliases else given
+        return given.as_model_type(model_type) if model_type in given.model_types else given
     if model_type:
         return family_of(model_type)
     named_classes = {*class_names(config)}

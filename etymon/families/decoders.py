@@ -12,6 +12,7 @@ from torch import nn
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field
 from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.families.positions import Positions, check_positions
 from etymon.families.shape import (
     ACTIVATION_NAMES,
     ActivationName,
@@ -59,6 +60,7 @@ class DecoderShape:
     def __post_init__(self) -> None:
         if getattr(self, "head_dim", None) is None:
             check_heads(self.dim, self.heads)
+        check_positions(getattr(self, "position_kind", "learned"), head_width(self))
         if self.pointer and self.cutoffs:
             raise ValueError("a pointer stands beside a plain softmax: leave pointer or cutoffs out")
         check_divisor(self)
@@ -88,6 +90,14 @@ def pocket_recipe(rate: float) -> Recipe:
 
 
 # --- the body
+
+
+def head_width(shape: Any) -> int:
+    return getattr(shape, "head_dim", None) or shape.dim // shape.heads
+
+
+def positions(shape: Any) -> Positions:
+    return Positions(shape.position_kind, shape.heads, head_width(shape), shape.positions)
 
 
 def layer_norm(shape: Any) -> LayerNorm:
@@ -120,23 +130,25 @@ def decoder(
     layer: Callable[[int], nn.Module],
     rules: Rule | Sequence[Rule] = CausalRule(),  # noqa: B008  (a frozen value)
     *,
-    table: bool = True,
+    places: Positions | None = None,
     norm: bool = True,
 ) -> Body:
-    """Words, a `table` of learned positions, layers (`layer` makes one by its number, from 0), and a last
-    `norm`."""
+    """Words, layers (`layer` makes one by its number, from 0), a last `norm`, and what `places` adds to
+    these: a table of learned positions or a bias; None where only the layers tell positions."""
     words: Embedding | AdaptiveEmbedding = Embedding(shape.vocabulary, shape.dim)
     # Vectors of one width need no bins: the plain table serves an adaptive softmax as well.
     if shape.divisor > 1:
         words = AdaptiveEmbedding(shape.vocabulary, shape.dim, shape.cutoffs, divisor=shape.divisor)
     embeddings = Embeddings(
         words,
-        positions=Embedding(shape.positions, shape.dim) if table else None,
+        positions=Embedding(shape.positions, shape.dim) if places and places.has_table else None,
         longest=shape.positions,
         dropout=shape.embedding_dropout,
     )
     layers = [layer(number) for number in range(shape.layers)]
-    return Body(embeddings, Stack(layers, rules, norm=layer_norm(shape) if norm else None))
+    bias = None if places is None else places.bias(bidirectional=False)
+    last_norm = layer_norm(shape) if norm else None
+    return Body(embeddings, Stack(layers, rules, norm=last_norm, position_bias=bias))
 
 
 # Section 2.3 of the GPT-2 paper: weights of residual layers are scaled by 1 / sqrt(N), N being their
@@ -201,6 +213,11 @@ TABLE_NAMES = {
     "body.embeddings.words.weight": BODY + "wte.weight",
     "body.embeddings.positions.weight": BODY + "wpe.weight",
 }
+# Of positions that no published class of these families has.
+POSITION_NAMES = {
+    LAYER + "attention.relative.table.weight": THEIRS + "attn.distance_embedding.weight",
+    "body.stack.position_bias.table.weight": BODY + "relative_attention_bias.weight",
+}
 HEAD_NAMES = {
     "heads.vocabulary.*": "lm_head.*",
     "heads.classification.linear.weight": "score.weight",
@@ -236,7 +253,7 @@ def name_map(shape: Any, table: Mapping[str, str], others: Sequence[Row] = ()) -
     """The table with the norms and the heads, and with rows that do more than rename."""
     words = table["body.embeddings.words.weight"]
     return NameMap(
-        [*others, *rows({**NORM_NAMES, **table, **HEAD_NAMES})],
+        [*others, *rows({**NORM_NAMES, **POSITION_NAMES, **table, **HEAD_NAMES})],
         prefix=BODY,
         ties={"lm_head.weight": words} if shape.tied else {},
         # Causal masks: old files hold them as buffers of every layer.

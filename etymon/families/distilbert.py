@@ -14,6 +14,7 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import encoders
 from etymon.families.family import Family, Head, Recipe, classes
+from etymon.families.positions import PositionKind, check_positions
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.embeddings import sinusoidal
@@ -38,6 +39,8 @@ class Shape:
     """Of classification and choice."""
     span_dropout: Rate = 0.1
     deviation: NonNegativeFloat = 0.02
+    position_kind: PositionKind = "learned"
+    """How tokens know their places, see BERT's."""
     sinusoidal: bool = False
     """The table of positions begins as sines and cosines; a published model has its table, however that
     began."""
@@ -47,10 +50,10 @@ class Shape:
     weights."""
     # Of this family alone these are no keys of `config.json`: Transformers has them in its code.
     norm_epsilon: ClassVar[float] = 1e-12
-    position_kind: ClassVar[str] = "learned"
 
     def __post_init__(self) -> None:
         check_heads(self.dim, self.heads)
+        check_positions(self.position_kind, self.dim // self.heads)
 
 
 SIZES: Sizes = {
@@ -87,6 +90,7 @@ def names(shape: Shape) -> NameMap:
     table = {
         **encoders.embedding_names("distilbert."),
         **{layer + f"attention.{ours}.*": theirs + f"attention.{name}.*" for ours, name in parts.items()},
+        layer + "attention.relative.table.weight": theirs + "attention.distance_embedding.weight",
         layer + "attention_norm.*": theirs + "sa_layer_norm.*",
         layer + "feed_forward.inner.*": theirs + "ffn.lin1.*",
         layer + "feed_forward.outer.*": theirs + "ffn.lin2.*",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Constant, Field
 from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.families.positions import PositionKind, Positions, check_positions
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, check_heads, shape_class
-from etymon.nn.attention import Attention, RelativeKeys
+from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Body, FeedForward, Stack
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.heads import Pooler, Projection, TokenScore
 from etymon.nn.layers import ACTIVATIONS, Embedding, LayerNorm, Linear, Rate
 from etymon.nn.visibility import FullRule
 from etymon.nn.vocabulary import DenseVocabulary, Transform
-
-PositionKind = Literal["learned", "relative_key", "relative_key_query"]
 
 
 @shape_class
@@ -30,8 +29,8 @@ class EncoderShape:
     positions: PositiveInt = 512
     position_kind: PositionKind = "learned"
     """How tokens know their places: by a learned table that is added to the word vectors, or in every layer
-    by learned vectors of distances, which queries meet (`relative_key`, Shaw et al. 2018) or queries and keys
-    do (`relative_key_query`)."""
+    by rotation (`rotary`), by learned vectors of distances, which queries meet (`relative_key`, Shaw et al.
+    2018) or queries and keys do (`relative_key_query`), or by T5's biases (`relative_bias`)."""
     segments: PositiveInt = 2
     dim: PositiveInt = 768
     layers: PositiveInt = 12
@@ -52,6 +51,7 @@ class EncoderShape:
 
     def __post_init__(self) -> None:
         check_heads(self.dim, self.heads)
+        check_positions(self.position_kind, self.dim // self.heads)
 
 
 POCKET = {"vocabulary": 8192, "positions": 128, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
@@ -106,17 +106,12 @@ def encoder(
     width = width or shape.dim
     places = shape.positions + first_position
     padding = first_position - 1 if first_position else None
-    is_learned = shape.position_kind == "learned"
-
-    def relative() -> RelativeKeys | None:
-        if is_learned:
-            return None
-        meets_keys = shape.position_kind == "relative_key_query"
-        return RelativeKeys(places, shape.dim // shape.heads, meets_keys=meets_keys, scaled=scaled_distances)
-
+    positions = Positions(
+        shape.position_kind, shape.heads, shape.dim // shape.heads, places, scaled=scaled_distances
+    )
     embeddings = Embeddings(
         Embedding(shape.vocabulary, width),
-        positions=Embedding(places, width, padding_idx=padding) if is_learned else None,
+        positions=Embedding(places, width, padding_idx=padding) if positions.has_table else None,
         longest=shape.positions,
         # Where the table has a row for padding (RoBERTa), only real tokens are counted.
         position_offset=first_position,
@@ -129,7 +124,7 @@ def encoder(
     physical = shape.layers if schedule is None else max(schedule) + 1
     layers = [
         Block(
-            Attention(shape.dim, shape.heads, dropout=shape.attention_dropout, relative=relative()),
+            Attention(shape.dim, shape.heads, dropout=shape.attention_dropout, **positions.attention()),
             FeedForward(shape.dim, shape.inner_dim, shape.activation),
             norms=[LayerNorm(shape.dim, shape.norm_epsilon) for _ in range(2)],
             norm_first=False,
@@ -139,7 +134,8 @@ def encoder(
         )
         for _ in range(physical)
     ]
-    return Body(embeddings, Stack(layers, FullRule(), schedule=schedule))
+    bias = positions.bias(bidirectional=True)
+    return Body(embeddings, Stack(layers, FullRule(), schedule=schedule, position_bias=bias))
 
 
 # --- heads
@@ -201,6 +197,7 @@ def embedding_names(prefix: str) -> dict[str, str]:
         ours + "positions.weight": theirs + "position_embeddings.weight",
         ours + "segments.weight": theirs + "token_type_embeddings.weight",
         ours + "norm.*": theirs + "LayerNorm.*",
+        "body.stack.position_bias.table.weight": f"{prefix}encoder.relative_attention_bias.weight",
     }
 
 
@@ -280,7 +277,14 @@ FIELDS = [
     Field(
         "position_kind",
         "position_embedding_type",
-        {"learned": "absolute", "relative_key": "relative_key", "relative_key_query": "relative_key_query"},
+        {
+            "learned": "absolute",
+            "relative_key": "relative_key",
+            "relative_key_query": "relative_key_query",
+            # Of ours alone. Others' "rotary" may be turned in another way.
+            "rotary": "etymon_rotary",
+            "relative_bias": "etymon_relative_bias",
+        },
         unless="learned",
     ),
 ]
@@ -293,6 +297,6 @@ IGNORED = ["is_causal", "embedding_size"]
 
 
 def fits_transformers(shape: Any) -> bool:
-    """Whether Transformers computes such a shape: its fifth release has no relative positions in encoders,
-    and leaves out without an error what a folder says of them."""
+    """Whether Transformers computes such a shape: its fifth release has learned positions alone in these
+    encoders, and leaves out without an error what a folder says of others."""
     return bool(shape.position_kind == "learned")

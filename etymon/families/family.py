@@ -188,6 +188,9 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other `model_type`s of the same maths and names of weights, and what their classes begin with:
     XLMRoberta."""
+    rotary: Family | None = None
+    """As what it is published with rotary positions, where Transformers has classes of that: BERT's are
+    RoFormer's, whose task heads are others, too."""
     fits_transformers: Callable[[Any], bool] = lambda shape: True
     """Whether Transformers computes what such a shape does; a folder of any other is for etymon alone."""
     shape_after_loading: Callable[[Any], Any] = lambda shape: shape
@@ -200,11 +203,24 @@ class Family:
     layout: PublishedLayout | None = None
     """The files in which it was published, where these are no Hugging Face folder."""
 
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """All that folders of it call themselves."""
+        return (self.model_type, *self.aliases, *(() if self.rotary is None else (self.rotary.model_type,)))
+
+    def of_shape(self, shape: Any) -> Family:
+        """The family as models of such a shape are published."""
+        if self.rotary is None or shape.position_kind != "rotary":
+            return self
+        return self.rotary if self.features is None else self.rotary.with_features(self.features)
+
     def as_model_type(self, model_type: str) -> Family:
         """The same family under another of its `model_type`s, with the names and the defaults of those
         classes."""
         if model_type == self.model_type:
             return self
+        if self.rotary is not None and model_type == self.rotary.model_type:
+            return self.rotary
         # The last class is the bare body's: RobertaModel.
         begin = self.architectures[-1].name.removesuffix("Model")
         renamed = [

@@ -15,7 +15,7 @@ from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import decoders, summary
 from etymon.families.family import Family, Head, Recipe, TokenizerChoice, classes
 from etymon.families.shape import Sizes, shape_class
-from etymon.nn.blocks import Body
+from etymon.nn.blocks import Block, Body
 from etymon.nn.heads import Projection
 from etymon.nn.initialise import normal_weights
 from etymon.text import framing
@@ -33,7 +33,12 @@ SIZES: Sizes = {"pocket": decoders.SMALL_POCKET, "base": {}}
 
 # No last norm: the norm after the last sum is it.
 def body(shape: Shape, heads: frozenset[str]) -> Body:
-    return decoders.decoder(shape, lambda number: decoders.block(shape, norm_first=False), norm=False)
+    places = decoders.positions(shape)
+
+    def layer(number: int) -> Block:
+        return decoders.block(shape, norm_first=False, **places.attention())
+
+    return decoders.decoder(shape, layer, places=places, norm=False)
 
 
 # With the dropout that GPT-1 was fine-tuned with, which Transformers leaves out.

@@ -34,14 +34,16 @@ SIZES: Sizes = {
 
 
 def body(shape: Shape, heads: frozenset[str]) -> Body:
+    places = decoders.positions(shape)
+
     # Mistral of CRFM also divides by the layer's number, which keeps half precision from overflowing.
     def layer(number: int) -> Block:
         scale = (shape.dim // shape.heads) ** -0.5 if shape.scaled else 1.0
         if shape.scaled_by_layer:
             scale /= number + 1
-        return decoders.block(shape, norm_first=True, scale=scale)
+        return decoders.block(shape, norm_first=True, scale=scale, **places.attention())
 
-    return decoders.decoder(shape, layer)
+    return decoders.decoder(shape, layer, places=places)
 
 
 def names(shape: Shape) -> NameMap:

@@ -18,8 +18,9 @@ from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
 from etymon.families import decoders
 from etymon.families.family import Family, Recipe, classes
+from etymon.families.positions import PositionKind
 from etymon.families.shape import Sizes, shape_class
-from etymon.nn.blocks import Body
+from etymon.nn.blocks import Block, Body
 from etymon.nn.layers import Rate
 from etymon.nn.visibility import BandRule, CausalRule
 from etymon.text import framing
@@ -44,6 +45,8 @@ class Shape(decoders.DecoderShape):
     """What the layers see, one word each, from the beginning again where there are more layers than words."""
     band: PositiveInt = 256
     """How many tokens a banded layer sees, the last one included."""
+    position_kind: PositionKind = "learned"
+    """How tokens know their places, see GPT-2's."""
     attention_bias: bool = True
     """Of query, key and value."""
     scaled: bool = True
@@ -102,7 +105,12 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
         CausalRule() if kind == "dense" else BandRule(shape.band)
         for kind in kinds(shape.pattern, shape.layers)
     ]
-    return decoders.decoder(shape, lambda number: decoders.block(shape, norm_first=True, **options), rules)
+    places = decoders.positions(shape)
+
+    def layer(number: int) -> Block:
+        return decoders.block(shape, norm_first=True, **options, **places.attention())
+
+    return decoders.decoder(shape, layer, rules, places=places)
 
 
 def names(shape: Shape) -> NameMap:

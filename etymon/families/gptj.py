@@ -62,7 +62,7 @@ def body(shape: Shape, heads: frozenset[str]) -> Body:
             residual_scale=shape.residual_scale,
         )
 
-    return decoders.decoder(shape, layer, table=False)
+    return decoders.decoder(shape, layer)
 
 
 def names(shape: Shape) -> NameMap:

@@ -105,6 +105,8 @@ def save(
         weights = None
         if with_weights:
             weights = int8_tensors(model) if model.int8 else names.export(tensors, architecture.prefix)
+            if for_transformers:
+                weights |= names.export_tables(architecture.prefix)
         writes_text = "vocabulary" in model.head_names and "state" in family.capabilities
         if writes_text or model.generation is not None:
             generation = generation_settings(model)

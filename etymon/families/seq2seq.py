@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from etymon.families.family import Head, Recipe
+from etymon.families.positions import Positions
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, EncoderDecoder, FeedForward, Stack
 from etymon.nn.heads import DeepProjection, Projection
@@ -34,11 +35,16 @@ POCKET_RECIPE = Recipe(
 )
 
 
+# Distances with vectors of their own in a family without a limit of length; those beyond share the last.
+FARTHEST = 128
+
+
 def stack(
     shape: Any, *, decoder: bool, norm_epsilon: float, norm_first: bool = False, attention_bias: bool = True
 ) -> Stack:
     """Layers of an encoder, or of a decoder that looks at one, whose numbers may be its own
-    (`decoder_layers`). Norms before the parts need one more at the end."""
+    (`decoder_layers`). Norms before the parts need one more at the end. Positions are told within a side:
+    cross-attention knows none."""
 
     def number(field: str) -> int:
         return (getattr(shape, f"decoder_{field}", None) if decoder else None) or getattr(shape, field)
@@ -46,14 +52,23 @@ def stack(
     def norm() -> LayerNorm:
         return LayerNorm(shape.dim, norm_epsilon)
 
-    def attention() -> Attention:
-        return Attention(shape.dim, number("heads"), bias=attention_bias, dropout=shape.attention_dropout)
+    places = Positions(
+        shape.position_kind,
+        number("heads"),
+        shape.dim // number("heads"),
+        getattr(shape, "positions", FARTHEST),
+    )
+
+    def attention(**options: Any) -> Attention:
+        return Attention(
+            shape.dim, number("heads"), bias=attention_bias, dropout=shape.attention_dropout, **options
+        )
 
     # Three norms in a decoder's layer: of its own attention, of the one over the encoder, of the feed-
     # forward part.
     blocks = [
         Block(
-            attention(),
+            attention(**places.attention()),
             FeedForward(shape.dim, number("inner_dim"), shape.activation, dropout=shape.inner_dropout),
             norms=[norm() for _ in range(3 if decoder else 2)],
             norm_first=norm_first,
@@ -63,7 +78,8 @@ def stack(
         )
         for _ in range(number("layers"))
     ]
-    return Stack(blocks, CausalRule() if decoder else FullRule(), norm=norm() if norm_first else None)
+    rule, last_norm = CausalRule() if decoder else FullRule(), norm() if norm_first else None
+    return Stack(blocks, rule, norm=last_norm, position_bias=places.bias(bidirectional=not decoder))
 
 
 def layer_names(theirs: Callable[[str], str]) -> dict[str, str]:
@@ -78,6 +94,9 @@ def layer_names(theirs: Callable[[str], str]) -> dict[str, str]:
             ours + "feed_forward_norm.*": layer + "final_layer_norm.*",
             ours + "feed_forward.inner.*": layer + "fc1.*",
             ours + "feed_forward.outer.*": layer + "fc2.*",
+            # Of positions that nobody published.
+            ours + "attention.relative.table.weight": layer + "self_attn.distance_embedding.weight",
+            f"body.{side}.stack.position_bias.table.weight": theirs(side) + "relative_attention_bias.weight",
         }
         for part, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
             table[ours + f"attention.{part}.*"] = layer + f"self_attn.{letter}_proj.*"

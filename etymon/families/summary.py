@@ -15,6 +15,7 @@ from torch import nn
 from etymon.checkpoints.settings import Constant, Field
 from etymon.families.decoders import DecoderShape
 from etymon.families.family import Head, Where
+from etymon.families.positions import PositionKind
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, shape_class
 from etymon.nn.heads import Projection
 from etymon.nn.layers import ACTIVATIONS, Rate
@@ -34,6 +35,10 @@ def place(shape: Any) -> Where:
 class ChoiceShape(DecoderShape):
     """A decoder's shape with a summary that is itself the score of a choice."""
 
+    position_kind: PositionKind = "learned"
+    """How tokens know their places: by a learned table that is added to the word vectors, or in every layer
+    by rotation (`rotary`), by learned vectors of distances (`relative_key`, `relative_key_query`) or by T5's
+    biases (`relative_bias`)."""
     head_dropout: Rate = 0.1
     summary_type: Type = "cls_index"
     """Which state the choice head reads."""

@@ -14,6 +14,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import SettingsMap
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
+from etymon.families.positions import check_positions
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
 from etymon.families.shape import ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
@@ -38,8 +39,14 @@ class Shape:
     """After the sum as published, or before the parts, which trains without a warm-up."""
     attention_bias: bool = False
     activation: ActivationName = "relu"
+    position_kind: Literal[
+        "sinusoidal", "rotary", "relative_key", "relative_key_query", "relative_bias"
+    ] = "sinusoidal"
+    """How tokens of either side know their places: by sinusoids that are added to the word vectors, or in
+    every layer by rotation (`rotary`), by learned vectors of distances (`relative_key`,
+    `relative_key_query`) or by T5's biases (`relative_bias`)."""
     sinusoids: bool = True
-    """Added to the word vectors; without them nothing tells the order of a source."""
+    """False leaves the sinusoids of `position_kind` out; nothing then tells the order of a source."""
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.0
     inner_dropout: Rate = 0.0
@@ -51,6 +58,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         check_heads(self.dim, self.heads)
+        check_positions(self.position_kind, self.dim // self.heads)
 
 
 POCKET = {"vocabulary": 4096, "dim": 256, "layers": 3, "heads": 4, "inner_dim": 1024}
@@ -65,9 +73,10 @@ SIZES: Sizes = {
 
 # Word vectors are multiplied by sqrt(dim), so that sinusoids of size 1 do not drown them (section 3.4).
 def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
+    is_added = shape.sinusoids and shape.position_kind == "sinusoidal"
     embeddings = Embeddings(
         words,
-        positions=Sinusoids(shape.dim) if shape.sinusoids else None,
+        positions=Sinusoids(shape.dim) if is_added else None,
         scale=shape.dim**0.5,
         dropout=shape.dropout,
     )

@@ -168,20 +168,34 @@ class Rotary(nn.Module):
     al. 2021).
 
     The first `width` numbers of every head are pairs of neighbours, each turned at its own speed; the
-    others stay (GPT-J).
+    others stay (GPT-J). `angles` is the type that angles are computed in: GPT-J's are rounded to float32,
+    RoFormer's are not.
     """
 
-    def __init__(self, width: int, base: float = 10000.0) -> None:
+    def __init__(self, width: int, base: float = 10000.0, *, angles: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.width, self.base = width, base
+        self.width, self.base, self.angles = width, base, angles
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        """The positions of the last call, their cosines and sines: all layers ask for the same."""
+
+    def waves(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[N, 1, P]` of the angles of all pairs."""
+        last = self._last
+        if last is None or last[0] is not positions_N:
+            # Outside of inference mode: a batch that was only read may be trained on next.
+            with torch.inference_mode(False), torch.no_grad():
+                pairs_P = torch.arange(0, self.width, 2, device=positions_N.device, dtype=self.angles)
+                speeds_P = 1.0 / self.base ** (pairs_P / self.width)
+                angles_N1P = positions_N[:, None, None].to(self.angles) * speeds_P
+                last = positions_N, angles_N1P.cos().float(), angles_N1P.sin().float()
+            self._last = last
+        return last[1:]
 
     def forward(self, positions_N: Tensor) -> Callable[[Tensor], Tensor]:
-        pairs_P = torch.arange(0, self.width, 2, device=positions_N.device)
-        angles_N1P = positions_N[:, None, None].float() * (1.0 / self.base ** (pairs_P / self.width))
-        cosines_N1P, sines_N1P = angles_N1P.cos(), angles_N1P.sin()
+        cosines_N1P, sines_N1P = self.waves(positions_N)
 
         def turn(x_NHK: Tensor) -> Tensor:
-            # Angles are computed in float32: rounded ones would be other positions.
+            # Angles have at least float32: rounded ones would be other positions.
             cosine, sine = cosines_N1P.to(x_NHK.dtype), sines_N1P.to(x_NHK.dtype)
             left, right = x_NHK[..., : self.width : 2], x_NHK[..., 1 : self.width : 2]
             turned = torch.stack((left * cosine - right * sine, right * cosine + left * sine), dim=-1)

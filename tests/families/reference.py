@@ -81,6 +81,7 @@ class Reference:
     def family(self) -> str:
         plain = self.name.lower().replace("openaigpt", "gpt1").replace("gptneo", "gpt3")
         plain = plain.replace("xlmroberta", "roberta").replace("camembert", "roberta").replace("mt5", "t5")
+        plain = plain.replace("roformer", "bert")
         return next(family for family in REGISTRY if plain.startswith(family))
 
     @property
@@ -99,6 +100,8 @@ class Reference:
         generator = torch.Generator().manual_seed(sum(map(ord, str(self))))
         with torch.no_grad():
             for name, parameter in built.named_parameters():
+                if not parameter.requires_grad:  # RoFormer's sines
+                    continue
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
                 if "norm" in name.lower() or "ln_" in name:
                     parameter += 1.0 if name.endswith("weight") else 0.2
@@ -321,6 +324,14 @@ SUMMARIES = [
         ])
     ),
 ]  # fmt: skip
+ROFORMER = {**BERT, "embedding_size": 32, "summary_type": "first"}
+ROFORMERS = [
+    _words_of("RoFormer", ROFORMER, _segments),
+    _words_of("RoFormer", {**ROFORMER, **UNTIED, "hidden_act": "relu"}, _segments, "-untied"),
+    *_tasks("RoFormer", ROFORMER, _segments),
+    Reference("RoFormerModel", ROFORMER, frozenset(), _segments),
+]
+"""BERT with rotary positions."""
 V11 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 ALIASES = [
     _words_of("XLMRoberta", ROBERTA, _none),
@@ -371,6 +382,7 @@ REFERENCES = [
     *RELATIVES,
     *DECODERS,
     *SUMMARIES,
+    *ROFORMERS,
     Reference("GPT2LMHeadModel", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, WORDS, _words, "-by-layer"),
     Reference("GPT2LMHeadModel", {**GPT2, "scale_attn_weights": False}, WORDS, _words, "-unscaled"),
     *ALIASES,

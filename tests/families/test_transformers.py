@@ -85,7 +85,8 @@ def test_values_and_gradients(pair: tuple[Reference, Path, Any], padded: bool) -
     every = list(model.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
-            assert name == reference.spare_bias
+            # Sines that Transformers forgets to freeze when it opens a folder.
+            assert name == reference.spare_bias or name.endswith("encoder.embed_positions.weight")
         else:
             own = next(other for other, same in every if same is parameter and other in found)
             assert_near(found.pop(own), parameter.grad, f"gradient of {name}")
