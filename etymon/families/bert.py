@@ -175,9 +175,7 @@ ROFORMER = replace(
         ],
         constants=[
             *encoders.CONSTANTS,
-            Constant(
-                "summary_type", "first", "the choice head reads the first token of a text", write=True
-            ),
+            Constant("summary_type", "first", "the choice head reads the first token of a text", write=True),
         ],
         ignored=[*encoders.IGNORED, "is_encoder_decoder"],
         # What their class takes for granted.

@@ -39,9 +39,9 @@ class Shape:
     """After the sum as published, or before the parts, which trains without a warm-up."""
     attention_bias: bool = False
     activation: ActivationName = "relu"
-    position_kind: Literal[
-        "sinusoidal", "rotary", "relative_key", "relative_key_query", "relative_bias"
-    ] = "sinusoidal"
+    position_kind: Literal["sinusoidal", "rotary", "relative_key", "relative_key_query", "relative_bias"] = (
+        "sinusoidal"
+    )
     """How tokens of either side know their places: by sinusoids that are added to the word vectors, or in
     every layer by rotation (`rotary`), by learned vectors of distances (`relative_key`,
     `relative_key_query`) or by T5's biases (`relative_bias`)."""

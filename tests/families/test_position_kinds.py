@@ -183,7 +183,9 @@ def test_a_batch_that_was_only_read_can_be_trained_on() -> None:
     model.hidden(batch)[0].sum().backward()
 
 
-@pytest.mark.parametrize(("family", "kind"), [("bert", "rotary"), ("gpt2", "rotary"), ("gpt2", "relative_bias")])
+@pytest.mark.parametrize(
+    ("family", "kind"), [("bert", "rotary"), ("gpt2", "rotary"), ("gpt2", "relative_bias")]
+)
 @torch.no_grad()
 def test_eight_bits_adapters_and_half_precision_work(family: str, kind: str) -> None:
     whole = read(made(family, kind), Batch.of(ROWS))
