@@ -240,7 +240,7 @@ def test_pretrained_heads_of_a_rotary_bert_come_back(tmp_path: Path) -> None:
     ids = torch.tensor([ROWS[0]])
     with torch.no_grad():
         hidden, _ = model.hidden(Batch.of(ROWS[:1]))
-        logits = model.heads["vocabulary"](hidden)
+        logits = model.heads["vocabulary"].logits(hidden)
         torch.testing.assert_close(theirs(ids).logits[0], logits, atol=1e-5, rtol=1e-4)
 
 
