@@ -104,6 +104,7 @@ def tokenizer(
     max_length: str | int | None = None,
     language: Sequence[str] | str | None = (),
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
+    language_temperature: float | None = None,
 ) -> Tokenized: ...
 def prepare(
     *,
@@ -170,6 +171,7 @@ def pretrain(
     min_length: str | int | None = None,
     max_length: str | int | None = None,
     language: Sequence[str] | str | None = None,
+    language_temperature: float | None = None,
     steps: int | None = None,
     dry_run: bool = False,
     shard: Literal["none", "full", "hybrid"] | None = "none",

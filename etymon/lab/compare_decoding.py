@@ -14,6 +14,7 @@ from etymon.generation.quality import Copy, distinct, longest_copies, repetition
 from etymon.generation.text import Generation, generate_texts, tokenizer_of
 from etymon.report.page import Cell, Paragraph, ReportSamples, ReportTable, Section, shown, write_report
 from etymon.settings.decoding import DecodingSettings
+from etymon.text.languages import training_splits
 from etymon.text.sources import PreparedText, text_source
 from etymon.text.store import Split, TokenStore, is_store
 from etymon.text.store_building import build_store
@@ -203,7 +204,7 @@ def _training_text(
     if data:
         source = text_source([str(path) for path in data])
         if isinstance(source, PreparedText):
-            return [TokenStore.open(source.folder, tokenizer).train]
+            return training_splits(TokenStore.open(source.folder, tokenizer))
         # Copies are looked for in tokens, so raw text is encoded as the model would read it.
         aside = Path(stack.enter_context(TemporaryDirectory())) / "store"
         build_store(source.documents(), tokenizer, aside, validation=0.0, source=source)
@@ -213,4 +214,5 @@ def _training_text(
     paths = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
     # Other tokens cannot be compared: a store of another tokenizer is passed over.
     stores = [TokenStore.open(path) for path in paths]
-    return [store.train for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]
+    own = [store for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]
+    return [split for store in own for split in training_splits(store)]

@@ -9,8 +9,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from etymon.families.model import Model
-from etymon.report.page import Code, Curve, Figures, Paragraph, ReportSamples, Section, write_report
+from etymon.report.page import (
+    Code,
+    Curve,
+    Figures,
+    Paragraph,
+    ReportSamples,
+    ReportTable,
+    Section,
+    write_report,
+)
+from etymon.text.languages import LanguageStore
 from etymon.text.store import Split, TokenStore
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.progress import format_bytes, format_seconds
@@ -45,6 +57,43 @@ def xz_bits_per_byte(store: TokenStore, tokenizer: Tokenizer) -> float | None:
 
 def _text(split: Split, tokenizer: Tokenizer) -> bytes:
     return "\n".join(tokenizer.decode(split.document(i)) for i in range(len(split))).encode()
+
+
+def language_table(
+    store: LanguageStore,
+    tokenizer: Tokenizer,
+    quotas: Mapping[str, Mapping[str, Any]],
+    metrics: Mapping[str, Any],
+) -> Section:
+    """Returns what every language has of the text, the samples and the vocabulary, and its validation."""
+    counts = {code: part.train.token_counts for code, part in store.stores.items()}
+    used = {
+        code: set(np.flatnonzero(count).tolist()) - tokenizer.special_ids for code, count in counts.items()
+    }
+    rows = []
+    for code, part in store.stores.items():
+        others = set().union(*(tokens for other, tokens in used.items() if other != code))
+        quota = quotas.get(code, {})
+        train = part.summary.train
+        unit = next(
+            (name for name in ("bits_per_byte", "bits_per_target") if f"{code}/{name}" in metrics), None
+        )
+        rows.append(
+            (
+                code,
+                format_bytes(train.bytes),
+                f"{train.tokens:,}",
+                f"{train.bytes / max(1, train.tokens):.2f}",
+                f"{quota.get('share', 0):.1%}",
+                f"{quota.get('passes', 0):.2f}",
+                f"{len(used[code]):,}",
+                f"{len(used[code] - others):,}",
+                "" if unit is None else f"{metrics[f'{code}/{unit}']:.3f} {unit.replace('_', ' ')}",
+            )
+        )
+    header = ["language", "text", "tokens", "bytes a token", "share of the samples", "passes an epoch"]
+    header += ["tokens of the vocabulary that it uses", "that no other uses", "validation"]
+    return ReportTable(header, rows, title="Languages")
 
 
 @dataclass

@@ -24,14 +24,22 @@ from etymon.runs.memory import (
     with_vocabulary,
 )
 from etymon.runs.model import ModelPlan, StartModel, build_unit, init_from_teacher, load_teacher, plan_model
-from etymon.runs.report import Records, ReportParts
+from etymon.runs.report import Records, ReportParts, language_table
 from etymon.runs.run_file import RunFile
-from etymon.runs.text_stores import check_words, encode_text, verify_stores
+from etymon.runs.text_stores import (
+    check_words,
+    encode_languages,
+    encode_text,
+    mix_languages,
+    require_samples,
+    verify_stores,
+)
 from etymon.runs.tokenizer import build_tokenizer
 from etymon.runs.training_settings import or_default, ramp_phases, training_settings
 from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
 from etymon.settings.training import PhaseFile
 from etymon.text.filtering import filter_text, text_files_of
+from etymon.text.languages import LanguageStore, LanguageText
 from etymon.text.reading import Document
 from etymon.text.segmenters import TOKENS, as_read, way_for
 from etymon.text.sources import PreparedText, TextSource, text_source
@@ -90,6 +98,8 @@ class TextData:
 
     criterion: Criterion | None = None
     keeps_best = False
+    languages: dict[str, dict[str, Any]] = {}
+    """Of every language the samples of an epoch, their share, and passes over its text."""
 
     def __init__(self, job: Job, source: TextSource | None, *, beginning_only: bool = False) -> None:
         self.model_plan = plan = plan_model(job.file, job.resuming)
@@ -97,6 +107,11 @@ class TextData:
         self.beginning_only = beginning_only
         self.source = source if source is None else self._shorten(source)
         """None in a resumed run, whose folder keeps the encoded text."""
+        has_languages = isinstance(source, LanguageText | PreparedText)
+        if self.file.language_temperature is not None and source is not None and not has_languages:
+            raise EtymonError(
+                "a temperature of languages needs languages: give them as --data zh=a.txt en=b.txt"
+            )
         self.phases = text_phases(self.file, plan)
         objectives = [objective_class(phase.objective) for phase in self.phases]
         plan.heads = frozenset().union(*(each.heads for each in objectives))
@@ -104,6 +119,8 @@ class TextData:
         positions: int | None = getattr(plan.shape, "positions", None)
         for phase, objective in zip(self.phases, objectives, strict=True):
             check_fit(objective, plan.family)
+            if isinstance(source, LanguageText):
+                require_samples(objective)
             read_options(phase.objective, phase.options)
             if positions is not None and phase.length > positions and not job.resuming:
                 raise EtymonError(
@@ -145,7 +162,7 @@ class TextData:
                 job.folder,
                 file,
                 plan.family,
-                None if self.source is None else as_read(self.source, way_for(file.words)),
+                None if self.source is None else self._as_read(self.source),
                 plan.vocabulary,
                 given,
                 is_kept=is_kept,
@@ -162,6 +179,13 @@ class TextData:
         if job.resuming:
             verify_stores(self.stores, job.folder, job.world)
         return tokenizer
+
+    def _as_read(self, source: TextSource) -> TextSource:
+        """Returns the text as the model reads it, of several languages each by its words."""
+        words = self.file.words
+        if isinstance(source, LanguageText):
+            return source.map(lambda code, part: as_read(part, way_for(words, code)))
+        return as_read(source, way_for(words))
 
     def _phase_store(self, job: Job, number: int, tokenizer: Tokenizer, is_kept: bool) -> TokenStore:
         paths, source = self.phases[number].data, None
@@ -182,11 +206,17 @@ class TextData:
             return store
         assert source is not None, "only a resumed run does without its text"
         file = self.file
+        if isinstance(source, LanguageText):
+            return encode_languages(
+                folder, source, tokenizer, file.validation, file.seed, job.note, file.words
+            )
         return encode_text(
             folder, source, tokenizer, file.validation, file.seed, job.note, way_for(file.words)
         )
 
     def _shorten(self, source: TextSource) -> TextSource:
+        if isinstance(source, LanguageText):
+            return source.map(lambda code, part: self._shorten(part))
         # A prepared text is encoded already: a dry run takes it whole, as the run will.
         is_long = self.beginning_only and not isinstance(source, PreparedText)
         return TextBeginning(source) if is_long else source
@@ -208,6 +238,9 @@ class TextData:
                 objective = get_objective(phase.objective, model.tokenizer, phase.length, **phase.options)
                 if start.is_new or not job.resuming:
                     check_words(objective, store, model.tokenizer, self._asks_for_words(), job.note)
+                if isinstance(store, LanguageStore):
+                    temperature, seed = self.file.language_temperature, self.file.seed
+                    objective, self.languages = mix_languages(objective, store, temperature, seed, job.note)
             previous = phase
             feed = Feed(objective, store.train, self.file.seed, slices=self.file.slices, rows=phase.rows)
             phases.append(PhasePlan(phase.share, phase.length, feed, store))
@@ -259,6 +292,7 @@ class TextData:
             "data": self.file.text if self.source is None else self.source.description,
             "length": max(phase.length for phase in self.phases),
             **self._words_entry(),
+            **({"languages": self.languages} if self.languages else {}),
         }
 
     def _words_entry(self) -> dict[str, Any]:
@@ -272,12 +306,20 @@ class TextData:
         self, job: Job, model: Model, evaluation: Evaluation | None, records: Records
     ) -> ReportParts:
         """Returns what the report adds to that of every run: of a finished one, a comparison with xz."""
-        return ReportParts(store=None if evaluation is None else self.stores[0])
+        if isinstance(store := self.stores[0], LanguageStore):
+            assert model.tokenizer is not None
+            metrics = {} if evaluation is None else evaluation.metrics
+            return ReportParts(sections=[language_table(store, model.tokenizer, self.languages, metrics)])
+        return ReportParts(store=None if evaluation is None else store)
 
     # --- a dry run
 
     def share_read(self) -> float:
         """Returns how much of the text was read, which is all of it but in dry runs."""
+        if isinstance(self.source, LanguageText):
+            parts = [part for part in self.source.sources.values() if isinstance(part, TextBeginning)]
+            read = sum(part.bytes_given for part in parts)
+            return read / max(1.0, sum(part.bytes_given / part.share() for part in parts)) if read else 1.0
         return self.source.share() if isinstance(self.source, TextBeginning) else 1.0
 
     def describe(self, phases: list[PhasePlan]) -> dict[str, str]:

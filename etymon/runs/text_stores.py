@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from etymon.errors import EtymonError
+from etymon.objectives.languages import LanguageSampling
 from etymon.objectives.objective import Objective
 from etymon.text.filtering import FilteredText, text_files_of
-from etymon.text.segmenters import open_segmenter
+from etymon.text.languages import LanguageStore, LanguageText, put_together
+from etymon.text.segmenters import open_segmenter, way_for
 from etymon.text.sources import PreparedText, TextSource
 from etymon.text.store import TokenStore, link_store
 from etymon.text.store_building import ensure_store
@@ -24,6 +28,27 @@ NOTE_SECONDS = 30
 """Seconds after which it is said how much of a text is encoded."""
 FEW_SPACELESS = 0.02
 """The share of a text in scripts without spaces up to which nobody is told that their words are not known."""
+
+
+def _note_language(note: Callable[[str], None], code: str, message: str) -> None:
+    note(f"{code}: {message}")
+
+
+def encode_languages(
+    folder: Path,
+    text: LanguageText,
+    tokenizer: Tokenizer,
+    validation: float,
+    seed: int,
+    note: Callable[[str], None],
+    words: Sequence[str] = (),
+) -> TokenStore:
+    """Returns the store of a text in several languages, each encoded in a folder of its own."""
+    for code, source in text.sources.items():
+        noting, way = partial(_note_language, note, code), way_for(words, code)
+        encode_text(folder / code, source, tokenizer, validation, seed, noting, way)
+    put_together(folder, text.sources, tokenizer)
+    return TokenStore.open(folder, tokenizer)
 
 
 def encode_text(
@@ -66,7 +91,7 @@ def encode_text(
         note(f"warning: {summary.warning}")
     store = TokenStore.open(folder, tokenizer)
     unknown_id = tokenizer.id("unknown")
-    if unknown_id is not None:
+    if unknown_id is not None and not isinstance(store, LanguageStore):
         splits = (store.train, store.validation)
         unknown = sum(int(split.token_counts[unknown_id : unknown_id + 1].sum()) for split in splits)
         if unknown and tokenizer.kind in ("character", "word"):
@@ -91,6 +116,10 @@ def check_words(
 ) -> None:
     """Says so if whole words are to be hidden and the text does not show them; refuses that if it `is_asked`
     for, and if most of the text is like that. None: tokens are to be words."""
+    if isinstance(store, LanguageStore):
+        for code, part in store.stores.items():
+            check_words(objective, part, tokenizer, is_asked, partial(_note_language, note, code))
+        return
     if is_asked is None or not objective.whole_words or store.train.word_bits is not None:
         return
     share = spaceless_share(tokenizer, store.train)
@@ -106,6 +135,39 @@ def check_words(
             "every token for a word with --words tokens"
         )
     note(f"{finding}: each is hidden by itself; {ways} says where words are")
+
+
+def require_samples(objective: Objective | type[Objective]) -> None:
+    """Refuses an objective that languages cannot be mixed in."""
+    if objective.streaming:
+        raise EtymonError(
+            f"the objective {objective.name!r} reads streams in order, in which languages cannot be mixed: give "
+            "the files without languages, or take a family that reads samples (gpt2, bert, t5)"
+        )
+
+
+def mix_languages(
+    objective: Objective,
+    store: LanguageStore,
+    temperature: float | None,
+    seed: int,
+    note: Callable[[str], None],
+) -> tuple[Objective, dict[str, dict[str, Any]]]:
+    """Returns the objective with exact quotas of every language, and what those are, which is also noted."""
+    require_samples(objective)
+    mixed: Any = LanguageSampling(objective, 1.0 if temperature is None else temperature)
+    quotas = mixed.quotas(store.train, seed)
+    total = sum(quota for quota, _ in quotas.values())
+    languages = {
+        code: {"samples": quota, "share": quota / total, "passes": quota / max(1, size)}
+        for code, (quota, size) in quotas.items()
+    }
+    listed = ", ".join(
+        f"{code} {part['share']:.1%} ({part['samples']:,}, {part['passes']:.2f} passes)"
+        for code, part in languages.items()
+    )
+    note(f"samples of an epoch, by language: {listed}")
+    return mixed, languages
 
 
 def verify_stores(stores: Iterable[TokenStore], folder: Path, world: World) -> None:

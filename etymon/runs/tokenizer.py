@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from etymon.errors import EtymonError
 from etymon.files import read_json, write_json
 from etymon.text.alphabets import CharacterCounts
+from etymon.text.languages import LanguageText, sample_languages
 from etymon.text.sources import PreparedText, TextSource
 from etymon.text.text_sample import sample_texts
 from etymon.text.tokenizer import Tokenizer
@@ -186,6 +187,8 @@ def _train_on_text(
     origin = {name: value for name, value in choice.items() if name != "framing"}
     if old is not None:
         origin = {"size": size, "grown_from": old.fingerprint}
+    if isinstance(text, LanguageText):
+        origin["language_temperature"] = text.temperature
     if (place / "origin.json").is_file():
         if read_json(place / "origin.json") == origin | {"text": text.fingerprint()}:
             return Tokenizer.load(place)
@@ -196,7 +199,10 @@ def _train_on_text(
         return tokenizer
     amount = f"{size:,} tokens" if size else "all characters"
     note(f"{'training' if old is None else 'growing'} a tokenizer of {amount} on the text")
-    with sample_texts(text.documents(), hold_out=False) as (texts, _):
+    sampling: Any = sample_texts(text.documents(), hold_out=False)
+    if isinstance(text, LanguageText):
+        sampling = sample_languages(text, hold_out=False)
+    with sampling as (texts, _):
         if old is None:
             tokenizer = train_tokenizer(texts=texts, **choice)
             if keeps_accents_after_all(choice, tokenizer):

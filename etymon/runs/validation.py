@@ -11,6 +11,7 @@ import numpy as np
 from etymon.families.model import Model
 from etymon.objectives.objective import MicroBatch, Objective
 from etymon.runs.folder import Job
+from etymon.text.languages import LanguageSplit
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, validation_slices
 from etymon.training.shards import fully_gathered, root_gathered
@@ -74,7 +75,7 @@ class TextValidator:
     unit: TrainingUnit
     phases: Sequence[PhasePlan]
     log: Log
-    _slices: dict[int, Sequence[MicroBatch]] = field(default_factory=dict)
+    _slices: dict[int, dict[str, Sequence[MicroBatch]]] = field(default_factory=dict)
     _first: tuple[int, dict[str, Any]] | None = None
     """The phase and the figures before the first step: measuring a time budget needs them, then the run."""
 
@@ -83,7 +84,7 @@ class TextValidator:
         if not is_last and phase not in self._slices:
             self._slices = {phase: self._read(phase, VALIDATION_SAMPLES)}  # earlier phases do not come back
         slices = self._read(phase, None) if is_last else self._slices[phase]
-        if not slices:
+        if not any(map(len, slices.values())):
             # Not an error: a small text may be wanted whole for training.
             if step == 0:
                 self.job.note("no text is held out: only the training loss will tell how good the model is")
@@ -92,8 +93,7 @@ class TextValidator:
         if is_first and self._first is not None and self._first[0] == phase:
             figures = dict(self._first[1])
         else:
-            self.unit.objective = self.phases[phase].objective
-            figures = evaluate(self.unit, slices, self.job.world)
+            figures = self._evaluate(phase, slices)
         if is_first:
             self._first = phase, dict(figures)
         model: Any = self.unit.model
@@ -112,16 +112,13 @@ class TextValidator:
         """
         # The last validation read everything already, unless another model has taken its place since.
         if is_restored:
-            self.unit.objective, slices = self.phases[phase].objective, self._read(phase, None)
-            metrics = evaluate(self.unit, slices, self.job.world) if slices else {}
+            metrics = self._evaluate(phase, self._read(phase, None))
         return Evaluation(metrics)
 
     def try_few(self) -> None:
         """Validates a few samples, to see that it works."""
-        last = self.phases[-1]
-        if slices := self._read(len(self.phases) - 1, last.feed.rows):
-            self.unit.objective = last.objective
-            evaluate(self.unit, slices, self.job.world)
+        last = len(self.phases) - 1
+        self._evaluate(last, self._read(last, self.phases[-1].feed.rows))
 
     def extra_cost(self) -> float:
         """Returns how much more the last validation reads than the others, in multiples of one of those."""
@@ -129,16 +126,41 @@ class TextValidator:
         samples = len(phase.objective.plan(phase.store.validation, self.job.file.seed, 0, shuffle=False))
         return max(0.0, samples / VALIDATION_SAMPLES - 1)
 
-    def _read(self, number: int, most: int | None) -> Sequence[MicroBatch]:
+    def _read(self, number: int, most: int | None) -> dict[str, Sequence[MicroBatch]]:
+        """Returns slices of the validation text, by language if there are several, else under ""."""
         phase = self.phases[number]
-        return validation_slices(
-            phase.objective,
-            phase.store.validation,
-            self.job.file.seed,
-            rows=phase.feed.rows,
-            slices=phase.feed.slices,
-            most=most,
-        )
+        split: Any = phase.store.validation
+        objective: Any = phase.objective
+        parts, inner = {"": split}, objective
+        if isinstance(split, LanguageSplit):
+            parts, inner = split.parts, objective.inner
+            most = None if most is None else -(-most // len(parts))
+        rows, slices, seed = phase.feed.rows, phase.feed.slices, self.job.file.seed
+        return {
+            code: validation_slices(inner, part, seed, rows=rows, slices=slices, most=most)
+            for code, part in parts.items()
+        }
+
+    def _evaluate(self, phase: int, slices: Mapping[str, Sequence[MicroBatch]]) -> dict[str, Any]:
+        """Returns the figures of a text, or of each language, and their mean: the largest language must not
+        decide alone which model is best."""
+        self.unit.objective = self.phases[phase].objective
+        by_language = {
+            code: evaluate(self.unit, part, self.job.world) for code, part in slices.items() if len(part)
+        }
+        if "" in slices:
+            return by_language.get("", {})
+        shared = set.intersection(*map(set, by_language.values())) if by_language else set()
+        # A mean of perplexities says nothing.
+        means = {
+            name: sum(figures[name] for figures in by_language.values()) / len(by_language)
+            for name in next(iter(by_language.values()), {})
+            if name in shared and not name.endswith("_perplexity")
+        }
+        named = {
+            f"{code}/{name}": value for code, part in by_language.items() for name, value in part.items()
+        }
+        return means | named
 
 
 def sample_text(model: Model, seed: int, of_fixed_length: bool = False) -> str | None:

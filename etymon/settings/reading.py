@@ -96,6 +96,19 @@ class TextSettings(FilterSettings):
 
 
 @settings
+class LanguageSettings:
+    """How several languages are mixed."""
+
+    language_temperature: float | None = option(
+        None,
+        "with --data zh=a.txt en=b.txt: a language of n samples has a share of n^T; 1: as much as there is, 0: all "
+        "the same (1)",
+        ge=0,
+        le=1,
+    )
+
+
+@settings
 class FileOptions(TextSettings, ProgressOptions):
     """Options of verbs that read text files and nothing else."""
 

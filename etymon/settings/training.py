@@ -24,7 +24,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.adapters import FeatureSettings, LoraSettings
-from etymon.settings.reading import LanguageCode, TextSettings
+from etymon.settings.reading import LanguageCode, LanguageSettings, TextSettings
 from etymon.settings.tasks import TASK_OPTIONS
 
 OptimiserName = Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"]
@@ -247,10 +247,12 @@ class RunSettings(LoopSettings, OptimiserSettings, CheckpointSettings, CardSetti
 
 
 @settings
-class PretrainSettings(RunSettings, TextSettings):
+class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
     """What `etymon pretrain` can be asked for."""
 
-    data: tuple[str, ...] = option((), "text files, folders or globs, or a prepared store", seen_by="file")
+    data: tuple[str, ...] = option(
+        (), "text files, folders or globs, or a prepared store; several languages: zh=a.txt", seen_by="file"
+    )
     batch: int | None = option(None, "samples a step (about 2,048 tokens unless told)", ge=1)
     objective: str | None = option(None, "what to learn from the text (the family's own)")
     validation: float = option(0.05, "share of the text held out to validate on", ge=0, lt=1)

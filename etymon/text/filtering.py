@@ -28,6 +28,7 @@ from etymon.executors import Executor, LocalExecutor
 from etymon.files import read_json
 from etymon.settings.reading import FilterSettings, split_length
 from etymon.text.journal import Journal, Rows
+from etymon.text.languages import LanguageText
 from etymon.text.reading import HELD, Document
 from etymon.text.sources import PreparedText, TextFiles, TextSource
 from etymon.text.words import SPACELESS
@@ -361,6 +362,8 @@ def filter_text(source: TextSource, settings: FilterSettings) -> TextSource:
     """The text as the settings leave it."""
     if not any_filter(settings):
         return source
+    if isinstance(source, LanguageText):
+        return source.map(lambda code, part: filter_text(part, settings))
     if isinstance(source, PreparedText):
         raise EtymonError(
             f"{source.folder} is a prepared text, which cannot be filtered any more: give the filters to "

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from etymon.errors import EtymonError
 from etymon.settings.reading import TextSettings
@@ -30,6 +30,9 @@ from etymon.text.reading import (
     record_lines,
 )
 from etymon.text.remote import RemoteFile, is_remote
+
+if TYPE_CHECKING:
+    from etymon.text.languages import LanguageText
 
 logger = logging.getLogger("etymon.text")
 
@@ -311,8 +314,17 @@ class PreparedText:
         return str(TokenStore.open(self.folder).description["source"])
 
 
-def text_source(paths: Sequence[str], settings: TextSettings | None = None) -> TextFiles | PreparedText:
-    """Files to be read as the settings say, or the prepared text if that is what the path names."""
+def text_source(
+    paths: Sequence[str], settings: TextSettings | None = None
+) -> TextFiles | PreparedText | LanguageText:
+    """Files to be read as the settings say, by language if they are named so, or the prepared text if that is
+    what the path names."""
+    from etymon.text.languages import LanguageText, split_languages
+
+    if (groups := split_languages(paths)) is not None:
+        temperature = getattr(settings, "language_temperature", None)
+        sources: dict[str, Any] = {code: text_source(group, settings) for code, group in groups.items()}
+        return LanguageText(sources, 1.0 if temperature is None else temperature)
     if str(STANDARD_INPUT) in paths:
         raise EtymonError(
             "standard input can be read only once: write it to a file, or make a store of it with "

@@ -287,6 +287,10 @@ class TokenStore:
                     "it back"
                 )
             folder, description = prepared, read_json(prepared / "store.json")
+        if isinstance(description.get("languages"), dict):
+            from etymon.text.languages import LanguageStore  # which is made of such stores
+
+            return LanguageStore.open_parts(folder, description, tokenizer)
         if description.get("format") != FORMAT:
             raise EtymonError(
                 f"{folder} has store format {description.get('format')!r}, not {FORMAT}; build it again"

@@ -30,11 +30,15 @@ class TextSample:
         self._every, self._offered = 1, 0
         self.size = 0
         """Bytes of text."""
+        self.offered_bytes = 0
+        """Bytes of all text that was offered."""
 
     def offer(self, block: list[str]) -> None:
         """Keeps a block of texts, or not."""
+        block_bytes = sum(len(text.encode()) for text in block)
+        self.offered_bytes += block_bytes
         if self._offered % self._every == 0:
-            self._kept.append((self._file.seek(0, 2), sum(len(text.encode()) for text in block)))
+            self._kept.append((self._file.seek(0, 2), block_bytes))
             pickle.dump(block, self._file)
             self.size += self._kept[-1][1]
             while self.size > self._limit and len(self._kept) > 1:

@@ -163,6 +163,14 @@ def require_writable(out: str | Path | None, *endings: str, read: Iterable[Any] 
 
 def text_files(options: FileOptions) -> TextFiles:
     """The text files that a verb's options name; refused if there are none."""
+    return next(iter(files_by_language(options, several=False).values()))
+
+
+def files_by_language(options: FileOptions, *, several: bool = True) -> dict[str, TextFiles]:
+    """The same by language if they are named as zh=a.txt en=b.txt, else under ""; refused unless `several` may
+    be given."""
+    from etymon.text.languages import split_languages
+
     if not options.data:
         raise EtymonError(
             "there is no text: give --data with files, folders or globs, or - for standard input"
@@ -174,7 +182,13 @@ def text_files(options: FileOptions) -> TextFiles:
         "format": options.format,
         "max_document": None if options.max_document is None else parse_size(options.max_document),
     }
-    return TextFiles(options.data, **{name: value for name, value in reading.items() if value is not None})
+    reading = {name: value for name, value in reading.items() if value is not None}
+    groups = split_languages(options.data)
+    if groups is None:
+        return {"": TextFiles(options.data, **reading)}
+    if not several:
+        raise EtymonError("this verb reads one text: give the files without their languages")
+    return {code: TextFiles(paths, **reading) for code, paths in groups.items()}
 
 
 def parse_size(text: str) -> int:

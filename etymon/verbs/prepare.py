@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ class Prepared:
     skipped: int
     filtering: FilterReport | None = None
     """What the filters left out, where there are some."""
+    languages: dict[str, Prepared] = field(default_factory=dict)
+    """The same of every language, where there are several."""
 
 
 @settings
@@ -46,10 +48,11 @@ def prepare(options: PrepareOptions) -> Prepared:
     """
     from etymon.executors import open_executor
     from etymon.text.filtering import filter_text, read_report
+    from etymon.text.languages import join_summaries, put_together, require_language_folder
     from etymon.text.segmenters import way_for
-    from etymon.text.store import is_store
+    from etymon.text.store import TokenStore, is_store
     from etymon.text.store_building import ensure_store
-    from etymon.verbs.load_inputs import text_files
+    from etymon.verbs.load_inputs import files_by_language
     from etymon.verbs.terminal import byte_progress
     from etymon.verbs.tokenizer import tokenizer_at
 
@@ -60,30 +63,54 @@ def prepare(options: PrepareOptions) -> Prepared:
     if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
         raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
     tokenizer = tokenizer_at(options.tokenizer)
-    files = text_files(options)
-    source = filter_text(files, options)
+    groups = files_by_language(options)
+    is_single = "" in groups
+    if not is_single:
+        require_language_folder(folder)
+    elif is_store(folder) and "languages" in TokenStore.open(folder).description:
+        raise EtymonError(f"{folder} holds a store of several languages: give another --out")
+    sizes = [files.size() for files in groups.values()]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    made: dict[str, Prepared] = {}
     with (
         open_executor(options.on, options.workers) as executor,
-        byte_progress("preparing", files.size(), options.progress) as done,
+        byte_progress("preparing", total, options.progress) as done,
     ):
-        summary = ensure_store(
-            source,
-            tokenizer,
-            folder,
-            validation=options.validation,
-            seed=options.seed,
-            executor=executor,
-            resumable=True,
-            words=way_for(options.words),
-            progress=lambda _: done(files.bytes_read),
-        )
-        done(files.bytes_read)
-    return Prepared(folder, summary, files.skipped, read_report(folder))
+
+        def report_progress(_: int = 0) -> None:
+            done(sum(files.bytes_read for files in groups.values()))
+
+        for code, files in groups.items():
+            place = folder / code
+            summary = ensure_store(
+                filter_text(files, options),
+                tokenizer,
+                place,
+                validation=options.validation,
+                seed=options.seed,
+                executor=executor,
+                resumable=True,
+                words=way_for(options.words, code),
+                progress=report_progress,
+            )
+            report_progress()
+            made[code] = Prepared(place, summary, files.skipped, read_report(place))
+    if is_single:
+        return made[""]
+    put_together(folder, groups, tokenizer)
+    joined = join_summaries(folder, [each.summary for each in made.values()])
+    return Prepared(folder, joined, sum(each.skipped for each in made.values()), languages=made)
 
 
 def present(result: Prepared, options: PrepareOptions) -> None:
     from etymon.files import format_bytes
 
+    for code, part in result.languages.items():
+        print(f"{code}:")
+        present(part, options)
+    if result.languages:
+        print(f"store      {result.folder}")
+        return
     summary = result.summary
     if result.skipped:
         say(f"{result.skipped:,} documents could not be read and were left out")

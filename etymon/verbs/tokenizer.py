@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder
 from etymon.settings import JsonOptions, PathText, option, settings
-from etymon.settings.reading import FileOptions
+from etymon.settings.reading import FileOptions, LanguageSettings
 from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from etymon.text.language_reports import LanguageReport
+    from etymon.text.segmenters import Segmenter
     from etymon.text.sources import TextFiles
     from etymon.text.text_sample import TextSample
     from etymon.text.tokenizer import Tokenizer
@@ -38,10 +40,12 @@ class Tokenized:
     skipped: int = 0
     advice: tuple[str, ...] = ()
     """What could be done better."""
+    languages: Mapping[str, LanguageReport] = field(default_factory=dict)
+    """How it fits every language, where there are several."""
 
 
 @settings
-class TokenizerOptions(FileOptions, JsonOptions):
+class TokenizerOptions(FileOptions, LanguageSettings, JsonOptions):
     kind: (
         Literal["byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character", "char", "byte"]
         | None
@@ -74,23 +78,22 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
     no id changes.
     """
     from etymon.runs.tokenizer import ACCENTS_STAY, keeps_accents_after_all, training_choice
-    from etymon.text.segmenters import SegmentedTexts, open_segmenter, way_for
-    from etymon.text.tokenizer_growing import grow_tokenizer, measure_tokenizer, require_room
+    from etymon.text.language_reports import join_reports, report_languages
+    from etymon.text.tokenizer_growing import grow_tokenizer, require_room
     from etymon.text.tokenizer_training import train_tokenizer
-    from etymon.verbs.load_inputs import text_files
 
     size, start, show = options.size, options.start, options.show
-    segmenter = open_segmenter(way_for(options.words))
     recipe = (options.family, size, options.lowercase, options.strip_accents, options.normalise)
     has_recipe = options.kind is not None or any(part is not None for part in (recipe[0], *recipe[2:]))
     if show is not None:
         if has_recipe or any((size, options.out, start)):
             raise EtymonError("--show reports on a tokenizer as it is: leave out what says how to train one")
-        text, shown = text_files(options), tokenizer_at(show)
-        with _samples(text, options) as samples:
-            report = measure_tokenizer(shown, chain(*samples), segmenter)
-            advice = _advise(shown, report, chain(*samples), options)
-        return Tokenized(Path(show), shown, report, "the text", text.skipped, advice)
+        shown = tokenizer_at(show)
+        with _samples(options) as samples:
+            languages = report_languages(shown, samples.all_texts, samples.segmenters)
+            report = join_reports(languages.values())
+            advice = _advise(shown, report, chain(*samples.all_texts.values()), options)
+        return Tokenized(Path(show), shown, report, "the text", samples.skipped, advice, languages)
     if options.out is None:
         raise EtymonError("say where the tokenizer goes: --out FOLDER")
     folder, old = Path(options.out), None
@@ -111,21 +114,20 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
         trained = train_tokenizer(texts=(), **choice)
         _save(trained, folder)
         return Tokenized(folder, trained, None, "")
-    text = text_files(options)
-    with _samples(text, options) as (training, validation):
-        read = SegmentedTexts(training, segmenter)
-        grown = old and grow_tokenizer(old, lambda: read, size or 0)
-        trained = grown or train_tokenizer(texts=read, **choice)
+    with _samples(options) as samples:
+        grown = old and grow_tokenizer(old, lambda: samples.training, size or 0)
+        trained = grown or train_tokenizer(texts=samples.training, **choice)
         _save(trained, folder)
         # Saved before it is measured: a report that fails loses no training.
-        report = measure_tokenizer(trained, validation if validation.size else training, segmenter)
-        advice = _advise(trained, report, training, options)
+        languages = report_languages(trained, samples.measured_texts, samples.segmenters)
+        report = join_reports(languages.values())
+        advice = _advise(trained, report, samples.training, options)
         if keeps_accents_after_all(choice, trained):
             advice = (ACCENTS_STAY, *advice)
     measured_on = "the text it was trained on (too little to hold some out)"
-    if validation.size:
+    if all(held_out.size for _, held_out in samples.texts.values()):
         measured_on = "held-out text"
-    return Tokenized(folder, trained, report, measured_on, text.skipped, advice)
+    return Tokenized(folder, trained, report, measured_on, samples.skipped, advice, languages)
 
 
 def tokenizer_at(name: str | Path) -> Tokenizer:
@@ -166,22 +168,65 @@ def _check_free(folder: Path) -> None:
         raise EtymonError(f"{folder} is a file, and the tokenizer needs a folder: give another --out")
 
 
+@dataclass(frozen=True)
+class LanguageSamples:
+    """Texts to learn from and to measure with; a text without languages is under ""."""
+
+    training: Iterable[str]
+    """As the tokenizer reads them, languages in their shares."""
+    texts: Mapping[str, tuple[TextSample, TextSample]]
+    """Of every language texts that were learnt from, and others."""
+    segmenters: Mapping[str, Segmenter | None]
+    files: Mapping[str, TextFiles]
+
+    @property
+    def skipped(self) -> int:
+        return sum(files.skipped for files in self.files.values())
+
+    @property
+    def all_texts(self) -> dict[str, list[str]]:
+        return {code: list(chain(*pair)) for code, pair in self.texts.items()}
+
+    @property
+    def measured_texts(self) -> dict[str, TextSample]:
+        """Of every language those that were not learnt from, or, of a short one, all."""
+        return {code: held_out if held_out.size else texts for code, (texts, held_out) in self.texts.items()}
+
+
 @contextmanager
-def _samples(text: TextFiles, options: TokenizerOptions) -> Iterator[tuple[TextSample, TextSample]]:
+def _samples(options: TokenizerOptions) -> Iterator[LanguageSamples]:
     """Texts to learn from and texts to validate on, after all files were read."""
     from etymon.text.filtering import filter_text
+    from etymon.text.languages import LanguageText, sample_languages
+    from etymon.text.segmenters import SegmentedTexts, open_segmenter, way_for
     from etymon.text.text_sample import sample_texts
-    from etymon.verbs.load_inputs import parse_size
+    from etymon.verbs.load_inputs import files_by_language, parse_size
     from etymon.verbs.terminal import byte_progress
 
+    groups = files_by_language(options)
+    segmenters = {code: open_segmenter(way_for(options.words, code)) for code in groups}
+    sources = {code: filter_text(files, options) for code, files in groups.items()}
+    sizes = [files.size() for files in groups.values()]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    limit = parse_size(options.limit)
     with ExitStack() as stack:
-        with byte_progress("reading", text.size(), options.progress) as done:
-            limit = parse_size(options.limit)
-            documents = filter_text(text, options).documents()
-            reading = sample_texts(documents, limit, progress=lambda: done(text.bytes_read))
-            samples = stack.enter_context(reading)
-            done(text.bytes_read)
-        yield samples
+        with byte_progress("reading", total, options.progress) as done:
+
+            def report_progress() -> None:
+                done(sum(files.bytes_read for files in groups.values()))
+
+            if "" in groups:
+                reading = sample_texts(sources[""].documents(), limit, progress=report_progress)
+                pair = stack.enter_context(reading)
+                training: Iterable[str] = SegmentedTexts(pair[0], segmenters[""])
+                texts = {"": pair}
+            else:
+                temperature = options.language_temperature
+                text = LanguageText(sources, 1.0 if temperature is None else temperature)
+                sampling = sample_languages(text, limit, progress=report_progress, segmenters=segmenters)
+                training, texts = stack.enter_context(sampling)
+            report_progress()
+        yield LanguageSamples(training, texts, segmenters, groups)
 
 
 def present(result: Tokenized, options: TokenizerOptions) -> None:
@@ -192,7 +237,15 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
         names = "bytes words characters tokens unknown fertility tokens_per_character bytes_per_token".split()
         names += ["unknown_rate", "unknown_character_rate", "longest"]
         figures = {} if report is None else {name: getattr(report, name) for name in names}
-        return print_json({**record, **figures}, indent=2)
+        by_language = {
+            code: {name: getattr(each.report, name) for name in names}
+            | {"used": each.used, "alone": each.alone}
+            for code, each in result.languages.items()
+            if code
+        }
+        return print_json(
+            {**record, **figures, **({"languages": by_language} if by_language else {})}, indent=2
+        )
     if result.skipped:
         say(f"{result.skipped:,} documents could not be read and were left out")
     say(f"{made.kind} tokenizer of {made.size:,} tokens in {result.folder}")
@@ -210,3 +263,15 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
     say(f"  longest token       {report.longest!r}")
     for advice in result.advice:
         say(f"  note: {advice}")
+    if "" in result.languages or not result.languages:
+        return
+    say(
+        f"  {'language':<10}{'bytes':>12}{'a token':>9}{'tokens a char':>15}{'a word':>8}{'unknown':>9}  vocabulary"
+    )
+    for code, each in result.languages.items():
+        part = each.report
+        fertility = "-" if part.fertility is None else f"{part.fertility:.3f}"
+        say(
+            f"  {code:<10}{part.bytes:>12,}{part.bytes_per_token:>9.3f}{part.tokens_per_character:>15.3f}"
+            f"{fertility:>8}{part.unknown_rate:>9.3%}  {each.used:,} tokens, {each.alone:,} of no other language"
+        )
