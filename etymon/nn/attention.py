@@ -24,6 +24,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.cache import Cache, Places
 from etymon.nn.layers import Embedding, Linear
 from etymon.nn.precision import follow
+from etymon.nn.products import JoinedProducts
 from etymon.nn.visibility import CachedView, FlatView, PairBias, Scoring
 
 
@@ -100,16 +101,19 @@ class Attention(nn.Module):
         self.output = Linear(inner, dim, bias=bias if output_bias is None else output_bias)
         self.fused: nn.Module | None = None
         """Query, key and value as one matrix, where that is faster: with weights of eight bits."""
+        self.joined = JoinedProducts()
+        """The same for other weights, made of them where a model is only read from."""
         self.seen: list[Tensor] | None = None
         """Set by `etymon.trace`: attention weights are then built and kept."""
 
     def forward(self, x_ND: Tensor, inputs: LayerInputs) -> Tensor:
         """Self-attention."""
-        if self.fused is None:
+        together = self._project_together(x_ND) if inputs.at is None or self.fused is not None else None
+        if together is None:
             q_NHK, k_NHK, v_NHK = self._heads(self.query(inputs.select(x_ND))), *self.project(x_ND)
         else:
-            # Eight-bit weights: one product for all three, then the wanted queries.
-            q_NHK, k_NHK, v_NHK = map(self._heads, self.fused(x_ND).chunk(3, -1))
+            # One product for all three, then the wanted queries.
+            q_NHK, k_NHK, v_NHK = map(self._heads, together.chunk(3, -1))
             q_NHK = inputs.select(q_NHK)
         view, cache = inputs.view, inputs.cache
         if self.rotary is not None:
@@ -135,6 +139,20 @@ class Attention(nn.Module):
                 layout = memory.batch.layout
                 cache.append(k_MHK, v_MHK, Places(layout, (0,) * layout.rows))
         return self._attend(inputs.cross_view, q_NHK, k_MHK, v_MHK, cache)
+
+    def _project_together(self, x_ND: Tensor) -> Tensor | None:
+        """Queries, keys and values side by side; None where they are three products."""
+        if self.fused is not None:
+            together: Tensor = self.fused(x_ND)
+            return together
+        maps = self.query, self.key, self.value
+        # A map with an adapter is more than its matrix.
+        return self.joined.multiply(x_ND, maps) if all(type(part) is Linear for part in maps) else None
+
+    def train(self, mode: bool = True) -> Attention:
+        if mode:
+            self.joined = JoinedProducts()
+        return super().train(mode)
 
     def project(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
         return self._heads(self.key(x_MD)), self._heads(self.value(x_MD))

@@ -219,22 +219,20 @@ class WeightProducts:
         stamp = weight_FD._version, weight_FD.data_ptr(), torch.get_num_threads()
         if stamp != self.stamp:
             self.packed, self.by_rows, self.stamp = None, {}, stamp
-        product = self.by_rows.get(min(rows, ROWS[-1]))
+        product = self.by_rows.get(rows := min(rows, ROWS[-1]))
         if product is None:
-            product = self._choose(rows, weight_FD)
+            product = self.by_rows[rows] = self.choose(rows, weight_FD)
         if product.pack is None:
             return product.multiply(x, weight_FD, bias_F)
         if self.packed is None:
             self.packed = product.pack(weight_FD.detach())
         return product.multiply(x, self.packed, bias_F)
 
-    def _choose(self, rows: int, weight_FD: Tensor) -> Product:
-        is_here = weight_FD.device.type == "cpu" and rows > 0
+    def choose(self, rows: int, weight_FD: Tensor) -> Product:
+        if weight_FD.device.type != "cpu" or not rows:
+            return Product(_multiply_plain)
         outputs, inputs = weight_FD.shape
-        name = choose_product(outputs, inputs, rows, weight_FD.dtype, self.copies) if is_here else "plain"
-        product = products(weight_FD.dtype)[name] if is_here else Product(_multiply_plain)
-        self.by_rows[min(rows, ROWS[-1])] = product
-        return product
+        return products(weight_FD.dtype)[choose_product(outputs, inputs, rows, weight_FD.dtype, self.copies)]
 
     # A copy of a model, or a model in another process, makes its own copies.
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightProducts:
@@ -242,6 +240,46 @@ class WeightProducts:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WeightProducts, (self.copies,)
+
+
+class JoinedProducts:
+    """One product for several maps of the same rows, where copies of their matrices are made: a copy of all of them,
+    one below the other. Fewer and larger products take less time (docs/lab-notes.md)."""
+
+    def __init__(self) -> None:
+        self.stamp: tuple[int, ...] | None = None
+        self.packed: Tensor | None = None
+        self.bias: Tensor | None = None
+        self.by_rows: dict[int, Product] = {}
+
+    def multiply(self, x: Tensor, maps: Sequence[Any]) -> Tensor | None:
+        """What `Multiplied` maps of equal sizes give, side by side; None if each has to be asked."""
+        chosen: WeightProducts | None = maps[0].products
+        if chosen is None or torch.is_grad_enabled() or x.dtype != maps[0].weight.dtype:
+            return None
+        tensors = [tensor for part in maps for tensor in (part.weight, part.bias) if tensor is not None]
+        numbers = (number for each in tensors for number in (each._version, each.data_ptr()))
+        stamp = torch.get_num_threads(), *numbers
+        if stamp != self.stamp:
+            self.packed, self.bias, self.by_rows, self.stamp = None, None, {}, stamp
+        rows = min(len(x), ROWS[-1])
+        if rows not in self.by_rows:
+            # By one of them: the sizes of all together would have to be measured as well.
+            self.by_rows[rows] = chosen.choose(rows, maps[0].weight)
+        product = self.by_rows[rows]
+        if product.pack is None:
+            return None
+        if self.packed is None:
+            biases = [part.bias.detach() for part in maps if part.bias is not None]
+            self.bias = torch.cat(biases) if biases else None
+            self.packed = product.pack(torch.cat([part.weight.detach() for part in maps]))
+        return product.multiply(x, self.packed, self.bias)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JoinedProducts:
+        return JoinedProducts()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JoinedProducts, ()
 
 
 class Multiplied:

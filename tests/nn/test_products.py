@@ -154,6 +154,29 @@ def test_adapters_stand_beside_copies_and_are_merged_into_the_matrix(copying: st
     torch.testing.assert_close(model.hidden(batch)[0], adapted, rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_query_key_and_value_are_one_product_and_follow_their_matrices(copying: str) -> None:
+    model, batch = tiny_model(), Batch.of([[1, 2, 3, 4], [5, 6]])
+    attention = model.body.stack.layers[0].attention
+
+    def assert_same() -> None:
+        chosen = model.hidden(batch)[0]
+        plain = copy.deepcopy(model)
+        for part in plain.modules():
+            if isinstance(part, Linear):
+                part.products = None
+        torch.testing.assert_close(chosen, plain.hidden(batch)[0], rtol=1e-5, atol=1e-5)
+
+    choose_products(model)
+    assert_same()
+    assert attention.joined.packed is not None and attention.query.products.packed is None
+    for change in (attention.key.weight, attention.value.bias):
+        change.add_(0.5)
+        assert_same()
+    model.train()
+    assert attention.joined.packed is None
+
+
 def test_a_saved_model_has_its_own_weights_alone(copying: str, tmp_path: Path) -> None:
     model = tiny_model()
     etymon.save(model, tmp_path / "before")
