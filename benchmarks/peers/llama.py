@@ -1,9 +1,10 @@
 """Greedy generation by llama.cpp, a round for every line read: run by the interpreter of .venv-llama.
 
-With the word `version` it says what was built. Otherwise the first line of input is a JSON record: the folder of a GPT-2 in Hugging Face's layout, the type of its weights (F32, F16, BF16 or
-Q8_0), prompts, new tokens and threads. The weights are written as a GGUF file beside the folder. The answer is a line with the new
-tokens of every row; then each line that is read asks for a round, whose seconds are printed. They are llama.cpp's own counters of its
-evaluations: neither Python nor the choice of a token is in them.
+With the word `version` it says what was built. Otherwise the first line of input is a JSON record: the folder
+of a GPT-2 in Hugging Face's layout, the type of its weights (F32, F16, BF16 or Q8_0), prompts, new tokens and
+threads. The weights are written as a GGUF file beside the folder. The answer is a line with the new tokens of
+every row; then each line that is read asks for a round, whose seconds are printed. They are llama.cpp's own
+counters of its evaluations: neither Python nor the choice of a token is in them.
 """
 
 import ctypes

@@ -84,8 +84,8 @@ class Cache:
         # Doubling keeps the copying linear where the caller could not say how long the text will become.
         grown = max(needed, 2 * room) if self.parts else max(self.capacity, needed)
         old = self.parts
-        # One query and many keys of half precision are slow on a processor: 328 µs for 8 rows of 64 keys with 12
-        # heads, where float32 took 74 (docs/lab-notes.md).
+        # One query and many keys of half precision are slow on a processor: 328 µs for 8 rows of 64 keys with
+        # 12 heads, where float32 took 74 (docs/lab-notes.md).
         dtype = widen(like[:0]).dtype if like.device.type == "cpu" else like.dtype
         self.parts = [
             like.new_zeros(rows, like.shape[1], grown, like.shape[2], dtype=dtype) for _ in range(2)

@@ -1,8 +1,9 @@
 """What was measured on this machine, kept from run to run.
 
-Which of two ways to compute is faster depends on the processor, PyTorch's version and the number of threads. So it is
-measured once for each of them, and kept in `measurements.json` in the user's cache folder (`ETYMON_CACHE`, else
-`XDG_CACHE_HOME/etymon`, else `~/.cache/etymon`). Without a place to write, it is measured again in every process.
+Which of two ways to compute is faster depends on the processor, PyTorch's version and the number of
+threads. So it is measured once for each of them, and kept in `measurements.json` in the user's cache folder
+(`ETYMON_CACHE`, else `XDG_CACHE_HOME/etymon`, else `~/.cache/etymon`). Without a place to write, it is
+measured again in every process.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _measured: dict[tuple[str, str], Any] = {}
 
 
 def measured_once(what: str, device: torch.device, measure: Callable[[], Any]) -> Any:
-    """The result of `measure` on this machine: from this process, from the cache, or measured now. None says that
-    nothing could be told, and is not kept for other processes."""
+    """The result of `measure` on this machine: from this process, from the cache, or measured now. None says
+    that nothing could be told, and is not kept for other processes."""
     key = machine_name(device), what
     if key not in _measured:
         table = _read_table()

@@ -1,13 +1,13 @@
-"""The products of a model's linear maps, for inference on a processor: the fastest of several, chosen by measuring.
+"""The products of a model's linear maps, for inference on a processor: the fastest of several, by measuring.
 
-PyTorch's own product is not the fastest everywhere: on an AMD EPYC of family 26 with two threads it took 461 µs
-for one row and a matrix of 3072x768, oneDNN 214 with the same matrix and 135 with a copy in its own layout
-(docs/lab-notes.md). What is fastest depends on the processor, the sizes and the number of rows, so it is measured
-once for each (`etymon/nn/machine.py`), and the answer is kept: a machine computes the same from run to run. Two
-products differ in rounding, as those of other numbers of rows do.
+PyTorch's own product is not the fastest everywhere: on an AMD EPYC of family 26 with two threads it took
+461 µs for one row and a matrix of 3072x768, oneDNN 214 with the same matrix and 135 with a copy in its own
+layout (docs/lab-notes.md). What is fastest depends on the processor, the sizes and the number of rows, so it
+is measured once for each (`etymon/nn/machine.py`), and the answer is kept: a machine computes the same from
+run to run. Two products differ in rounding, as those of other numbers of rows do.
 
-Copies are caches of a model that is only read from. One is made when its matrix is first used, made anew when the
-matrix has changed, and dropped when training begins.
+Copies are caches of a model that is only read from. One is made when its matrix is first used, made anew when
+the matrix has changed, and dropped when training begins.
 
 Legend: N rows, D inputs, F outputs.
 """
@@ -32,21 +32,21 @@ from etymon.nn.machine import measured_once
 from etymon.nn.precision import follow
 
 VARIABLE = "ETYMON_PRODUCTS"
-"""Of the environment: the name of a product, to use that one everywhere, or `measured`, which is the default."""
+"""Of the environment: the name of a product to use everywhere, or `measured`, which is the default."""
 ROWS = (1, 8, 64)
-"""The numbers of rows that are measured. Others go with the largest of these that is not above twice theirs."""
+"""The numbers of rows that are measured. Others go with the largest of these that is at most twice theirs."""
 SMALLEST = 1 << 16
 """Matrices with fewer entries are left to PyTorch: a call costs as much as their product."""
 LARGEST = 3072 * 768
 """Larger matrices are measured by so many of their entries: a vocabulary would take a second."""
 STREAMED, MOST_MATRICES = 64 << 20, 16
-"""Bytes of matrices that are read in turn while a product is measured, so that no cache holds them (with three
-matrices of 9 MB, oneDNN seemed to need no copy), and how many of them at most."""
+"""Bytes of matrices that are read in turn while a product is measured, so that no cache holds them (with
+three matrices of 9 MB, oneDNN seemed to need no copy), and how many of them at most."""
 PASSES, SECONDS = 4, 0.05
 """How often each product is measured at most; after these seconds no other pass begins."""
 STEADY = 1.25
-"""The second shortest time of a product over the shortest, usually: where it is more, others use the processor, and
-nothing can be told."""
+"""The second shortest time of a product over the shortest, usually: where it is more, others use the
+processor, and nothing can be told."""
 UNMEASURED = ["onednn-packed", "onednn", "plain"]
 """What is taken where nothing could be told; the next process measures again."""
 WORTH_A_COPY = 1.1
@@ -123,8 +123,8 @@ _busy: list[str] = []
 
 
 def measure_products(outputs: int, inputs: int, dtype: torch.dtype) -> Preferences | None:
-    """What is fastest for matrices of `outputs` rows and `inputs` columns; None on a machine that is too busy to
-    tell."""
+    """What is fastest for matrices of `outputs` rows and `inputs` columns; None on a machine that is too busy
+    to tell."""
     if _busy:
         return None
     count = max(1, min(MOST_MATRICES, STREAMED // (outputs * inputs * dtype.itemsize)))
@@ -243,8 +243,8 @@ class WeightProducts:
 
 
 class JoinedProducts:
-    """One product for several maps of the same rows, where copies of their matrices are made: a copy of all of them,
-    one below the other. Fewer and larger products take less time (docs/lab-notes.md)."""
+    """One product for several maps of the same rows, where copies of their matrices are made: a copy of all
+    of them, one below the other. Fewer and larger products take less time (docs/lab-notes.md)."""
 
     def __init__(self) -> None:
         self.stamp: tuple[int, ...] | None = None
@@ -300,8 +300,8 @@ class Multiplied:
 
 
 def choose_products(model: nn.Module) -> None:
-    """From now on the matrices of a model that is only read from are multiplied by the fastest product; until it
-    trains again. Nothing changes on other devices."""
+    """From now on, until it trains again, the matrices of a model are multiplied by the fastest product where
+    no gradient is wanted. Nothing changes on other devices."""
     parts: list[Any] = [part for part in model.modules() if isinstance(part, Multiplied) and _is_usable(part)]
     bytes_needed = sum(part.weight.numel() * part.weight.element_size() for part in parts)
     copies = bytes_needed < SHARE_OF_MEMORY * available_memory()
