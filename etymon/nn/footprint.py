@@ -36,6 +36,12 @@ class Footprint:
     """What lives for a moment while the optimiser steps."""
     slices: int = 1
     """Of a step: behind the first one, gradients are there while activations are."""
+    gaps: float = 0.0
+    """What a processor's allocator holds beside tensors: the places of those that came and went."""
+    operations: float = 0.0
+    """Floating-point operations of one slice, forward and backward: not bytes, but measured beside them."""
+    tokens: float = 0.0
+    """Of that slice."""
     program: float = 0.0
     """What a run holds beside tensors of the model: its tokenizer, the places of its text, samples that are
     made ahead."""
@@ -44,15 +50,17 @@ class Footprint:
     def total(self) -> float:
         """The most that is held at once. In a step of one slice, gradients come as activations go."""
         # Behind the first slice, gradients of earlier ones are held while the next is computed.
-        forward = self.activations + self.logits + (self.gradients if self.slices > 1 else 0.0)
-        return self.program + self.weights + self.optimiser + max(forward, self.gradients + self.update)
+        held = self.gradients if self.slices > 1 else max(0.0, self.gradients - self.activations)
+        forward = self.activations + held + self.logits
+        step = max(forward, self.gradients + self.update)
+        return self.program + self.weights + self.optimiser + self.gaps + step
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
             "gradients": self.gradients,
             "optimiser": self.optimiser,
-            "activations": self.activations + self.logits,
+            "activations": self.activations + self.logits + self.gaps,
         }
         shown = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
         return f"about {format_bytes(self.total)}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")

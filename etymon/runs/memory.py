@@ -24,7 +24,7 @@ from etymon.objectives.objective import MicroBatch, Objective
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.feeding import Feed, Position
-from etymon.training.memory import copy_without_values, step_footprint, without_values
+from etymon.training.memory import STEPS, copy_without_values, step_footprint, without_values
 from etymon.training.optimisers import OptimiserChoice, parameters_by_name
 from etymon.training.unit import TrainingUnit
 
@@ -33,21 +33,21 @@ USUAL_LENGTH = 256
 """Of samples, where neither the run nor the recipe says otherwise."""
 WORDS = 20_000
 """Of the made-up text that memory is measured with, at most."""
-ROWS = (8, 16)
+SLICE_TOKENS = 16_384
 LENGTHS = (512, 1024, 2048)
-"""Where memory is measured for more samples or longer ones: it grows with rows, and at most with the square
-of a length."""
-STEPS = (8, 16, 32)
+"""Up to where memory is measured as it is, and where for more samples or longer ones: it grows with rows, and
+at most with the square of a length."""
+STEP_LENGTHS = (8, 16, 32)
 """The same of models that go through a text step by step, where every step of a long one would take its
 time."""
 SAFE = 0.25
 """The share of what is free that a generous bound may take, so that no closer look is needed."""
-PROGRAM = 1e8
-FRAGMENTS = 1.3
-"""Of a run on a processor, measured (docs/lab-notes.md): bytes beside the model's tensors, and how much more
-memory than they need tensors occupy that come and go, which leave gaps between them."""
+PROGRAM = 85e6
+"""Bytes that a run on a processor holds beside the model's tensors, measured (docs/lab-notes.md)."""
 SEGMENTS = 3
 """Of a stream, after which it remembers as much as it ever will, or nearly."""
+TRIES = 4
+"""Of a number of samples that fits."""
 LOOKS = 32
 """Slices of a table that are looked at to find a large one."""
 
@@ -81,7 +81,8 @@ class Plan:
 
     def footprint(self, device: torch.device = CPU) -> Footprint:
         """What the run takes at most, of all its kinds of samples."""
-        footprints = (_in_a_run(self._measured(each), device) for each in _largest(self.samples))
+        has_gaps = device.type == "cpu"
+        footprints = (_in_a_run(self._measured(each, has_gaps)) for each in _largest(self.samples))
         return max(footprints, key=lambda each: each.total)
 
     def bound(self) -> float:
@@ -94,7 +95,7 @@ class Plan:
         tokens *= max(1.0, max(each.length for each in self.samples) / 1024)  # of attention
         return 2 * sum(times * each.weights + tokens * each.activations for each, times in members)
 
-    def _measured(self, samples: Samples) -> Footprint:
+    def _measured(self, samples: Samples, has_gaps: bool) -> Footprint:
         # Cost is linear in layers and rows, and at most quadratic in length: a few small steps tell what a
         # large one would take.
         tokenizer = stand_in_tokenizer(self.family, self.shape.vocabulary)
@@ -102,13 +103,17 @@ class Plan:
 
         def measure(shape: Any, length: int, rows: int) -> Footprint:
             objective = get_objective(samples.objective, tokenizer, length, **samples.options)
-            *before, prepared = stand_in_slices(objective, tokenizer, length, rows)
+            slices = min(self.slices, 2)  # more are like the second
+            earlier, prepared, later = stand_in_slices(
+                objective, tokenizer, length, rows, slices * STEPS if has_gaps else 1
+            )
             with without_values():
                 unit = self._unit(shape, objective, tokenizer)
-            return step_footprint(unit, prepared, _matching(self.optimiser, unit), self.slices, before)
+            return step_footprint(unit, prepared, _matching(self.optimiser, unit), slices, earlier, later)
 
         def at_length(shape: Any, length: int) -> Footprint:
-            return extrapolate(samples.rows, ROWS, lambda rows: measure(shape, length, rows))
+            most = max(2, SLICE_TOKENS // length)
+            return extrapolate(samples.rows, (most // 2, most), lambda rows: measure(shape, length, rows))
 
         def at_depth(shape: Any) -> Footprint:
             return extrapolate(samples.length, points, lambda length: at_length(shape, length))
@@ -118,7 +123,7 @@ class Plan:
             family, shape = self.teacher
             whole, part = (outline(family, each, ("vocabulary",)) for each in (shape, shallow(shape)))
             footprint = replace(footprint, weights=footprint.weights + whole.weights - part.weights)
-        return footprint
+        return replace(footprint, slices=self.slices)
 
     def _points(self) -> Sequence[int]:
         """The lengths to measure at for longer samples."""
@@ -127,7 +132,7 @@ class Plan:
         if any(isinstance(part, Stack) for part in body.modules()):
             return LENGTHS
         # A recurrent decoder looks at its source at every step; what has one side only grows with its length.
-        return STEPS if isinstance(body, EncoderDecoder) else STEPS[:2]
+        return STEP_LENGTHS if isinstance(body, EncoderDecoder) else STEP_LENGTHS[:2]
 
     def _unit(self, shape: Any, objective: Objective, tokenizer: Tokenizer) -> TrainingUnit:
         model = Model(self.family, shape, self.heads)
@@ -175,7 +180,7 @@ def require_states(
             unit = TrainingUnit(Model(family, small, heads), None)  # type: ignore[arg-type]
         return step_footprint(unit, None, _matching(choice, unit))
 
-    needed = _in_a_run(by_depth(shape, measure), device)
+    needed = _in_a_run(by_depth(shape, measure))
     if needed.total > free:
         advice = "take a smaller model, --lora, or a machine with more memory"
         raise no_memory(purpose, needed, free, advice, device)
@@ -185,7 +190,7 @@ def require_task_training(
     unit: TrainingUnit, feed: Feed, choice: OptimiserChoice, purpose: str, device: torch.device = CPU
 ) -> None:
     """Refuses slices of a table that do not fit, before the model has gradients."""
-    free, prepared = available_memory(device), _large_slice(feed)
+    free, prepared = available_memory(device), _large_slices(feed)[0]
     held = sum(value.numel() * value.element_size() for value in unit.parameters())
     # Beside the weights: gradients, two moments, and as much while the optimiser steps.
     if 2 * (4 * held + prepared.tokens * token_bound(unit)) <= SAFE * free:
@@ -200,22 +205,22 @@ def task_footprint(
     unit: TrainingUnit, feed: Feed, choice: OptimiserChoice, device: torch.device = CPU
 ) -> Footprint:
     """What a run on a table takes, by the largest of some slices."""
-    copied = copy_without_values(unit)
-    return _in_a_run(step_footprint(copied, _large_slice(feed), choice, feed.slices), device)
+    copied, slices = copy_without_values(unit), _large_slices(feed)
+    later = slices[1 : STEPS * min(feed.slices, 2)] if device.type == "cpu" else []
+    return _in_a_run(step_footprint(copied, slices[0], choice, feed.slices, later=later))
 
 
-def _large_slice(feed: Feed) -> MicroBatch:
+def _large_slices(feed: Feed) -> list[MicroBatch]:
+    """Some slices of a table, the largest first."""
     # Evenly over the plan: preparing all slices of a large table would take as long as an epoch.
     places = sorted({int(place) for place in np.linspace(0, feed.samples - 1, min(LOOKS, feed.samples))})
     slices = (feed.slice([Position(0, place)]) for place in places)
-    return max(slices, key=lambda prepared: prepared.tokens)
+    return sorted(slices, key=lambda prepared: -prepared.tokens)
 
 
-def _in_a_run(needed: Footprint, device: torch.device) -> Footprint:
-    """With what a run holds beside tensors and, on a processor, what its allocator cannot fill again."""
-    slack = FRAGMENTS if device.type == "cpu" else 1.0
-    activations, logits = slack * needed.activations, slack * needed.logits
-    return replace(needed, activations=activations, logits=logits, program=PROGRAM)
+def _in_a_run(needed: Footprint) -> Footprint:
+    """With what a run holds beside tensors."""
+    return replace(needed, program=PROGRAM)
 
 
 def _matching(choice: OptimiserChoice, unit: TrainingUnit) -> OptimiserChoice:
@@ -230,10 +235,7 @@ def _advice(plan: Plan, needed: Footprint, free: float, device: torch.device) ->
     """What would fit: a step in more parts, if the model itself does; or a smaller size."""
     held = needed.program + needed.weights + needed.optimiser
     if held + needed.gradients + needed.update < free:
-        room = free - held - (needed.gradients if needed.slices > 1 else 0.0)
-        share = room / (needed.activations + needed.logits)
-        rows = int(max(each.rows for each in plan.samples) * min(1.0, share))
-        if rows:
+        if rows := largest_rows(plan, needed, free, device):
             batch = rows * plan.slices
             return (
                 f"about {rows:,} samples fit at a time; take more --slices, or a --batch of {batch:,} or less"
@@ -248,6 +250,23 @@ def _advice(plan: Plan, needed: Footprint, free: float, device: torch.device) ->
         size = largest_size(plan.family, plan.heads, 0.99 * footprint.weights)
     smaller = "" if size is None else f"--size {size} would fit; or "
     return f"{smaller}take a machine with more memory"
+
+
+def largest_rows(plan: Plan, needed: Footprint, free: float, device: torch.device) -> int:
+    """How many samples of a slice fit into so many bytes, where the plan's own do not, and need `needed`."""
+    rows = max(each.rows for each in plan.samples)
+    for _ in range(TRIES):
+        if needed.total <= free or not rows:
+            break
+        held = needed.program + needed.weights + needed.optimiser
+        held += needed.gradients if needed.slices > 1 else 0.0
+        share = (free - held) / (needed.total - held)
+        # Gaps do not grow evenly, so that the share is only nearly right.
+        rows = min(rows - 1, int(rows * max(0.0, share)))
+        if rows:
+            samples = [replace(each, rows=min(rows, each.rows)) for each in plan.samples]
+            needed = replace(plan, samples=samples).footprint(device)
+    return rows
 
 
 def _largest(samples: Iterable[Samples]) -> list[Samples]:
@@ -276,26 +295,32 @@ def stand_in_tokenizer(family: Family, vocabulary: int) -> Tokenizer:
     )
 
 
-def stand_in_slices(objective: Objective, tokenizer: Tokenizer, length: int, rows: int) -> list[MicroBatch]:
-    """A slice of a made-up text; of streams, with those before it. Documents are long, so that most samples
-    are full, and frequent words come more often."""
-    size = 8 * max(length, 32)
-    count = size * max(rows, 8)
+def stand_in_slices(
+    objective: Objective, tokenizer: Tokenizer, length: int, rows: int, count: int = 1
+) -> tuple[list[MicroBatch], MicroBatch, list[MicroBatch]]:
+    """Slices of a made-up text: a large one, those of its streams before it, and others, `count` without the
+    former. Its two documents are long, so that nearly all samples are full, and frequent words come more
+    often."""
+    tokens = 8 * max(length, 32) * max(rows, 8)
     special = [number for role in tokenizer.roles if (number := tokenizer.id(role)) is not None]
     first, last = max(special, default=-1) + 1, tokenizer.size - len(tokenizer.sentinels)
     # The cube makes small ids frequent, as words are: the parts of an adaptive softmax then get their usual
     # share.
-    draw = np.random.default_rng(0).random(count) ** 3
-    documents = np.arange(0, count, size)
-    sentences = np.union1d(documents, np.arange(0, count, 20))
+    draw = np.random.default_rng(0).random(tokens) ** 3
+    documents = np.array([0, tokens // 2])
+    sentences = np.union1d(documents, np.arange(0, tokens, 20))
     ids = (first + draw * (last - first)).astype(np.int64)
     split = Split.of(ids, documents, sentences)  # type: ignore[arg-type]
     feed = Feed(objective, split, 0, slices=1, rows=rows)
+    earlier = SEGMENTS - 1 if objective.streaming else 0
     position, slices = Position(), []
-    for _ in range(SEGMENTS if objective.streaming else 1):
+    for _ in range(earlier + count):
         (addresses,), position = feed.addresses(position)
         slices.append(feed.slice(addresses))
-    return slices
+    if objective.streaming:
+        return slices[:earlier], slices[earlier], slices[earlier + 1 :]
+    large, *later = sorted(slices, key=lambda prepared: -prepared.tokens)
+    return [], large, later
 
 
 def with_vocabulary(shape: Any, vocabulary: int) -> Any:

@@ -21,8 +21,13 @@ from torch.utils._pytree import tree_iter
 
 from etymon.nn.footprint import Footprint
 from etymon.objectives.objective import MicroBatch, weighted_loss
+from etymon.training.heap import Heap
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
+from etymon.training.speed import count_operations, recurrence_operations
 from etymon.training.unit import StreamMemories, TrainingUnit
+
+STEPS = 3
+"""After which the allocator's gaps hardly grow (12 steps of ELECTRA: the third has the most)."""
 
 
 def without_values() -> FakeTensorMode:
@@ -55,9 +60,11 @@ def step_footprint(
     choice: OptimiserChoice,
     slices: int = 1,
     earlier: Sequence[MicroBatch] = (),
+    later: Sequence[MicroBatch] = (),
 ) -> Footprint:
     """What steps of such slices take; without a `batch`, what does not depend on it. `earlier` are the slices
-    that its streams have read and remember.
+    that its streams have read and remember. The gaps that a processor's allocator leaves are those of some
+    steps with the slices of `later`; without any, there are none.
 
     The unit is one that was built inside `without_values`: its parameters lose their gradients here, and
     those that the choice freezes are frozen.
@@ -66,24 +73,25 @@ def step_footprint(
     assert parameters, "a unit with values would be trained, not measured"
     # What is read off `live` in between: weights, forward, backward, then the optimiser's first step, which
     # makes its state.
-    with parameters[0].fake_mode, _LiveBytes() as live, _Recurrences():
+    with parameters[0].fake_mode, _LiveBytes() as live, _Recurrences(live):
         for module in [unit, *([] if unit.teacher is None else [unit.teacher])]:
             for tensor in [*module.parameters(), *module.buffers()]:
                 live.add(tensor)
         weights = live.bytes
         optimiser = build_optimiser(unit, choice)
-        activations = logits = 0.0
+        activations = logits = operations = 0.0
         if batch is not None:
             unit.train()
             unit.memories = StreamMemories()
             with torch.no_grad():
                 for other in earlier:
                     unit(other)
-            live.peak = live.bytes
+            live.peak, live.operations = live.bytes, 0.0
             loss = weighted_loss(unit(batch), batch.counts)
             activations = live.bytes - weights
             loss.backward()
             del loss
+            operations = live.operations
             # The peak beyond both forward and backward is where logits and their gradient are alive.
             logits = live.peak - weights - max(activations, live.bytes - weights)
         # Without a batch there was no backward: gradients of the same size stand in.
@@ -93,26 +101,46 @@ def step_footprint(
                 value.grad = torch.empty_like(value)
             if value.grad is not None:
                 gradients += value.grad.numel() * value.grad.element_size()
-        live.peak = before = live.bytes
+        highest, live.peak = live.peak, live.bytes
+        before = live.bytes
         optimiser.step()
         state, update = live.bytes - before, live.peak - live.bytes
-        unit.memories = StreamMemories()
         optimiser.zero_grad(set_to_none=True)
-    return Footprint(weights, gradients, state, activations, max(0.0, logits), update, slices)
+        for number, other in enumerate(later, 1):
+            weighted_loss(unit(other), other.counts).backward()
+            if number % slices == 0 or number == len(later):
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+        gaps = live.heap.peak - max(highest, live.peak) if later else 0.0
+        unit.memories = StreamMemories()
+    return Footprint(
+        weights=weights,
+        gradients=gradients,
+        optimiser=state,
+        activations=activations,
+        logits=max(0.0, logits),
+        update=update,
+        slices=slices,
+        gaps=max(0.0, gaps),
+        operations=operations,
+        tokens=0.0 if batch is None else float(batch.tokens),
+    )
 
 
 class _LiveBytes(TorchDispatchMode):
-    """The bytes of all tensors that are alive, and the most that were."""
+    """The bytes of all tensors that are alive, the most that were, and the operations that made them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = self.peak = 0.0
+        self.bytes = self.peak = self.operations = 0.0
+        self.heap = Heap()
         self._storages: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1  # there are no values: a counter of steps, or how many rows a packed sequence has
         result = func(*args, **(kwargs or {}))
+        self.operations += count_operations(func, args, kwargs or {}, result)
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
                 self.add(tensor)
@@ -125,16 +153,22 @@ class _LiveBytes(TorchDispatchMode):
         if number not in self._storages:
             self.bytes += size
             self.peak = max(self.peak, self.bytes)
+            self.heap.allocate(number, size)
             self._storages[number] = weakref.ref(storage, lambda _: self._drop(number, size))
 
     def _drop(self, number: int, size: int) -> None:
         if self._storages.pop(number, None) is not None:
             self.bytes -= size
+            self.heap.free(number)
 
 
 class _Recurrences(TorchFunctionMode):
     """Recurrent layers as a processor's kernel runs them: with fake tensors PyTorch would run them step by
     step."""
+
+    def __init__(self, live: _LiveBytes) -> None:
+        super().__init__()
+        self._live = live
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         gates = {"lstm": 4, "gru": 3}.get(getattr(func, "__name__", ""))
@@ -143,6 +177,8 @@ class _Recurrences(TorchFunctionMode):
         x, packed = args[0], isinstance(args[1], Tensor) and isinstance(args[3], (list, tuple))
         begin, weights = (args[2], args[3]) if packed else (args[1], args[2])
         states = begin if isinstance(begin, (list, tuple)) else (begin,)
+        # Forward, and backward twice as many.
+        self._live.operations += 3 * recurrence_operations(x.shape, weights)
         out, *last = _FakeRecurrence.apply(gates, len(states[0]), x, *states, *weights)
         return (out, *last)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, shape_wrapper
 
 from etymon.nn.machine import best_time
 from etymon.objectives.objective import weighted_loss
@@ -100,6 +100,21 @@ EXTRA_FLOPS = {
     torch.ops.aten.mkldnn_rnn_layer: _recurrence,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrence_backward,
 }
+
+
+_COUNTERS = {**flop_registry, **{each: shape_wrapper(count) for each, count in EXTRA_FLOPS.items()}}
+
+
+def count_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Floating-point operations of one call of PyTorch's, as `slice_flops` counts them."""
+    counter = _COUNTERS.get(func._overloadpacket)
+    return 0.0 if counter is None else float(counter(*args, **kwargs, out_val=result))
+
+
+def recurrence_operations(x: Shape, weights: Sequence[Any]) -> float:
+    """The same of a recurrent layer's way forward; of its weights, matrices count."""
+    tokens = prod(x[:-1])
+    return float(sum(2 * tokens * prod(each.shape) for each in weights if each.dim() == 2))
 
 
 def memory_in_use(device: torch.device = CPU) -> float:

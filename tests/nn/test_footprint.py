@@ -46,7 +46,8 @@ def test_gradients_come_as_activations_go_but_not_behind_the_first_slice():
     one = Footprint(weights=10, gradients=10, optimiser=20, activations=30, logits=2, update=1)
     assert one.total == 10 + 20 + 32
     assert Footprint(10, 10, 20, 30, 2, 1, slices=2).total == 10 + 20 + 32 + 10
-    assert Footprint(10, 10, 20, 3, 2, 1).total == 10 + 20 + 11
+    assert Footprint(10, 10, 20, 3, 2, 1).total == 10 + 20 + 12
+    assert Footprint(10, 10, 20, 3, 0, 1).total == 10 + 20 + 11
 
 
 def test_a_refusal_names_every_part():
