@@ -68,13 +68,15 @@ class Footprint:
 
 def extrapolate(value: int, points: Sequence[int], measure: Callable[[int], Footprint]) -> Footprint:
     """`measure(value)`; beyond the last of the points, by the polynomial through its values at them."""
-    if value <= points[-1]:
-        return measure(value)
+    return measure(value) if value <= points[-1] else interpolate(value, points, [*map(measure, points)])
+
+
+def interpolate(value: float, points: Sequence[int], measured: Sequence[Footprint]) -> Footprint:
+    """The value at any place of the polynomial through those measured at some points."""
     # Lagrange's form: the share of each measured point in the polynomial's value.
     shares = [
         math.prod((value - other) / (point - other) for other in points if other != point) for point in points
     ]
-    measured = [measure(point) for point in points]
     names = [part.name for part in fields(Footprint) if part.name != "slices"]
     sums = {
         name: sum(share * getattr(footprint, name) for share, footprint in zip(shares, measured))

@@ -108,8 +108,8 @@ class Plan:
                 objective, tokenizer, length, rows, slices * STEPS if has_gaps else 1
             )
             with without_values():
-                unit = self._unit(shape, objective, tokenizer)
-            return step_footprint(unit, prepared, _matching(self.optimiser, unit), slices, earlier, later)
+                unit = self.build_unit(shape, objective, tokenizer)
+            return step_footprint(unit, prepared, matching_choice(self.optimiser, unit), slices, earlier, later)
 
         def at_length(shape: Any, length: int) -> Footprint:
             most = max(2, SLICE_TOKENS // length)
@@ -125,6 +125,10 @@ class Plan:
             footprint = replace(footprint, weights=footprint.weights + whole.weights - part.weights)
         return replace(footprint, slices=self.slices)
 
+    def shallow(self) -> Plan:
+        """The same run of a model with few layers."""
+        return replace(self, shape=shallow(self.shape))
+
     def _points(self) -> Sequence[int]:
         """The lengths to measure at for longer samples."""
         with torch.device("meta"):
@@ -134,7 +138,8 @@ class Plan:
         # A recurrent decoder looks at its source at every step; what has one side only grows with its length.
         return STEP_LENGTHS if isinstance(body, EncoderDecoder) else STEP_LENGTHS[:2]
 
-    def _unit(self, shape: Any, objective: Objective, tokenizer: Tokenizer) -> TrainingUnit:
+    def build_unit(self, shape: Any, objective: Objective, tokenizer: Tokenizer) -> TrainingUnit:
+        """What such a run trains, of a shape that may have fewer layers; weights have no first values."""
         model = Model(self.family, shape, self.heads)
         model.tokenizer = tokenizer
         companions, teacher = {}, None
@@ -178,7 +183,7 @@ def require_states(
     def measure(small: Any) -> Footprint:
         with without_values():
             unit = TrainingUnit(Model(family, small, heads), None)  # type: ignore[arg-type]
-        return step_footprint(unit, None, _matching(choice, unit))
+        return step_footprint(unit, None, matching_choice(choice, unit))
 
     needed = _in_a_run(by_depth(shape, measure))
     if needed.total > free:
@@ -223,7 +228,7 @@ def _in_a_run(needed: Footprint) -> Footprint:
     return replace(needed, program=PROGRAM)
 
 
-def _matching(choice: OptimiserChoice, unit: TrainingUnit) -> OptimiserChoice:
+def matching_choice(choice: OptimiserChoice, unit: TrainingUnit) -> OptimiserChoice:
     """The choice without what freezes layers that a model of few layers does not have."""
     names = list(parameters_by_name(unit))
     return replace(
