@@ -19,6 +19,7 @@ VERBS = {
     "demo": "Train a small GPT-2 on the prose inside Python itself, in about three minutes.",
     "tokenizer": "Learn a tokenizer from text, and report how it fits text that it has not seen.",
     "prepare": "Turn text into a token store that `etymon pretrain --data STORE` uses.",
+    "plan": "Say what a training run would take: memory by device, operations, time, price, and the command.",
     "pretrain": "Train a model on your own text.",
     "sweep": "Try every combination of some settings and rank them by validation.",
     "distill": "Train a smaller model to do what a larger one does.",

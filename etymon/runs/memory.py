@@ -109,7 +109,9 @@ class Plan:
             )
             with without_values():
                 unit = self.build_unit(shape, objective, tokenizer)
-            return step_footprint(unit, prepared, matching_choice(self.optimiser, unit), slices, earlier, later)
+            return step_footprint(
+                unit, prepared, matching_choice(self.optimiser, unit), slices, earlier, later
+            )
 
         def at_length(shape: Any, length: int) -> Footprint:
             most = max(2, SLICE_TOKENS // length)

@@ -88,12 +88,12 @@ def step_footprint(
                     unit(other)
             live.peak, live.operations = live.bytes, 0.0
             loss = weighted_loss(unit(batch), batch.counts)
-            activations = live.bytes - weights
+            activations, logits = live.bytes - weights, live.peak - live.bytes
             loss.backward()
             del loss
             operations = live.operations
-            # The peak beyond both forward and backward is where logits and their gradient are alive.
-            logits = live.peak - weights - max(activations, live.bytes - weights)
+            # The peak beyond the ends of forward and backward is where logits and their gradient are alive.
+            logits = max(logits, live.peak - weights - max(activations, live.bytes - weights))
         # Without a batch there was no backward: gradients of the same size stand in.
         gradients = 0.0
         for value in unit.parameters():
@@ -118,7 +118,7 @@ def step_footprint(
         gradients=gradients,
         optimiser=state,
         activations=activations,
-        logits=max(0.0, logits),
+        logits=logits,
         update=update,
         slices=slices,
         gaps=max(0.0, gaps),

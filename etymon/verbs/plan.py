@@ -1,0 +1,156 @@
+"""`etymon plan`: what a training run would take of memory, operations, time and money, before it is started."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Literal
+
+from etymon.settings import JsonOptions, PathText, Words, argument, group, option, options_of, settings
+from etymon.settings.training import PretrainSettings
+from etymon.verbs.terminal import print_json
+from etymon.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from etymon.runs.device_memory import Cluster
+    from etymon.runs.planning import TrainingPlan
+
+PARTS = ("weights", "gradients", "optimiser", "activations", "logits", "gathered", "other", "total")
+
+
+@settings
+class PlanOptions(JsonOptions):
+    family: str = argument("as for pretrain: gpt2, bert, t5, ...")
+    devices: str = option(
+        "cpu", "of a node: 8xA100-80, T4, RTX4090 ..., cpu (measured here), or your own: 2x24GB@71TFLOPS"
+    )
+    nodes: int = option(1, "machines with so many devices each", ge=1, le=100_000)
+    precision: Literal["float32", "bf16", "fp16"] | None = option(
+        None, "of matrix products and activations (the device's fastest)"
+    )
+    shard: Literal["none", "hybrid", "full"] | None = option(
+        None, "whether a device keeps all weights, or a part of them (what fits)"
+    )
+    utilisation: float | None = option(
+        None, "share of the devices' peak that is reached (measured on cpu, 0.4 elsewhere)", gt=0, le=1
+    )
+    words: str | None = option(None, "words of the text, for a budget of epochs: 100M")
+    price: float | None = option(None, "of a device for an hour, in any currency", ge=0)
+    watts: float | None = option(None, "that a device draws, with its share of the machine", ge=0)
+    data: Words = option((), "text files, folders or globs, for the command")
+    config: PathText = option(None, "a YAML file with settings of a run; options beat it")
+    set: Words = option((), "override a setting by its dotted name: shape.layers=6")
+    run: dict[str, Any] = group(
+        PretrainSettings, "size vocabulary length batch budget objective optimiser learning_rate"
+    )
+
+
+@verb(PlanOptions)
+def plan(options: PlanOptions) -> TrainingPlan:
+    """Nothing is read, allocated or trained: models are built without values, and their operations counted.
+    It is the estimate that refuses runs which do not fit. On cpu a few real steps tell the time; elsewhere
+    the share of the devices' peak that is reached is assumed. Devices: A100-40, A100-80, H100, H200, V100-16,
+    V100-32, T4, L4, L40S, A10, A6000, RTX3090, RTX4090, M1, M1-Max, M2, M2-Ultra, with what their makers
+    publish.
+    """
+    from etymon.runs.device_memory import Cluster
+    from etymon.runs.devices import read_devices
+    from etymon.runs.planning import plan_run
+    from etymon.runs.run_file import RunFile, assemble
+
+    file = assemble(RunFile, options.run | {"family": options.family}, options.config, options.set)
+    per_node, device = read_devices(options.devices)
+    cluster = Cluster(device, per_node, options.nodes)
+    planned = plan_run(
+        file,
+        cluster,
+        precision=options.precision,
+        shard=options.shard,
+        utilisation=options.utilisation,
+        words=options.words,
+    )
+    if options.price is not None:
+        planned.price = options.price * planned.device_hours
+    if options.watts is not None:
+        planned.kilowatt_hours = options.watts / 1000 * planned.device_hours
+    if planned.chosen is not None:
+        planned.command = _command(options, file.budget, cluster, planned)
+    return planned
+
+
+def _command(options: PlanOptions, budget: str | None, cluster: Cluster, planned: TrainingPlan) -> str:
+    """The run that was planned, with the options that `etymon pretrain` has."""
+    from etymon.verbs.pretrain import PretrainOptions
+
+    chosen = planned.chosen
+    assert chosen is not None
+    values: dict[str, Any] = {
+        **options.run,
+        "data": list(options.data) or ["TEXT"],
+        "budget": budget,
+        "batch": planned.batch,
+        "slices": planned.slices if planned.slices > 1 else None,
+        "precision": chosen.precision if chosen.precision != "float32" else None,
+        "shard": chosen.shard if chosen.shard != "none" else None,
+        "config": options.config,
+        "set": list(options.set) or None,
+    }
+    words = ["etymon", "pretrain", options.family]
+    if cluster.size > 1:
+        place = ["--nproc-per-node", str(cluster.per_node)]
+        if cluster.nodes > 1:
+            place = ["--nnodes", str(cluster.nodes), *place, "--rdzv-backend", "c10d"]
+            place += ["--rdzv-endpoint", "FIRST_NODE:29500"]
+        words = ["torchrun", *place, "-m", *words]
+    for each in options_of(PretrainOptions):
+        value = values.get(each.name)
+        if value is not None:
+            words += [each.flag, *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
+
+
+def present(result: TrainingPlan, options: PlanOptions) -> None:
+    if options.json:
+        return print_json(result, indent=2, ascii=True)
+    from etymon.display import align_left
+    from etymon.files import format_bytes
+    from etymon.training.progress import format_count, format_seconds
+
+    print(f"{result.model}, {result.parameters:,} parameters, samples of {result.length:,} tokens")
+    print(f"on {result.devices}, with {format_bytes(result.device_memory)} each for a run")
+    print()
+    print(f"memory of a device that computes {result.memory[0].rows:,} of a step's {result.batch:,} samples")
+    print_table(
+        ["precision", "shard", *PARTS, "fits", "largest"],
+        [
+            [
+                row.precision,
+                row.shard,
+                *(format_bytes(getattr(row, part)) if getattr(row, part) else "-" for part in PARTS),
+                "yes" if row.fits else "in slices" if row.largest_rows else "no",
+                f"{row.largest_rows:,}",
+            ]
+            for row in result.memory
+        ],
+    )
+    print()
+    hours = f"{result.device_hours:,.1f} device-hours"
+    reached = f"{result.utilisation:.0%} ({result.utilisation_source}) of {result.peak / 1e12:.3g} Tflop/s"
+    lines = {
+        "chosen": "nothing" if result.chosen is None else str(result.chosen),
+        "operations": f"{result.operations_a_token:.3g} a token, {result.operations:.3g} in all",
+        "amount": f"{format_count(result.tokens)} tokens, {result.steps:,} steps of {result.batch:,} samples",
+        "time": f"{format_seconds(result.seconds)}, {hours}, at {reached}",
+        "price": None if result.price is None else f"{result.price:,.2f}",
+        "energy": None if result.kilowatt_hours is None else f"{result.kilowatt_hours:,.3g} kWh",
+        "note": "; ".join(result.notes) or None,
+        "command": result.command,
+    }
+    for name, text in lines.items():
+        if text is not None:
+            print(f"{align_left(name, 11)} {text}")
+
+
+def print_table(names: list[str], rows: list[list[str]]) -> None:
+    widths = [max(len(line[place]) for line in (names, *rows)) for place in range(len(names))]
+    for line in (names, *rows):
+        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
