@@ -6,7 +6,7 @@ EXTRAS := test,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster check fonts fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-memory-estimate bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo test test-cluster check fonts fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,8 +43,8 @@ fuzz: $(VENV)/.installed-test  ## 10,000 damaged inputs through every verb (SEED
 bench: $(VENV)/.installed-test  ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
-bench-memory-estimate: $(VENV)/.installed-test  ## what runs were said to take in memory, and what they took
-	$(BIN)/python -m benchmarks.memory_estimate
+bench-plan: $(VENV)/.installed-test  ## what plans said of runs, and what they took
+	$(BIN)/python -m benchmarks.plan
 
 bench-generation: $(VENV)/.installed-test .venv-llama/.installed  ## decoding beside Transformers, CTranslate2 and llama.cpp
 	$(BIN)/python -m benchmarks generation prompting

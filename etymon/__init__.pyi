@@ -19,6 +19,7 @@ from etymon.lab.probe import Probes
 from etymon.lab.probe_tasks import ProbeTask
 from etymon.lab.sweep import Swept
 from etymon.nn.trace import trace as trace
+from etymon.runs.planning import TrainingPlan
 from etymon.runs.result import Finetuned, Pretrained
 from etymon.settings.tasks import Rows
 from etymon.text.sources import TextSource
@@ -41,6 +42,7 @@ __all__ = [
     "demo",
     "tokenizer",
     "prepare",
+    "plan",
     "pretrain",
     "sweep",
     "distill",
@@ -128,6 +130,30 @@ def prepare(
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
     on: str | None = None,
 ) -> Prepared: ...
+def plan(
+    family: str,
+    *,
+    devices: str | None = "cpu",
+    nodes: int | None = 1,
+    precision: Literal["float32", "bf16", "fp16"] | None = None,
+    shard: Literal["none", "hybrid", "full"] | None = None,
+    utilisation: float | None = None,
+    words: str | None = None,
+    price: float | None = None,
+    watts: float | None = None,
+    data: Sequence[str] | str | None = (),
+    config: str | Path | None = None,
+    set: Sequence[str] | str | None = (),
+    size: str | None = None,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    batch: int | None = None,
+    slices: int | None = None,
+    budget: str | None = None,
+    objective: str | None = None,
+    optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None = None,
+    learning_rate: float | None = None,
+) -> TrainingPlan: ...
 def pretrain(
     family: str,
     *,

@@ -16,8 +16,9 @@ from etymon.families.memory import by_depth
 from etymon.files import format_bytes
 from etymon.nn.blocks import Stack
 from etymon.nn.footprint import CPU, Footprint, interpolate
+from etymon.nn.precision import Precision
 from etymon.objectives import get_objective
-from etymon.runs.devices import Device, Precision
+from etymon.runs.devices import Device
 from etymon.runs.memory import SLICE_TOKENS, Plan, stand_in_tokenizer
 from etymon.training.memory import without_values
 from etymon.training.unit import TrainingUnit
@@ -113,7 +114,7 @@ def weight_groups(plan: Plan) -> WeightGroups:
 
 
 def on_device(
-    footprint: Footprint, groups: WeightGroups, cluster: Cluster, precision: Precision, shard: Sharding
+    footprint: Footprint, groups: WeightGroups, cluster: Cluster, shard: Sharding
 ) -> dict[str, float]:
     """The parts of a step's footprint that one of several devices holds, by the names of `DeviceMemory`."""
     held = {
@@ -152,10 +153,11 @@ class MemoryTable:
         """Of slices of so many samples."""
         is_half = precision != "float32"
         if (is_half, rows) not in self._measured:
+            # Both halves are as long.
             samples = [replace(each, rows=rows) for each in self.plan.samples]
+            sliced = replace(self.plan, samples=samples, precision="bf16" if is_half else "float32")
             place = CPU if self.cluster.device.is_processor else torch.device("cuda")
-            whole = replace(self.plan, samples=samples).footprint(place)
-            self._measured[is_half, rows] = _in_half(whole) if is_half else whole
+            self._measured[is_half, rows] = sliced.footprint(place)
         return self._measured[is_half, rows]
 
     def row(self, precision: Precision, shard: Sharding, rows: int) -> DeviceMemory:
@@ -168,7 +170,7 @@ class MemoryTable:
 
         def parts(count: int) -> dict[str, float]:
             measured = ends[points.index(count)] if count in points else interpolate(count, points, ends)
-            return on_device(measured, self.groups, self.cluster, precision, shard)
+            return on_device(measured, self.groups, self.cluster, shard)
 
         largest = _largest(lambda count: parts(count)["total"] <= room)
         held = parts(rows)
@@ -186,13 +188,8 @@ class MemoryTable:
         one, room = self.footprint(1, precision), self.cluster.device.memory
         shared = one.weights + one.gradients + one.optimiser
         cut = replace(self.cluster, per_node=2, nodes=1)
-        alone = on_device(one, self.groups, cut, precision, "full")["total"] - shared / 2
+        alone = on_device(one, self.groups, cut, "full")["total"] - shared / 2
         return None if alone >= room else max(2, -int(-shared // (room - alone)))
-
-
-def _in_half(whole: Footprint) -> Footprint:
-    """A step in mixed precision: activations of half the bytes, beside the rounded weights that they meet."""
-    return replace(whole, activations=whole.activations / 2 + whole.weights / 2, gaps=whole.gaps / 2)
 
 
 def _largest(fits: Callable[[int], bool]) -> int:

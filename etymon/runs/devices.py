@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
 
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.nn.footprint import available_memory
+from etymon.nn.precision import DTYPES, Precision
 from etymon.training.speed import matmul_peak
-
-Precision = Literal["float32", "bf16", "fp16"]
-HALVES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 GIGA, TERA = 1e9, 1e12
 USABLE = 0.92
@@ -44,7 +39,8 @@ class Device:
     @property
     def best_precision(self) -> Precision:
         """bfloat16 where there is one, since it needs no loss scaling, if it is clearly faster."""
-        for name in HALVES:
+        halves: tuple[Precision, ...] = ("bf16", "fp16")
+        for name in halves:
             if self.peaks.get(name, 0.0) >= FASTER * self.peaks["float32"]:
                 return name
         return "float32"
@@ -111,10 +107,9 @@ def read_devices(text: str) -> tuple[int, Device]:
 
 def this_processor(processes: int = 1) -> Device:
     """This machine's processor as it is now, or an equal share of it for each of some processes."""
-    peaks: dict[Precision, float] = {"float32": matmul_peak()}
-    for name, dtype in HALVES.items():
-        if name == "bf16":  # no processor trains in float16
-            peaks[name] = matmul_peak(dtype=dtype)
+    # Not float16, in which processors do not train.
+    names: tuple[Precision, ...] = ("float32", "bf16")
+    peaks = {name: matmul_peak(dtype=DTYPES[name]) for name in names}
     return Device(
         "cpu",
         available_memory() / processes,

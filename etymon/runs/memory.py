@@ -19,6 +19,7 @@ from etymon.families.model import Model
 from etymon.families.surgery import blank_generator, share_embeddings
 from etymon.nn.blocks import EncoderDecoder, Stack
 from etymon.nn.footprint import CPU, Footprint, available_memory, extrapolate, no_memory
+from etymon.nn.precision import Precision, set_precision
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective
 from etymon.text.store import Split
@@ -74,6 +75,7 @@ class Plan:
     generator: Mapping[str, Any] | None = None
     """Fields of a generator's shape that are not the usual ones."""
     teacher: tuple[Family, Any] | None = None
+    precision: Precision = "float32"
 
     @property
     def heads(self) -> frozenset[str]:
@@ -154,7 +156,10 @@ class Plan:
         bridges = {}
         if teacher is not None and teacher.shape.dim != shape.dim:
             bridges["projection"] = torch.nn.Linear(shape.dim, teacher.shape.dim, bias=False)
-        return TrainingUnit(model, objective, companions, bridges, teacher)
+        unit = TrainingUnit(model, objective, companions, bridges, teacher)
+        for part in (unit, *([] if teacher is None else [teacher])):
+            set_precision(part, self.precision)
+        return unit
 
 
 def require_training(plan: Plan, purpose: str, device: torch.device = CPU) -> None:

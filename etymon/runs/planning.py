@@ -10,34 +10,40 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
 from etymon.config import parse_count
 from etymon.errors import EtymonError
-from etymon.families.memory import by_depth, count_parameters
+from etymon.families.memory import count_parameters
 from etymon.nn.footprint import Footprint, available_memory
+from etymon.nn.precision import Precision
 from etymon.objectives import get_objective
 from etymon.objectives.objective import weighted_loss
 from etymon.runs.device_memory import Cluster, DeviceMemory, MemoryTable, Sharding
-from etymon.runs.devices import Precision
 from etymon.runs.folder import Job
-from etymon.runs.memory import SAFE, Plan, matching_choice, stand_in_slices, stand_in_tokenizer
+from etymon.runs.memory import (
+    SAFE,
+    Plan,
+    matching_choice,
+    stand_in_slices,
+    stand_in_tokenizer,
+    with_vocabulary,
+)
 from etymon.runs.run import USUAL_BUDGET
 from etymon.runs.run_file import RunFile
 from etymon.runs.text_data import TextData
 from etymon.training.budgets import Budget, parse_budget
 from etymon.training.optimisers import build_optimiser
 from etymon.training.progress import format_count, format_seconds
-from etymon.training.unit import StreamMemories
 
 UTILISATION = 0.4
 """Of a device's peak, where nothing was measured: what well-kept runs on A100s report (MFU of 0.3 to 0.5)."""
 TOKENS_A_WORD = 1.33
 """Assumed where a text is given by its words: 0.75 English words a token are usual."""
 DIRECT_SECONDS = 2.0
-"""A slice of so many seconds at the peak is timed as it is; a longer one by some of its layers."""
+"""A slice of so many seconds at the peak is timed as it is; a longer one by a few of its layers."""
 TIMED_STEPS = 3
 
 
@@ -99,41 +105,49 @@ def plan_run(
     _check_choice(cluster, precision, shard)
     budget = parse_budget(file.budget or USUAL_BUDGET)
     text_tokens = None if words is None else parse_count(words) * TOKENS_A_WORD
+    if budget.unit == "epochs" and text_tokens is None:
+        raise EtymonError("a budget of epochs needs the size of the text: give --words, such as --words 100M")
     data = TextData(Job(Path("runs"), file), None)
     # Of a growing batch the largest, with which most tokens are read.
     samples = max(data.phases, key=lambda phase: phase.rows * phase.length)
     memory_plan = replace(data.memory_plan(), samples=[samples])
     batch = samples.rows * file.slices * (1 if file.batch else cluster.size)
-    if batch % cluster.size:
-        raise EtymonError(
-            f"a batch of {batch:,} samples cannot be shared by {cluster.size:,} devices: give a multiple of "
-            f"{cluster.size:,} as --batch"
-        )
+    for name, amount in (("--batch", batch), ("--slices", file.slices if file.slices > 1 else 0)):
+        if amount % cluster.size:
+            raise EtymonError(
+                f"{name} {amount:,} cannot be shared by {cluster.size:,} devices: give a multiple of "
+                f"{cluster.size:,}"
+            )
+    slices, device = max(file.slices, cluster.size), cluster.device
 
-    table = MemoryTable(memory_plan, cluster)
-    share, device = batch // cluster.size, cluster.device
+    table = MemoryTable(replace(memory_plan, slices=slices // cluster.size), cluster)
     shardings = [each for each in get_args(Sharding) if cluster.can_shard(each)]
     rows = [
-        table.row(each, sharding, share)
+        table.row(each, sharding, batch // slices)
         for each in ([precision] if precision else device.peaks)
         for sharding in ([shard] if shard else shardings)
     ]
     preferred = precision or device.best_precision
     fitting = [row for row in rows if row.largest_rows]
     chosen = next((row for row in fitting if row.precision == preferred), next(iter(fitting), None))
-    notes, slices = [], cluster.size
+    notes = []
     if chosen is None:
         notes.append(_what_would_fit(table, preferred))
     else:
-        slices = _fewest_slices(batch, cluster.size, chosen.largest_rows)
-        chosen = table.row(chosen.precision, chosen.shard, batch // slices)
         preferred = chosen.precision
+        if not chosen.fits:  # but in more slices it does, which then hold gradients between them
+            table = MemoryTable(replace(memory_plan, slices=2), cluster)
+            chosen = table.row(preferred, chosen.shard, batch // slices)
+            slices = _fewest_slices(batch, cluster.size, chosen.largest_rows)
+            chosen = table.row(preferred, chosen.shard, batch // slices)
 
     measured = table.footprint(batch // slices, preferred)
     operations_a_token, peak = measured.operations / measured.tokens, device.peaks[preferred]
     source = "given"
     if utilisation is None and device.is_processor and chosen is not None:
-        timed = replace(memory_plan, samples=[replace(samples, rows=chosen.rows)], slices=slices)
+        timed = replace(
+            memory_plan, samples=[replace(samples, rows=chosen.rows)], slices=slices, precision=preferred
+        )
         utilisation = measured_utilisation(timed, measured, peak * cluster.per_node)
         source = "measured here"
     if utilisation is None:
@@ -186,7 +200,7 @@ def _what_would_fit(table: MemoryTable, precision: Precision) -> str:
 
 def _fewest_slices(batch: int, devices: int, largest: int) -> int:
     """The fewest equal parts of a step that fit and are as many for each device."""
-    share = batch // devices
+    share, largest = batch // devices, max(1, largest)
     return devices * next(
         parts for parts in range(1, share + 1) if not share % parts and share // parts <= largest
     )
@@ -200,8 +214,6 @@ def _tokens(
     text_tokens: float | None,
 ) -> float:
     """What a budget in any unit comes to."""
-    if budget.unit == "epochs" and text_tokens is None:
-        raise EtymonError("a budget of epochs needs the size of the text: give --words, such as --words 100M")
     tokens_a_unit = {
         "seconds": 1 / seconds_a_token,
         "steps": tokens_a_step,
@@ -216,21 +228,26 @@ def _tokens(
 def measured_utilisation(plan: Plan, footprint: Footprint, peak: float) -> float | None:
     """The share of this processor's peak that real steps reach, each with its share of the optimiser; None
     where not even a few layers would fit. `footprint` is of one slice."""
-    samples = plan.samples[-1]
+    room = SAFE * available_memory()
+    if footprint.operations / peak > DIRECT_SECONDS or footprint.total > room:
+        # A few layers reach about the share that many do.
+        plan = plan.shallow()
+        footprint = plan.footprint()
+        if footprint.operations / peak > 10 * DIRECT_SECONDS or footprint.total > room:
+            return None
+    (samples,) = plan.samples
     tokenizer = stand_in_tokenizer(plan.family, plan.shape.vocabulary)
-
-    def measure(shape: Any) -> Footprint:
-        objective = get_objective(samples.objective, tokenizer, samples.length, **samples.options)
-        earlier, first, later = stand_in_slices(
-            objective, tokenizer, samples.length, samples.rows, TIMED_STEPS
-        )
+    objective = get_objective(samples.objective, tokenizer, samples.length, **samples.options)
+    earlier, first, later = stand_in_slices(objective, tokenizer, samples.length, samples.rows, TIMED_STEPS)
+    times = []
+    with torch.random.fork_rng():
+        # The stand-in may have more words than a tiny vocabulary.
+        shape = with_vocabulary(plan.shape, max(plan.shape.vocabulary, tokenizer.size))
         unit = plan.build_unit(shape, objective, tokenizer)
         for value in unit.parameters():
             torch.nn.init.normal_(value, std=0.02)
         optimiser = build_optimiser(unit, matching_choice(plan.optimiser, unit))
         unit.train()
-        unit.memories = StreamMemories()
-        times = []
         for batch in (*earlier, first, *later):
             begin = time.perf_counter()
             weighted_loss(unit(batch), batch.counts).backward()
@@ -238,15 +255,7 @@ def measured_utilisation(plan: Plan, footprint: Footprint, peak: float) -> float
             torch.nn.utils.clip_grad_norm_(unit.parameters(), 1.0)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            times.append(passed - begin + (time.perf_counter() - passed) / plan.slices)
-        return Footprint(weights=median(times[1:]))
-
-    room = SAFE * available_memory()
-    with torch.random.fork_rng():
-        if footprint.operations / peak <= DIRECT_SECONDS and footprint.total <= room:
-            seconds = measure(plan.shape).weights
-        elif plan.shallow().footprint().total <= room:
-            seconds = by_depth(plan.shape, measure).weights
-        else:
-            return None
-    return min(1.0, footprint.operations / seconds / peak)
+            step = passed - begin + (time.perf_counter() - passed) / plan.slices
+            times.append(step * footprint.tokens / batch.tokens)
+    # The first one warms caches up; of a stream, it also remembers less than later ones.
+    return min(1.0, footprint.operations / median(times[1:]) / peak)

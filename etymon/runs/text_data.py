@@ -139,7 +139,9 @@ class TextData:
         if shape is None:
             shape = with_vocabulary(plan.shape, teacher[1].vocabulary if teacher else plan.vocabulary)
         choice = training_settings(plan.recipe, file, steps=1, validations=1).optimiser
-        return Plan(plan.family, shape, self.phases, choice, file.slices, file.generator, teacher)
+        # What `auto` will choose is not known yet: float32 takes the most.
+        precision = "float32" if file.precision == "auto" else file.precision
+        return Plan(plan.family, shape, self.phases, choice, file.slices, file.generator, teacher, precision)
 
     def require_memory(self, device: torch.device) -> None:
         """Refuses a run that does not fit into memory, before any work."""

@@ -40,7 +40,7 @@ class PlanOptions(JsonOptions):
     config: PathText = option(None, "a YAML file with settings of a run; options beat it")
     set: Words = option((), "override a setting by its dotted name: shape.layers=6")
     run: dict[str, Any] = group(
-        PretrainSettings, "size vocabulary length batch budget objective optimiser learning_rate"
+        PretrainSettings, "size vocabulary length batch slices budget objective optimiser learning_rate"
     )
 
 

@@ -52,7 +52,7 @@ COMMANDS: dict[str, list[str]] = {
                 "--out", "OUT"],
     "finetune": ["bert", "--task", "classify", "--train", "TABLE", *RUN],
 }  # fmt: skip
-OTHERS = {"demo", "tokenizer", "prepare", "tasks"}
+OTHERS = {"demo", "tokenizer", "prepare", "plan", "tasks"}
 """The verbs that open no model."""
 
 
