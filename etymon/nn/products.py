@@ -302,12 +302,18 @@ class Multiplied:
 def choose_products(model: nn.Module) -> None:
     """From now on, until it trains again, the matrices of a model are multiplied by the fastest product where
     no gradient is wanted. Nothing changes on other devices."""
-    parts: list[Any] = [part for part in model.modules() if isinstance(part, Multiplied) and _is_usable(part)]
+    # What was chosen before stays: its copies are a part of the memory that is in use now.
+    parts: list[Any] = [
+        part
+        for part in model.modules()
+        if isinstance(part, Multiplied) and part.products is None and _is_usable(part)
+    ]
+    if not parts:
+        return
     bytes_needed = sum(part.weight.numel() * part.weight.element_size() for part in parts)
     copies = bytes_needed < SHARE_OF_MEMORY * available_memory()
     for part in parts:
-        if part.products is None or part.products.copies != copies:
-            part.products = WeightProducts(copies)
+        part.products = WeightProducts(copies)
 
 
 def _is_usable(part: Any) -> bool:

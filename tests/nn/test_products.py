@@ -226,6 +226,25 @@ def test_no_copies_where_memory_is_short(copying: str, monkeypatch: pytest.Monke
     assert part.products.packed is None
 
 
+def test_copies_stay_when_they_have_used_the_memory_up(copying: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = linear()
+    with torch.no_grad():
+        part(rows(3, 40))
+    assert part.products is not None and (packed := part.products.packed) is not None
+    monkeypatch.setattr(products, "available_memory", lambda: 100.0)
+    choose_products(part)
+    assert part.products is not None and part.products.packed is packed
+
+
+def test_a_row_is_written_alike_alone_and_in_a_batch(product: str) -> None:
+    model, prompts = tiny_model(), [[3, 4, 5, 6], [7, 8, 9], [10, 11], [12, 13, 14, 15, 16]]
+    settings = DecodingSettings(max_new_tokens=8, min_new_tokens=8, end_ids=(0,))
+    choose_products(model)
+    with torch.inference_mode():
+        together = [row[0].ids for row in decode(model, prompts, settings)]
+        assert [decode(model, [prompt], settings)[0][0].ids for prompt in prompts] == together
+
+
 def test_an_unknown_product_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "magic")
     with torch.no_grad(), pytest.raises(EtymonError, match=r"ETYMON_PRODUCTS is 'magic'.*measured, plain"):
