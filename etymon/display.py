@@ -26,8 +26,8 @@ def align_right(text: str, width: int) -> str:
 
 
 def cut(text: str, width: int, ellipsis: str = "…") -> str:
-    """The text, or as much of its beginning as fits into `width` cells with an ellipsis behind it. Marks stay with their
-    letters."""
+    """The text, or as much of its beginning as fits into `width` cells with an ellipsis behind it. Marks stay
+    with their letters."""
     if display_width(text) <= width:
         return text
     return split_at(text, width - display_width(ellipsis))[0].rstrip() + ellipsis
@@ -47,8 +47,8 @@ def split_at(text: str, width: int) -> tuple[str, str]:
     return text[:place], text[place:]
 
 
-# Lines break at spaces and around ideographs, kana and full-width forms, but a closing mark stays with what is
-# before it and an opening one with what follows.
+# Lines break at spaces and around ideographs, kana and full-width forms, but a closing mark stays with what
+# is before it and an opening one with what follows.
 _CLOSING, _OPENING = "，。、；：？！）】》」』”’％…,.;:?!)]}", "（【《「『“‘([{"
 _WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60\u3000-\u303f\U00020000-\U0003ffff"
 _UNIT = re.compile(

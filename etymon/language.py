@@ -1,15 +1,17 @@
 """Messages in the user's language.
 
-Code writes its messages in English, mostly as f-strings. Where they are shown to people (the command line, progress, pages),
-`translated` looks them up in `locale/LANGUAGE/LC_MESSAGES/etymon.po`, whose entries are texts with places to fill:
+Code writes its messages in English, mostly as f-strings. Where they are shown to people (the command line,
+progress, pages), `translated` looks them up in `locale/LANGUAGE/LC_MESSAGES/etymon.po`, whose entries are
+texts with places to fill:
 
     msgctxt "message"
     msgid "{folder} holds a run already: go on with --resume, or give another --out"
     msgstr "{folder} 中已有一次训练：用 --resume 继续，或用 --out 指定别的文件夹"
 
-"runs/a holds a run already: ..." fits that entry, and what stands at {folder} is kept. A place whose name begins with
-`message` holds a text that is looked up in turn, and one that begins with `help` a text of --help. What has no entry stays in English, so a message needs none. Files that
-programs read (run.yaml, JSON, metrics) and the texts of exceptions are never translated.
+"runs/a holds a run already: ..." fits that entry, and what stands at {folder} is kept. A place whose name
+begins with `message` holds a text that is looked up in turn, and one that begins with `help` a text of
+--help. What has no entry stays in English, so a message needs none. Files that programs read (run.yaml, JSON,
+metrics) and the texts of exceptions are never translated.
 """
 
 from __future__ import annotations
@@ -27,22 +29,23 @@ Context = Literal["help", "message", "progress", "report", "result"]
 LOCALE = Path(__file__).parent / "locale"
 _PLACE = re.compile(r"\{(\w+)\}")
 _INNER = {"message": "", "help": "help"}
-"""Places that hold a text to look up in turn, by how their names begin: in the same context, or among help."""
+"""Places that hold a text to look up in turn, by how their names begin: in the same context, or in `help`."""
 
 
 def language() -> str:
-    """The code of the language that messages are shown in: "zh" or "en", as ETYMON_LANGUAGE or else the locale says."""
-    if asked := os.environ.get("ETYMON_LANGUAGE"):
-        return _known(asked)
+    """The code of the language that messages are shown in, "zh" or "en": as ETYMON_LANGUAGE says, or else the
+    locale."""
+    if name := os.environ.get("ETYMON_LANGUAGE"):
+        return _code_of(name)
     locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     # A terminal of another encoding (Big5) has not all of the characters.
     encoding = locale.partition(".")[2].partition("@")[0].lower().replace("-", "")
     if locale in ("", "C", "POSIX") or not encoding.startswith(("utf8", "gb", "euccn")):
         return "en"
-    return _known((os.environ.get("LANGUAGE") or locale).partition(":")[0])
+    return _code_of((os.environ.get("LANGUAGE") or locale).partition(":")[0])
 
 
-def _known(name: str) -> str:
+def _code_of(name: str) -> str:
     code = re.split("[_.@-]", name.lower())[0]
     return code if code.isalpha() and (LOCALE / code).is_dir() else "en"
 
@@ -53,7 +56,7 @@ def translated(text: str, context: Context) -> str:
     return text if code == "en" else _translate(code, context, text).text
 
 
-class Template(NamedTuple):
+class PlacedEntry(NamedTuple):
     """An entry with places: the texts between them, the names of the places, and the translation."""
 
     literals: list[str]
@@ -62,15 +65,15 @@ class Template(NamedTuple):
 
 
 class Translation(NamedTuple):
-    known: int
+    letters: int
     """Letters of the English text that entries have, not counting what fills their places."""
     text: str
 
 
 @lru_cache(maxsize=1024)
 def _translate(code: str, context: str, text: str) -> Translation:
-    """The translation of which entries have most: "{message} (see {command})" with an entry for the message says more
-    than an entry for the message's beginning that takes the rest for a name."""
+    """The translation by the entries that have most of the text: "{message} (see {command})" with an entry
+    for the message says more than an entry for the message's beginning that takes the rest for a name."""
     entries = _catalogue(code)[context]
     if text in entries.exact:
         return Translation(len(text), entries.exact[text])
@@ -79,13 +82,16 @@ def _translate(code: str, context: str, text: str) -> Translation:
         values = _fill(template.literals, text)
         if values is None:
             continue
-        known, shown = sum(map(len, template.literals)), {}
+        letters, shown = sum(map(len, template.literals)), {}
         for name, value in zip(template.names, values):
             inner = next((inner for prefix, inner in _INNER.items() if name.startswith(prefix)), None)
-            found = Translation(0, value) if inner is None else _translate(code, inner or context, value)
-            known, shown[name] = known + found.known, found.text
-        if known > best.known:
-            best = Translation(known, _PLACE.sub(lambda place: shown[place[1]], template.translation))  # noqa: B023
+            part = Translation(0, value) if inner is None else _translate(code, inner or context, value)
+            letters, shown[name] = letters + part.letters, part.text
+        if letters > best.letters:
+            pieces = _PLACE.split(template.translation)  # texts and names of places by turns
+            best = Translation(
+                letters, "".join(shown[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+            )
     return best
 
 
@@ -97,11 +103,11 @@ def _fill(literals: list[str], text: str) -> list[str] | None:
         return None
     values = []
     for literal in middle:
-        found = text.find(literal, place, end)
-        if found < 0:
+        start = text.find(literal, place, end)
+        if start < 0:
             return None
-        values.append(text[place:found])
-        place = found + len(literal)
+        values.append(text[place:start])
+        place = start + len(literal)
     return [*values, text[place:end]]
 
 
@@ -109,7 +115,7 @@ class Entries(NamedTuple):
     """The entries of one context: without places, and with some."""
 
     exact: dict[str, str]
-    templates: list[Template]
+    templates: list[PlacedEntry]
 
 
 @cache
@@ -120,7 +126,7 @@ def _catalogue(code: str) -> dict[str, Entries]:
         if not translation:
             continue
         if names:
-            contexts[context].templates.append(Template(literals, names, translation))
+            contexts[context].templates.append(PlacedEntry(literals, names, translation))
         else:
             contexts[context].exact[text] = translation
     return contexts

@@ -236,6 +236,14 @@ def test_an_exception_stays_english(chinese):
         etymon.show("bort", size="pocket")
 
 
+def test_what_programs_read_is_the_same_in_every_language(capsys, monkeypatch):
+    records = []
+    for code in ("en", "zh"):
+        monkeypatch.setenv("ETYMON_LANGUAGE", code)
+        records.append([run(capsys, *words, "--json")[0] for words in (["show", "bert"], ["tasks"])])
+    assert records[0] == records[1] and not HAN.search("".join(records[0]))
+
+
 @pytest.mark.parametrize("verb", [None, *etymon.VERBS])
 def test_help_is_chinese_and_fits_its_width(verb, chinese, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")

@@ -1,7 +1,7 @@
 """Fonts for pictures: matplotlib's own, and those of the system for what it lacks.
 
-matplotlib shapes text (libraqm: joined Arabic letters, right to left, Devanagari conjuncts, Thai marks) and takes each
-character from the first family of a list that has it; finding that list is what is done here.
+matplotlib shapes text (libraqm: joined Arabic letters, right to left, Devanagari conjuncts, Thai marks) and
+takes each character from the first family of a list that has it; finding that list is what is done here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OWN = "DejaVu Sans"
 # What to install on Debian and Ubuntu; the first row that fits a character.
 PACKAGES = {
     "fonts-noto-cjk": re.compile(
-        "[\u1100-\u11ff\u2e80-\u31ff\u3200-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef"
-        "\U0001b000-\U0001b16f]"
+        "[\u1100-\u11ff\u2e80-\u31ff\u3200-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f"
+        "\uff00-\uffef\U0001b000-\U0001b16f]"
     ),
     "fonts-hanazono": re.compile("[\U00020000-\U0003ffff]"),
     "fonts-symbola": re.compile("[\u2190-\u2bff\U0001f000-\U0001faff]"),
@@ -39,8 +39,8 @@ _LAST = re.compile("unifont|unsmoothed|fallback|kufi|nastaliq|rashi", re.IGNOREC
 def families_for(text: str, picture: str = "") -> list[str]:
     """The families to draw the text with, matplotlib's own first.
 
-    If `picture` is the name of a picture that holds its letters as shapes, what no font has is noted; an SVG that keeps text
-    as text is shown in the fonts of whoever looks at it.
+    If `picture` is the name of a picture that holds its letters as shapes, what no font has is noted; an SVG
+    that keeps text as text is shown in the fonts of whoever looks at it.
     """
     wanted = frozenset(
         letter
@@ -48,10 +48,10 @@ def families_for(text: str, picture: str = "") -> list[str]:
         # Joiners, direction marks and variation selectors have no shape; unassigned characters no font.
         if not letter.isascii() and unicodedata.category(letter) not in ("Cc", "Cf", "Cn", "Cs", "Co", "Zs")
     )
-    found = _search(wanted - frozenset("\ufe0e\ufe0f"), _region(text))
-    if found.missing and picture:
-        logger.warning(_missing(found.missing, picture))
-    return [OWN, *found.families]
+    fonts = _search(wanted - frozenset("\ufe0e\ufe0f"), _region(text))
+    if fonts.missing and picture:
+        logger.warning(_missing(fonts.missing, picture))
+    return [OWN, *fonts.families]
 
 
 class FoundFonts(NamedTuple):
@@ -65,8 +65,8 @@ class FoundFonts(NamedTuple):
 def _search(wanted: frozenset[str], region: str) -> FoundFonts:
     """Chooses fonts that have the most of what is still lacking, one after the other.
 
-    Looking through 294 fonts took 0.12 s on one core of an AMD EPYC; text that matplotlib's own font has costs nothing.
-    """
+    Looking through 294 fonts took 0.12 s on one core of an AMD EPYC; text that matplotlib's own font has
+    costs nothing."""
     from matplotlib import font_manager
 
     manager = font_manager.fontManager

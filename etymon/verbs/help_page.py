@@ -12,8 +12,8 @@ from etymon.language import language, translated
 
 
 class HelpPage(click.HelpFormatter):
-    """click's page; in another language than English its texts are looked up and wrapped here, since click counts letters
-    and breaks lines at spaces alone."""
+    """click's page; in another language than English its texts are looked up and wrapped here, since click
+    counts letters and breaks lines at spaces alone."""
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         super().write_usage(prog, args, prefix or f"{translated('Usage:', 'help')} ")

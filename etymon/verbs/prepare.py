@@ -122,8 +122,8 @@ def present(result: Prepared, options: PrepareOptions) -> None:
         say(f"{format_bytes(summary.resumed_bytes)} of text were encoded before: they were taken over")
     for name, counts in (("train", summary.train), ("validation", summary.validation)):
         say(
-            f"{align_left(name, 11)}{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.words:,} words, "
-            f"{counts.tokens:,} tokens, {counts.bytes:,} bytes"
+            f"{align_left(name, 11)}{counts.documents:,} documents, {counts.sentences:,} sentences, "
+            f"{counts.words:,} words, {counts.tokens:,} tokens, {counts.bytes:,} bytes"
         )
     if summary.words:
         say(f"words      found by {summary.words['way']} {summary.words['version']}")
