@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder
 from etymon.settings import JsonOptions, PathText, option, settings
@@ -265,13 +266,11 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
         say(f"  note: {advice}")
     if "" in result.languages or not result.languages:
         return
-    say(
-        f"  {'language':<10}{'bytes':>12}{'a token':>9}{'tokens a char':>15}{'a word':>8}{'unknown':>9}  vocabulary"
-    )
+    say("  language         bytes  a token  tokens a char  a word  unknown  vocabulary")
     for code, each in result.languages.items():
         part = each.report
         fertility = "-" if part.fertility is None else f"{part.fertility:.3f}"
         say(
-            f"  {code:<10}{part.bytes:>12,}{part.bytes_per_token:>9.3f}{part.tokens_per_character:>15.3f}"
-            f"{fertility:>8}{part.unknown_rate:>9.3%}  {each.used:,} tokens, {each.alone:,} of no other language"
+            f"  {align_left(code, 10)}{part.bytes:>12,}{part.bytes_per_token:>9.3f}"
+            f"{part.tokens_per_character:>15.3f}{fertility:>8}{part.unknown_rate:>9.3%}  {each.used:,} tokens, {each.alone:,} of no other language"
         )
