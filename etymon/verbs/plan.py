@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Literal
 
+from etymon.display import align_left, align_right, display_width
 from etymon.settings import JsonOptions, PathText, Words, argument, group, option, options_of, settings
 from etymon.settings.training import PretrainSettings
 from etymon.verbs.terminal import print_json
@@ -111,7 +112,6 @@ def _command(options: PlanOptions, budget: str | None, cluster: Cluster, planned
 def present(result: TrainingPlan, options: PlanOptions) -> None:
     if options.json:
         return print_json(result, indent=2, ascii=True)
-    from etymon.display import align_left
     from etymon.files import format_bytes
     from etymon.training.progress import format_count, format_seconds
 
@@ -151,6 +151,6 @@ def present(result: TrainingPlan, options: PlanOptions) -> None:
 
 
 def print_table(names: list[str], rows: list[list[str]]) -> None:
-    widths = [max(len(line[place]) for line in (names, *rows)) for place in range(len(names))]
+    widths = [max(map(display_width, column)) for column in zip(names, *rows, strict=True)]
     for line in (names, *rows):
-        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+        print("  " + "  ".join(map(align_right, line, widths)))
