@@ -162,6 +162,7 @@ def pretrain(
     batch: int | None = None,
     objective: str | None = None,
     validation: float | None = None,
+    replace_tokenizer: bool | None = None,
     size: str | None = None,
     from_: str | Path | None = None,
     tokenizer: str | Path | None = None,

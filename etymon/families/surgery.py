@@ -19,6 +19,8 @@ from etymon.nn.lora import merge
 
 # The parts of the embeddings that ELECTRA's generator and discriminator have in common.
 SHARED = ("words", "positions", "segments", "norm")
+TOKEN_ID_KEY = re.compile("(token_id|tokens|_ids)$")
+"""Keys of configurations whose values are ids of tokens."""
 LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..*)")
 
 
@@ -55,20 +57,13 @@ def grow(model: Model, size: int, spellings: Sequence[Sequence[int] | None], see
     family's first values. Rows beyond `size`, which some published models have, belonged to no word and are
     used.
     """
-    if model.lora is not None:
-        raise EtymonError("adapters belong to their base and its words, which cannot grow: merge them first")
-    if getattr(model.shape, "divisor", 1) > 1:
-        raise EtymonError("word vectors of several widths cannot grow: a new word would be the rarest of all")
-
-    def with_vocabulary(words: int) -> Model:
-        return Model(model.family, replace(model.shape, vocabulary=words), model.head_names, model.labels)
-
-    grown = with_vocabulary(max(size + len(spellings), model.shape.vocabulary))
+    _require_rows(model)
+    grown = _with_vocabulary(model, max(size + len(spellings), model.shape.vocabulary))
     if None in spellings:
         grown.initialise(seed)
     # Tensors that another vocabulary gives another shape have a row a word.
     with torch.device("meta"):
-        larger = with_vocabulary(model.shape.vocabulary + 1).stored_tensors()
+        larger = _with_vocabulary(model, model.shape.vocabulary + 1).stored_tensors()
     tensors = model.stored_tensors()
     for name, target in grown.stored_tensors().items():
         before = tensors[name]
@@ -84,9 +79,64 @@ def grow(model: Model, size: int, spellings: Sequence[Sequence[int] | None], see
                 )
         else:
             raise EtymonError(f"the vocabulary of {model.family.title} cannot grow: {name} has no row a word")
-    grown.carried, grown.generation = model.carried, model.generation
-    grown.history, grown.new_heads = model.history, model.new_heads
-    return grown.to(model.device).train(model.training)
+    return _like(grown, model)
+
+
+@torch.no_grad()
+def replace_words(model: Model, spellings: Sequence[Sequence[int] | None], seed: int = 0) -> Model:
+    """The model with other words: one for each of `spellings`, the old ids that it starts as the mean of.
+
+    A word that is made of nothing (None) is drawn around the mean of the old ones, as far from it as they are.
+    All but word vectors, and the output matrix and bias where they are not the word vectors, stays as it is.
+    """
+    _require_rows(model)
+    made = _with_vocabulary(model, len(spellings))
+    with torch.device("meta"):
+        larger = _with_vocabulary(model, model.shape.vocabulary + 1).stored_tensors()
+    tensors = model.stored_tensors()
+    for name, target in made.stored_tensors().items():
+        before = tensors[name]
+        if before.shape == larger[name].shape:
+            target.copy_(before)
+        elif before.shape[1:] == larger[name].shape[1:]:
+            generator = torch.Generator().manual_seed(seed)
+            deviation, mean = torch.std_mean(before, dim=0, correction=0)
+            drawn = torch.randn(target.shape, generator=generator).to(before)
+            for number, pieces in enumerate(spellings):
+                target[number] = (
+                    mean + deviation * drawn[number] if pieces is None else before[list(pieces)].mean(0)
+                )
+        else:
+            raise EtymonError(
+                f"the words of {model.family.title} cannot be replaced: {name} has no row a word"
+            )
+    made = _like(made, model)
+    # What the folder says of special tokens is by old ids: from now on the tokenizer says it.
+    made.carried = {key: value for key, value in made.carried.items() if not TOKEN_ID_KEY.search(key)}
+    if made.generation is not None:
+        made.generation = {
+            key: value for key, value in made.generation.items() if not TOKEN_ID_KEY.search(key)
+        }
+    return made
+
+
+def _require_rows(model: Model) -> None:
+    """Refuses models that have no word vectors of their own, or of several widths."""
+    if model.lora is not None:
+        raise EtymonError("adapters belong to their base and its words, which cannot grow: merge them first")
+    if getattr(model.shape, "divisor", 1) > 1:
+        raise EtymonError("word vectors of several widths cannot grow: a new word would be the rarest of all")
+
+
+def _with_vocabulary(model: Model, words: int) -> Model:
+    return Model(model.family, replace(model.shape, vocabulary=words), model.head_names, model.labels)
+
+
+def _like(made: Model, model: Model) -> Model:
+    """The new model, with all that is known of the old one."""
+    made.carried, made.generation = model.carried, model.generation
+    made.history, made.new_heads = model.history, model.new_heads
+    return made.to(model.device).train(model.training)
 
 
 # --- a generator beside the model

@@ -18,13 +18,21 @@ from etymon.families.family import Family, Recipe
 from etymon.families.loading import build, load, model_folder, read_shape, shape_of
 from etymon.families.model import Model
 from etymon.families.saving import save
-from etymon.families.surgery import copy_layers, generator_for, grow, share_embeddings, spread_layers
+from etymon.families.surgery import (
+    copy_layers,
+    generator_for,
+    grow,
+    replace_words,
+    share_embeddings,
+    spread_layers,
+)
 from etymon.nn.initialise import initialise, normal
 from etymon.objectives.objective import Objective, check_fit
 from etymon.runs.run_file import CommonFile, RunFile
 from etymon.runs.task_file import TaskFile
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import extends, require_room, spellings, with_roles
+from etymon.text.tokenizer_transfer import transfer_tokens
 from etymon.training.checkpoint_writer import restore_weights
 from etymon.training.shards import copy_values, is_cut
 from etymon.training.unit import TrainingUnit
@@ -99,6 +107,9 @@ class StartModel:
     """The runs before this one."""
     grown: dict[str, int] | None = None
     """The sizes that its vocabulary grew `from` and `to` in this run."""
+    replaced_tokenizer: dict[str, int] | None = None
+    """Where its tokenizer was replaced: the sizes, and how many word vectors were `copied`, `composed` and are
+    `new`."""
 
 
 def open_start(plan: ModelPlan, file: CommonFile, checkpoint: Path | None, note: Note) -> StartModel:
@@ -107,7 +118,7 @@ def open_start(plan: ModelPlan, file: CommonFile, checkpoint: Path | None, note:
         model = load(checkpoint / plan.folder)
         # The last entry of a checkpoint's history is this run's own, which is written anew.
         past, entry = model.history[:-1], model.history[-1]
-        return StartModel(model, False, None, past, entry.get("grown"))
+        return StartModel(model, False, None, past, entry.get("grown"), entry.get("replaced_tokenizer"))
     if file.start is None:
         return StartModel()
     model = load(
@@ -123,8 +134,9 @@ def open_start(plan: ModelPlan, file: CommonFile, checkpoint: Path | None, note:
     return StartModel(model, False, start_tokenizer(file, model, note), model.history)
 
 
-def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
-    """Returns the tokenizer of the model to go on from, or the given one if that extends it.
+def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer | None:
+    """Returns the tokenizer of the model to go on from, or the given one if that extends it; None if another
+    one is to take its place.
 
     Special tokens that the family frames texts by are added where they are missing: GPT-1's were never
     published.
@@ -133,6 +145,10 @@ def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
         raise EtymonError(
             f"{file.start} has weights of eight bits and cannot be trained: go on from the whole model"
         )
+    if isinstance(file, RunFile) and file.replace_tokenizer:
+        if model.tokenizer is None:
+            raise EtymonError(f"{file.start} has no tokenizer, so nothing is known of its words to replace")
+        return None
     given = None if file.tokenizer is None or file.kind else Tokenizer.load(file.tokenizer)
     tokenizer = given or model.tokenizer
     if tokenizer is None:
@@ -147,7 +163,8 @@ def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer:
         model.tokenizer = tokenizer
     if not extends(tokenizer, model.tokenizer):
         raise EtymonError(
-            f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer out"
+            f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer out, or "
+            "say --replace-tokenizer"
         )
     # The tokenizer is to grow: what cannot is refused before the text is read.
     if file.vocabulary is not None:
@@ -182,19 +199,28 @@ def complete_model(plan: ModelPlan, file: CommonFile, start: StartModel, tokeniz
             plan.family, file.size, heads=plan.heads, seed=file.seed, shape={**shape, **plan.fields}, **labels
         )
     else:
-        model, sizes = grow_vocabulary(start.model, tokenizer, file.seed)
-        start.grown = sizes or start.grown
+        model, counts = adapt_vocabulary(start.model, tokenizer, file.seed)
+        if counts is not None and "copied" in counts:
+            start.replaced_tokenizer = counts
+        elif counts is not None:
+            start.grown = counts
     model.tokenizer = tokenizer
     start.model = model  # a model that has grown is not needed as it was
     return model
 
 
-def grow_vocabulary(model: Model, tokenizer: Tokenizer, seed: int = 0) -> tuple[Model, dict[str, int] | None]:
-    """Returns the model with a word vector for each token of a tokenizer that extends its own.
+def adapt_vocabulary(
+    model: Model, tokenizer: Tokenizer, seed: int = 0
+) -> tuple[Model, dict[str, int] | None]:
+    """Returns the model with a word vector for each token of a tokenizer that extends its own, or replaces it.
 
-    Also the sizes that its vocabulary grew `from` and `to`; None if they are the same.
+    Also the sizes that its vocabulary changed `from` and `to`, and of another tokenizer how many vectors were
+    copied and composed and are new; None if nothing changed.
     """
     old = model.tokenizer
+    if old is not None and not extends(tokenizer, old):
+        transfer = transfer_tokens(tokenizer, old)
+        return replace_words(model, transfer.spellings, seed), transfer.describe(old)
     if old is None or old.size == tokenizer.size:
         return model, None
     return grow(model, old.size, spellings(tokenizer, old), seed), {"from": old.size, "to": tokenizer.size}
@@ -276,7 +302,7 @@ def build_unit(
         if place is not None and (place / "generator" / "config.json").is_file():
             assert model.tokenizer is not None
             # It shares the word vectors of the model, and grows with it.
-            generator, _ = grow_vocabulary(load(place / "generator"), model.tokenizer)
+            generator, _ = adapt_vocabulary(load(place / "generator"), model.tokenizer)
             generator.tokenizer = model.tokenizer
             companions["generator"] = share_embeddings(generator, model)
         else:

@@ -45,6 +45,7 @@ class ModelWriter:
             **self.data.history_entry(),
             **({"started_from": file.start} if file.start else {}),
             **({"grown": self.start.grown} if self.start.grown else {}),
+            **({"replaced_tokenizer": replaced} if (replaced := self.start.replaced_tokenizer) else {}),
             **file.card_statements(),
             "seen": trainer.state.seen(),
             "training": plain(asdict(trainer.plan.final_settings(trainer.settings))),

@@ -205,6 +205,11 @@ def prepare(
     start = open_start(data.model_plan, data.file, checkpoint, job.note)
     tokenizer = data.prepare(job, start.tokenizer)
     model = complete_model(data.model_plan, data.file, start, tokenizer)
+    if (counts := start.replaced_tokenizer) is not None and checkpoint is None:
+        job.note(
+            f"word vectors of the new tokenizer: {counts['copied']:,} of pieces that both have, {counts['composed']:,} "
+            f"composed of old pieces, {counts['new']:,} drawn anew"
+        )
     unit, phases = data.build_unit(job, model, start, checkpoint)
     for phase in phases:
         phase.feed.require_targets()

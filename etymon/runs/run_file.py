@@ -85,6 +85,10 @@ class RunFile(CommonFile, PretrainSettings):
 
     def check(self) -> Self:
         super().check()
+        if self.replace_tokenizer and self.start is None:
+            raise EtymonError(
+                "there is no tokenizer to replace without a model to go on from: give --from MODEL"
+            )
         for batch in (self.batch, *(phase.batch for phase in self.phases)):
             if batch is not None and batch % self.slices:
                 raise EtymonError(f"a batch of {batch} samples cannot be cut into {self.slices} equal slices")

@@ -256,6 +256,11 @@ class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
     batch: int | None = option(None, "samples a step (about 2,048 tokens unless told)", ge=1)
     objective: str | None = option(None, "what to learn from the text (the family's own)")
     validation: float = option(0.05, "share of the text held out to validate on", ge=0, lt=1)
+    replace_tokenizer: bool = option(
+        False,
+        "go on from a model with another tokenizer, --tokenizer's or one trained on the text: word vectors start from "
+        "pieces that both have, or from those that spell a new one",
+    )
     teacher: str | None = option(
         None, "folder or hub id of the model to learn from (distillation)", seen_by="file"
     )

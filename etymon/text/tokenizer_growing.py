@@ -101,12 +101,13 @@ def with_roles(tokenizer: Tokenizer, specials: Mapping[str, str]) -> Tokenizer:
 def spellings(tokenizer: Tokenizer, old: Tokenizer) -> list[list[int] | None]:
     """For every id beyond the old tokenizer's, the old ids that spell its token; None for special tokens."""
     return [
-        None if number in tokenizer.special_ids else _spell(old, token)
+        None if number in tokenizer.special_ids else spell_token(old, token)
         for number, token in enumerate(tokenizer.tokens[old.size :], old.size)
     ]
 
 
-def _spell(old: Tokenizer, token: str) -> list[int]:
+def spell_token(old: Tokenizer, token: str) -> list[int]:
+    """The old ids that spell a token, written as the old tokenizer writes it."""
     prefix = old.prefix
     if old.kind != "wordpiece" or not token.startswith(prefix):
         return [piece.id for piece in old.backend.model.tokenize(token)]

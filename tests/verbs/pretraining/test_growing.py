@@ -215,3 +215,43 @@ def test_refusals(straight: Callable[[str], Pretrained], tmp_path: Path) -> None
     assert json.loads((start / "history.json").read_text(encoding="utf-8"))["history"], (
         "the start is untouched"
     )
+
+
+@pytest.mark.parametrize("family", ["gpt2", "electra"])
+def test_another_tokenizer_takes_the_place_of_the_models_and_the_run_resumes(
+    family: str, straight: Callable[[str], Pretrained], tmp_path: Path, at_step: Callable[..., None]
+) -> None:
+    start = straight(family).model_folder
+    options = {"vocabulary": 380, "replace_tokenizer": True, "steps": 6}
+    run = on(family, tmp_path / "run", start, **options)
+    old = load(start)
+    assert old.tokenizer is not None and run.model.tokenizer is not None
+    assert not extends(run.model.tokenizer, old.tokenizer)
+    counts = run.model.history[-1]["replaced_tokenizer"]
+    assert counts["from"] == old.tokenizer.size and counts["to"] == run.model.tokenizer.size
+    assert (
+        counts["copied"] > 20 and sum(counts[name] for name in ("copied", "composed", "new")) == counts["to"]
+    )
+    assert run.model.shape.vocabulary == counts["to"] and "grown" not in run.model.history[-1]
+    at_step(4, crash)
+    with pytest.raises(ConnectionAbortedError):
+        on(family, tmp_path / "stopped", start, **options)
+    again = resume(family, tmp_path / "stopped")
+    assert metrics(again.folder) == metrics(run.folder)
+    assert again.model.history[-1]["replaced_tokenizer"] == counts
+
+
+def test_a_tokenizer_is_replaced_only_if_that_is_said(
+    straight: Callable[[str], Pretrained], tmp_path: Path
+) -> None:
+    start = straight("gpt2").model_folder
+    etymon.tokenizer(
+        data=[str(__file__)], format="txt", family="gpt2", size=290, out=tmp_path / "other", progress="silent"
+    )
+    other = {"vocabulary": None, "tokenizer": str(tmp_path / "other")}
+    with pytest.raises(EtymonError, match="or say --replace-tokenizer"):
+        on("gpt2", tmp_path / "run", start, **other)
+    run = on("gpt2", tmp_path / "run", start, replace_tokenizer=True, **other)
+    assert run.model.tokenizer is not None and run.model.tokenizer.size == 290
+    with pytest.raises(EtymonError, match="give --from MODEL"):
+        pretrain("gpt2", tmp_path / "none", replace_tokenizer=True)
