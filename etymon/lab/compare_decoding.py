@@ -15,6 +15,7 @@ from etymon.generation.text import Generation, generate_texts, tokenizer_of
 from etymon.report.page import Cell, Paragraph, ReportSamples, ReportTable, Section, shown, write_report
 from etymon.settings.decoding import DecodingSettings
 from etymon.text.languages import training_splits
+from etymon.settings.reading import EncodingSettings, TextSettings
 from etymon.text.sources import PreparedText, text_source
 from etymon.text.store import Split, TokenStore, is_store
 from etymon.text.store_building import build_store
@@ -92,6 +93,7 @@ def compare(
     settings: DecodingSettings,
     *,
     data: Sequence[str] = (),
+    how: EncodingSettings | None = None,
     folder: Path | None = None,
     batch_size: int = 32,
     on_progress: Callable[[str], None] = lambda note: None,
@@ -108,7 +110,7 @@ def compare(
     rows = [[number for number in text.ids if number not in tokenizer.special_ids] for text in texts]
     with ExitStack() as stack:
         on_progress("looking for copies")
-        splits = _training_text(tokenizer, data, folder, stack)
+        splits = _training_text(tokenizer, data, how, folder, stack)
         copies: list[tuple[Copy, str]] = [(Copy(), "") for _ in rows]
         for split in splits:
             for place, copy in enumerate(longest_copies(rows, split.tokens, split.documents)):
@@ -198,11 +200,16 @@ def _measure(
 
 
 def _training_text(
-    tokenizer: Tokenizer, data: Sequence[str], folder: Path | None, stack: ExitStack
+    tokenizer: Tokenizer,
+    data: Sequence[str],
+    how: EncodingSettings | None,
+    folder: Path | None,
+    stack: ExitStack,
 ) -> list[Split]:
     """What the model was trained on, as tokens; empty where that cannot be said."""
     if data:
-        source = text_source([str(path) for path in data])
+        decoding = {} if how is None else how.decoding
+        source = text_source([str(path) for path in data], TextSettings(**decoding))
         if isinstance(source, PreparedText):
             return training_splits(TokenStore.open(source.folder, tokenizer))
         # Copies are looked for in tokens, so raw text is encoded as the model would read it.

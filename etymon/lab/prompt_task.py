@@ -17,7 +17,8 @@ from etymon.config import did_you_mean, override, read_yaml, strict
 from etymon.errors import EtymonError
 from etymon.generation.prompting import Prompt
 from etymon.settings.decoding import DecodingSettings
-from etymon.text.reading import SURROGATE, Errors, Record
+from etymon.settings.reading import EncodingSettings
+from etymon.text.reading import SURROGATE, Record
 from etymon.text.sources import TextFiles
 
 
@@ -109,7 +110,9 @@ def _cell_text(value: Any, name: str, place: str) -> str:
 class PromptTask:
     """A task file with its records: examples to show, queries to answer."""
 
-    def __init__(self, file: PromptFile, where: str, folder: Path, errors: Errors = "strict") -> None:
+    def __init__(
+        self, file: PromptFile, where: str, folder: Path, how: EncodingSettings | None = None
+    ) -> None:
         self.file, self.where = file, where
         self.notes: list[str] = []
         self.shots = (file.shots,) if isinstance(file.shots, int) else tuple(dict.fromkeys(file.shots))
@@ -141,13 +144,13 @@ class PromptTask:
         self._before.parts = [*template.parts[:answer], (template.parts[answer][0], None)]
         self._behind.parts = template.parts[answer + 1 :]
         self._choices = [Template(choice, "choices") for choice in file.choices]
-        self.examples = [self._case(record) for record in self._records("examples", folder, errors)]
+        self.examples = [self._case(record) for record in self._records("examples", folder, how)]
         for example in self.examples:
             if not example.labels:
                 raise EtymonError(
                     f"{example.place}: an example needs its answer, in the column {file.label!r}"
                 )
-        self.queries = [self._case(record) for record in self._records("queries", folder, errors)]
+        self.queries = [self._case(record) for record in self._records("queries", folder, how)]
         if not self.queries:
             raise EtymonError(f"{where}: there are no queries")
         if max(self.shots) > len(self.examples):
@@ -156,14 +159,17 @@ class PromptTask:
                 "more, or ask for fewer shots"
             )
 
-    def _records(self, key: Literal["examples", "queries"], folder: Path, errors: Errors) -> Iterator[Record]:
+    def _records(
+        self, key: Literal["examples", "queries"], folder: Path, how: EncodingSettings | None
+    ) -> Iterator[Record]:
         """(place, record) of the file that the key names, or of the records that it holds."""
         value = getattr(self.file, key)
         if not isinstance(value, str):
             for number, record in enumerate(value, 1):
                 yield f"{self.where}, {key} {number}", record
             return
-        files = TextFiles([folder / Path(value).expanduser()], errors=errors)
+        decoding = {} if how is None else how.decoding
+        files = TextFiles([folder / Path(value).expanduser()], **decoding)
         yield from files.records()
         if files.skipped:
             self.notes.append(f"{files.skipped} records of {value} could not be read and were left out")
@@ -232,11 +238,11 @@ class PromptTask:
 
 
 def open_task(
-    task: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), errors: Errors = "strict"
+    task: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), how: EncodingSettings | None = None
 ) -> PromptTask:
     """A task file, or its keys and values, after dotted overrides. Files it names lie beside it."""
     if isinstance(task, Mapping):
         tree, where, folder = dict(task), "the task", Path()
     else:
         tree, where, folder = read_yaml(task), str(task), Path(task).parent
-    return PromptTask(strict(PromptFile, override(tree, overrides), where), where, folder, errors)
+    return PromptTask(strict(PromptFile, override(tree, overrides), where), where, folder, how)

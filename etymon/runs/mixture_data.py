@@ -130,7 +130,7 @@ class MixtureData(SupervisedData):
                     "give it a run of its own"
                 )
             plan.heads |= objective.heads
-            text = text_source(file.data, TextSettings(documents=file.documents))
+            text = text_source(file.data, TextSettings(documents=file.documents, **self.file.decoding))
             if isinstance(text, PreparedText):
                 raise EtymonError(
                     f"the member {file.name!r} of a mixture is text, not a prepared store: name the files"
@@ -142,8 +142,8 @@ class MixtureData(SupervisedData):
         task = family_task(file.task, file.options, plan.family)
         plan.heads |= task.fit(plan.family).heads
         task.check_metrics(metrics)
-        held_out = read_table(file.validation, file.columns) if file.validation else None
-        table = read_table(file.data, file.columns)
+        held_out = read_table(file.validation, file.columns, self.file) if file.validation else None
+        table = read_table(file.data, file.columns, self.file)
         labels = task.labels(table)  # of all rows: a rare label may well be held out
         train, held_out = hold_out_rows(task, table, held_out, self.file.hold_out)
         texts = [text for side in task.texts(train).values() for text in side]

@@ -127,11 +127,11 @@ class TableData(SupervisedData):
             raise EtymonError(
                 "there are no rows to train on: give --train with a table or two parallel files"
             )
-        table = read_table(file.train if train is None else train, file.columns)
+        table = read_table(file.train if train is None else train, file.columns, file)
         plan.labels = self.task.labels(table)  # of all rows: a rare label may well be held out
         held_out = None
         if validation is not None or file.validation:
-            held_out = read_table(file.validation if validation is None else validation, file.columns)
+            held_out = read_table(file.validation if validation is None else validation, file.columns, file)
         tables = [table] if held_out is None else [table, held_out]
         self.fingerprint = "".join(each.fingerprint(self.task.columns) for each in tables)
         require_same_rows(job, self.fingerprint)

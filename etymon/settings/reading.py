@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from etymon.config import did_you_mean
 from etymon.settings import (
     Files,
     ProgressOptions,
@@ -81,13 +83,48 @@ class FilterSettings:
     ] = option((), "keep documents in these languages only: zh,en", name="language")
 
 
+def _check_encoding(name: str) -> str:
+    """Refuses what is no encoding of text. Names stay as they were given."""
+    if name == "auto":
+        return name
+    try:
+        found = codecs.lookup(name)
+    except (LookupError, ValueError):
+        known = ("utf-8", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "utf-16", "latin-1", "auto")
+        raise ValueError(f"no encoding is called {name!r}: {did_you_mean(name, known)}") from None
+    if not found._is_text_encoding or found.incrementaldecoder is None or found.name in NO_TEXT:
+        raise ValueError(f"{name!r} is no encoding of text files")
+    return "utf-8" if found.name in ("utf-8", "utf-8-sig") else name
+
+
+NO_TEXT = ("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "unicode-escape")
+"""Encodings of Python's that no text file is in."""
+
+
 @settings
-class TextSettings(FilterSettings):
+class EncodingSettings:
+    """How the bytes of files become text."""
+
+    encoding: Annotated[str, AfterValidator(_check_encoding)] = option(
+        "utf-8", "of files: gb18030, big5, shift_jis, euc_kr, utf-16, ... (Python's names); auto guesses it"
+    )
+    errors: Literal["strict", "replace", "skip"] = option(
+        "strict", "bytes that are no text: refuse, put U+FFFD, or drop the document, row or line"
+    )
+    max_replaced: float = option(
+        0.01, "share of a file's characters that --errors replace may put U+FFFD for", ge=0, le=1
+    )
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The same as arguments of a reader."""
+        return {"encoding": self.encoding, "errors": self.errors, "max_replaced": self.max_replaced}
+
+
+@settings
+class TextSettings(FilterSettings, EncodingSettings):
     documents: Literal["file", "blank", "line"] = option("file", "what ends a document in a text file")
     column: str = option("text", "the field of records that holds the text")
-    errors: Literal["strict", "replace", "skip"] = option(
-        "strict", "bytes that are no UTF-8: refuse, put U+FFFD, or drop the document"
-    )
     words: WordWays = option(
         (),
         "where words are: jieba (Chinese), spaces (text cut by a tool, whose spaces go), MODULE:FUNCTION; "

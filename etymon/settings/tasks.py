@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 from etymon.settings import Option, PathText, Spelling, Words, option, options_of, settings
+from etymon.settings.reading import EncodingSettings
 
 
 class DataFrame(Protocol):
@@ -192,7 +193,7 @@ def _help(tasks_by_help: dict[str, list[str]]) -> str:
 
 
 @settings
-class TableOptions:
+class TableOptions(EncodingSettings):
     """Options of verbs that answer the rows of a table."""
 
     data: RowsLike = option(None, "a table, or parallel text files: test.de test.en")
@@ -204,6 +205,10 @@ class TableOptions:
     raw_cells: bool = option(
         False,
         "leave cells of .csv and .tsv that a spreadsheet would compute (=, +, -, @) without an apostrophe",
+    )
+
+    bom: bool = option(
+        False, "begin .csv and .tsv with a byte-order mark, by which spreadsheets know that they are UTF-8"
     )
 
     @property

@@ -24,7 +24,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.adapters import FeatureSettings, LoraSettings
-from etymon.settings.reading import LanguageCode, LanguageSettings, TextSettings
+from etymon.settings.reading import EncodingSettings, LanguageCode, LanguageSettings, TextSettings
 from etymon.settings.tasks import TASK_OPTIONS
 
 OptimiserName = Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"]
@@ -285,7 +285,7 @@ class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
 
 
 @settings
-class FinetuneSettings(RunSettings):
+class FinetuneSettings(RunSettings, EncodingSettings):
     """What `etymon finetune` can be asked for."""
 
     task: str = option("text2text", f"what to learn: {', '.join(TASK_OPTIONS)}")

@@ -14,9 +14,12 @@ from typing import Any
 
 from etymon.errors import EtymonError
 from etymon.files import atomic_write, is_deep, json_fault, json_text
-from etymon.text.reading import SURROGATE, Record
+from etymon.text.charsets import MARK
+from etymon.text.reading import RECORDS, SURROGATE, Record
 from etymon.text.sources import PACKINGS, TextFiles, suffix_of
 
+Decoding = Mapping[str, Any]
+NO_DECODING: Decoding = {}
 COLUMN_FILES = (".conll", ".iob", ".bio")
 """A token a line, its columns by white space."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".conllu", *COLUMN_FILES)
@@ -43,21 +46,26 @@ WRITTEN_COLUMN = "prediction"
 """Every table of answers has this column: it tells the tables that we wrote."""
 
 
-def read_rows(paths: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[Record]:
+def read_rows(
+    paths: Sequence[Path], columns: Sequence[str] = (), decoding: Decoding = NO_DECODING
+) -> Iterator[Record]:
     """The rows of tables one after the other. Files that are none of `SUFFIXES` are parallel: line n of each
     belongs to row n, and a file's column is called as its name ends (`train.de`). With `columns`, files have
-    no header: these are the names."""
+    no header: these are the names. `decoding` are arguments of `TextFiles`, as below."""
     kinds = [suffix_of(path) for path in paths]
     if columns:
         for path, kind in zip(paths, kinds, strict=True):
             if kind in COLUMN_FILES:
-                yield from column_rows(path, columns)
+                yield from column_rows(path, columns, decoding)
             else:  # by tabs, or by commas, if that is what it is
                 kind = "csv" if kind == ".csv" else "tsv"
-                yield from TextFiles([path], format=kind, header=columns).records()
+                yield from TextFiles([path], format=kind, header=columns, **decoding).records()
     elif set(kinds) <= set(SUFFIXES):
         for path, kind in zip(paths, kinds, strict=True):
-            for place, row in READERS[kind](path) if kind in READERS else TextFiles([path]).records():
+            rows = (
+                TextFiles([path], **decoding).records() if kind in RECORDS else READERS[kind](path, decoding)
+            )
+            for place, row in rows:
                 # A table of answers has apostrophes that keep its cells from being formulas.
                 if kind in (".csv", ".tsv") and WRITTEN_COLUMN in row:
                     row = {unguard_cell(name): unguard_cell(cell) for name, cell in row.items()}
@@ -75,10 +83,10 @@ def read_rows(paths: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[Re
             "names of its tab-separated columns (--columns en,zh)"
         )
     else:
-        yield from _parallel_rows(paths)
+        yield from _parallel_rows(paths, decoding)
 
 
-def _parallel_rows(paths: Sequence[Path]) -> Iterator[Record]:
+def _parallel_rows(paths: Sequence[Path], decoding: Decoding) -> Iterator[Record]:
     bare = [path.with_suffix("") if path.suffix.lower() in PACKINGS else path for path in paths]
     # train.de and train.en are columns "de" and "en"; source.txt and target.txt are "source" and "target".
     names = [path.suffix[1:] for path in bare]
@@ -86,7 +94,7 @@ def _parallel_rows(paths: Sequence[Path]) -> Iterator[Record]:
         names = [path.stem for path in bare]
     if len(set(names)) < len(names):
         raise EtymonError(f"{', '.join(map(str, paths))} would be columns of one name: rename them")
-    files = [list(TextFiles([path], format="txt").lines()) for path in paths]
+    files = [list(TextFiles([path], format="txt", **decoding).lines()) for path in paths]
     if len(set(map(len, files))) > 1:
         counts = ", ".join(f"{path} has {len(lines):,}" for path, lines in zip(paths, files))
         raise EtymonError(f"parallel files need as many lines each: {counts}")
@@ -97,11 +105,11 @@ def _parallel_rows(paths: Sequence[Path]) -> Iterator[Record]:
 # ---------------------------------------------------------------- JSON and Parquet
 
 
-def _json_rows(path: Path) -> Iterator[Record]:
+def _json_rows(path: Path, decoding: Decoding) -> Iterator[Record]:
     """A list of objects, SQuAD's tree of questions, or (many files are called so) one object after the
     other."""
     # Read as text first: so it may be compressed, and bad bytes are reported with their line.
-    files = TextFiles([path], format="txt", max_document=LONGEST_JSON)
+    files = TextFiles([path], format="txt", max_document=LONGEST_JSON, **decoding)
     text = "\n".join(line for _, line in files.lines())
     try:
         document = json.loads(text)
@@ -178,7 +186,7 @@ def _squad_rows(document: Mapping[str, Any], name: str) -> Iterator[Record]:
                 yield place, row
 
 
-def _parquet_rows(path: Path) -> Iterator[Record]:
+def _parquet_rows(path: Path, decoding: Decoding) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
@@ -192,10 +200,10 @@ def _parquet_rows(path: Path) -> Iterator[Record]:
 # ---------------------------------------------------------------- CoNLL: a token a line
 
 
-def conllu_rows(path: Path) -> Iterator[Record]:
+def conllu_rows(path: Path, decoding: Decoding = NO_DECODING) -> Iterator[Record]:
     """Sentences of CoNLL-U: lists of `tokens`, of `COLUMNS`, and of `spaces`, whether one follows a token in
     the text. Ranges of words and empty nodes are left out."""
-    for block in _sentence_lines(path):
+    for block in _sentence_lines(path, decoding):
         lines = [(place, line.split("\t")) for place, line in block if not line.startswith("#")]
         for place, parts in lines:
             if len(parts) != len(CONLLU):
@@ -218,10 +226,10 @@ def conllu_rows(path: Path) -> Iterator[Record]:
         yield lines[0][0], {**row, "spaces": [spaces[parts[0]] for parts in words]}
 
 
-def column_rows(path: Path, names: Sequence[str] = ()) -> Iterator[Record]:
+def column_rows(path: Path, names: Sequence[str] = (), decoding: Decoding = NO_DECODING) -> Iterator[Record]:
     """Sentences of a file of columns: lists by the `names` of all of them; or the first as `tokens` and the
     last as `tags`."""
-    for block in _sentence_lines(path):
+    for block in _sentence_lines(path, decoding):
         rows = []
         block = [(place, line) for place, line in block if line.split()[0] != DOCUMENT]
         for place, line in block:
@@ -239,10 +247,10 @@ def column_rows(path: Path, names: Sequence[str] = ()) -> Iterator[Record]:
             yield block[0][0], {name: list(values) for name, values in columns if name != SKIPPED}
 
 
-def _sentence_lines(path: Path) -> Iterator[list[tuple[str, str]]]:
+def _sentence_lines(path: Path, decoding: Decoding) -> Iterator[list[tuple[str, str]]]:
     """Lines with their places, a list for all up to a blank one."""
     block: list[tuple[str, str]] = []
-    for place, line in TextFiles([path], format="txt").lines():
+    for place, line in TextFiles([path], format="txt", **decoding).lines():
         if line.strip():
             block.append((place, line))
         elif block:
@@ -252,13 +260,25 @@ def _sentence_lines(path: Path) -> Iterator[list[tuple[str, str]]]:
         yield block
 
 
-READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
+def _read_columns(path: Path, decoding: Decoding) -> Iterator[Record]:
+    return column_rows(path, (), decoding)
+
+
+READERS: dict[str, Callable[[Path, Decoding], Iterator[Record]]] = {
     ".parquet": _parquet_rows,
     ".json": _json_rows,
     ".conllu": conllu_rows,
-    **dict.fromkeys(COLUMN_FILES, column_rows),
+    **dict.fromkeys(COLUMN_FILES, _read_columns),
 }
 """Readers of files that `TextFiles.records` does not read."""
+
+
+def is_damaged(value: Any) -> bool:
+    """Whether a cell, or any cell of a row, holds bytes that are no text."""
+    if isinstance(value, str):
+        return MARK in value
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(map(is_damaged, parts))
 
 
 # --- writing
@@ -269,10 +289,11 @@ def write_table(
     rows: Sequence[Mapping[str, Any]],
     tell: Callable[[str], None] | None = None,
     raw_cells: bool = False,
+    bom: bool = False,
 ) -> None:
     """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no
     other; .tsv knows no quotes, so tabs and line breaks become spaces there, and `tell` gets a message about
-    it. Unless `raw_cells`, a cell of .csv and .tsv that a spreadsheet would compute gets an apostrophe
+    it. With a `bom`, spreadsheets know that a .csv or .tsv is UTF-8. Unless `raw_cells`, a cell of .csv and .tsv that a spreadsheet would compute gets an apostrophe
     before it (`guard_cell`)."""
     path = Path(path)
     kind = path.suffix.lower()
@@ -301,6 +322,7 @@ def write_table(
         if kind == ".jsonl":
             file.writelines(json_text(row) + "\n" for row in rows)
             return
+        file.write("\ufeff" if bom else "")
         guard = str if raw_cells else guard_cell
         lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
         if kind == ".csv":

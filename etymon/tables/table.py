@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,11 @@ import numpy as np
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.files import holds, parse_json
-from etymon.tables.formats import read_rows
+from etymon.settings.reading import EncodingSettings
+from etymon.tables.formats import is_damaged, read_rows
 from etymon.text.reading import SURROGATE
+
+logger = logging.getLogger("etymon.tables")
 
 MISSING = ("NAType", "NaTType")
 """What pandas puts where there is no value."""
@@ -28,6 +32,8 @@ class Table:
     rows: list[Mapping[str, Any]]
     places: list[str]
     description: str
+    skipped: int = 0
+    """Rows with bytes that are no text, which were left out."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -91,9 +97,10 @@ class Table:
         return SURROGATE.sub("\ufffd", value).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
+def read_table(given: Any, columns: Sequence[str] = (), how: EncodingSettings | None = None) -> Table:
     """A table out of files, or of rows that the program holds (`rows_or_paths`). Several files follow one
-    another, or are parallel; with `columns` they have no header (`formats.read_rows`)."""
+    another, or are parallel; with `columns` they have no header (`formats.read_rows`). `how` says what the
+    bytes of files mean."""
     rows = rows_or_paths(given)
     if any(isinstance(row, Mapping) for row in rows):
         places = [f"row {number}" for number in range(1, len(rows) + 1)]
@@ -107,9 +114,17 @@ def read_table(given: Any, columns: Sequence[str] = ()) -> Table:
                 raise EtymonError(f"no such file: {path}")
         table = Table([], [], ", ".join(map(str, paths)))
         # The places are kept beside the rows: tasks name the row that they refuse.
-        for place, row in read_rows(paths, columns):
+        how = how or EncodingSettings()
+        for place, row in read_rows(paths, columns, how.decoding):
+            if how.errors == "skip" and is_damaged(row):
+                table.skipped += 1
+                continue
             table.places.append(place)
             table.rows.append(row)
+        if table.skipped:
+            logger.warning(
+                f"{table.description}: rows that cannot be read and were left out: {table.skipped:,}"
+            )
     if not table.rows:
         raise EtymonError(f"{table.description or 'the table'} has no rows: give some")
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import pickle
@@ -13,24 +12,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any, Literal
+from itertools import chain, islice
+from typing import IO, Any, Literal, get_args
 
 from etymon.errors import EtymonError
 from etymon.files import parse_json
 from etymon.text import sentences
+from etymon.text.charsets import BUFFER, Errors, decode_stream
 from etymon.text.sentences import cut_front
 
 Boundary = Literal["file", "blank", "line"]
-Errors = Literal["strict", "replace", "skip"]
 Record = tuple[str, dict[str, Any]]
 """Where it stands, and its values by the names of their columns."""
 
-BUFFER = 1 << 20  # bytes that are read at once
 HELD = 1 << 24  # bytes of a document that may yet be skipped; more of it waits on the disk
 BATCH = 1 << 23  # bytes of a parquet file that are unpacked at once, where its rows allow it
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", "，": "full-width commas"}
+SNIFFED = 20
+"""Lines of a table by which it is seen what parts its cells."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-# To be skipped, bad bytes are first marked: they become lone surrogates, which no good text holds.
-MODES: dict[Errors, str] = {"strict": "strict", "replace": "replace", "skip": "surrogateescape"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +50,30 @@ class Reading:
 
     `boundary` says what ends a document in a plain text file: the file, a blank line or every line. Records
     (.jsonl, .csv, .tsv, .parquet) are a document each, taken from `column` and held in memory whole: one of
-    more than `max_document` bytes is refused. `errors` says what becomes of bytes that are no UTF-8: an
-    error, U+FFFD, or a document left out (and any other record that cannot be read with it). `format` reads
+    more than `max_document` bytes is refused. `encoding` is one of Python's, or "auto". `errors` says what
+    becomes of bytes that are no text in it: an error, U+FFFD (of at most the share `max_replaced` of a file),
+    or a document left out (and any other record that cannot be read with it). `format` reads
     every file as if its name ended so. `header` names the columns of .csv and .tsv files that do not begin
     with one.
     """
 
     boundary: Boundary = "file"
     column: str = "text"
+    encoding: str = "utf-8"
     errors: Errors = "strict"
+    max_replaced: float = 0.01
     max_document: int = 32_000_000
     format: str | None = None
     header: Sequence[str] = ()
     skipped: int = field(default=0, compare=False)
     """Documents left out so far."""
+    noted: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Files of which it was said how much of them was replaced."""
 
     def __post_init__(self) -> None:
         if self.boundary not in ("file", "blank", "line"):
             raise EtymonError(f"documents must be 'file', 'blank' or 'line', not {self.boundary!r}")
-        if self.errors not in MODES:
+        if self.errors not in get_args(Errors):
             raise EtymonError(f"errors must be 'strict', 'replace' or 'skip', not {self.errors!r}")
         if self.max_document < 1:
             raise EtymonError(f"the longest record must be at least one byte, not {self.max_document}")
@@ -85,8 +90,8 @@ class Reading:
             "(etymon prepare and tokenizer have --max-document and --errors skip)"
         )
 
-    def no_column(self, place: str, present: Iterable[str]) -> str:
-        there = ", ".join(map(repr, present)) or "none"
+    def no_column(self, place: str, present: Iterable[str], parted: str = "") -> str:
+        there = (", ".join(map(repr, present)) or "none") + parted
         return f"{place}: no column {self.column!r}; columns there: {there}; name the right one with --column"
 
 
@@ -94,30 +99,11 @@ class Reading:
 
 
 def _chunks(stream: IO[bytes], name: str, reading: Reading) -> Iterator[str]:
-    """The text with "\\n" for every line end; what is no UTF-8 is refused with its byte and line, or
-    marked."""
+    """The text with "\\n" for every line end; see `charsets.decode_stream`."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
-    rest, offset, line, final = b"", 0, 1, False
-    while not final:
-        data = stream.read(BUFFER)
-        final = not data
-        data = rest + data
-        try:
-            text, used = codecs.utf_8_decode(data, MODES[reading.errors], final)
-        except UnicodeDecodeError as error:
-            utf16 = offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff")
-            line += data.count(10, 0, error.start)
-            raise EtymonError(
-                f"{name} is not UTF-8 at byte {offset + error.start} (line {line}); convert it, e.g. iconv "
-                "-f "
-                f"{'UTF-16' if utf16 else 'LATIN1'} -t UTF-8, or go on with --errors replace or skip where "
-                "there "
-                "is that option"
-            ) from error
-        if offset == 0:
-            text = text.removeprefix("\ufeff")
-        rest, offset, line = data[used:], offset + used, line + data.count(10, 0, used)
-        yield newlines.decode(text, final)
+    for text in decode_stream(stream.read, name, reading):
+        yield newlines.decode(text)
+    yield newlines.decode("", final=True)
 
 
 def _lines(chunks: Iterator[str]) -> Iterator[tuple[str, bool]]:
@@ -243,16 +229,40 @@ def _json_records(
                 reading.refuse(f'{place}: expected an object such as {{"{reading.column}": "..."}}')
 
 
+def find_separator(lines: Sequence[str], usual: str, columns: int) -> str:
+    """What parts the cells of a table, by its first lines: the usual one, unless that gives one column and
+    another one gives as many, more than one, in every row (or so many `columns`, where they were named)."""
+    for separator in (usual, *SEPARATORS):
+        try:
+            rows = [row for row in csv.reader((line + "\n" for line in lines), delimiter=separator) if row]
+        except csv.Error:
+            continue
+        # The last row may go on in lines that are not seen.
+        widths = {len(row) for row in (rows[:-1] if len(lines) == SNIFFED else rows)}
+        if separator == usual and (not rows or len(rows[0]) > 1):
+            return usual
+        if len(widths) == 1 and max(widths) > 1 and columns in (0, max(widths)):
+            return separator
+    return usual
+
+
 def _table_records(
     stream: IO[bytes], name: str, reading: Reading, column: str | None = None, **dialect: Any
 ) -> Iterator[Record]:
     """The rows of a .csv or .tsv file, of as many cells as the header; with `column`, that one alone."""
     csv.field_size_limit(reading.max_document)
     latest, began, has_ended = (name, ""), "", False
+    numbered = record_lines(stream, name, reading)
+    head = list(islice(numbered, SNIFFED))
+    usual = dialect["delimiter"]
+    separator = find_separator([line for _, line in head], usual, len(reading.header))
+    if separator != usual:
+        dialect = {"delimiter": separator}  # with quotes, as a spreadsheet writes them
+    parted = f"(separated by {SEPARATORS[separator]})"
 
     def lines() -> Iterator[str]:
         nonlocal latest, began, has_ended
-        for latest in record_lines(stream, name, reading):
+        for latest in chain(head, numbered):
             began = began or latest[0]
             yield latest[1] + "\n"
         has_ended = True
@@ -272,7 +282,7 @@ def _table_records(
         if twice := [cell for cell in header if cell and header.count(cell) > 1]:
             raise EtymonError(f"{name}: two columns are called {twice[0]!r}; rename one")
     if column is not None and header and column not in header:
-        raise EtymonError(reading.no_column(name, header))
+        raise EtymonError(reading.no_column(name, header, f" {parted}"))
     while True:
         began = ""
         try:
@@ -290,7 +300,7 @@ def _table_records(
             reading.refuse(began + unclosed)
         elif len(row) != len(header):
             first = "" if began == latest[0] else f" from {began.rpartition(', ')[2]} on"
-            reading.refuse(f"{latest[0]}: a row of {len(row)} columns{first}{wanted}")
+            reading.refuse(f"{latest[0]}: a row of {len(row)} columns{first} {parted}{wanted}")
         else:
             record = dict(zip(header, row)) if column is None else {column: row[header.index(column)]}
             if any(map(SURROGATE.search, record.values())):

@@ -124,6 +124,8 @@ class TextFiles(Reading):
         A file that is known is not read again as long as its size and time of change are the same.
         """
         options = [self.boundary, self.column, self.errors, self.max_document, self.format]
+        if self.encoding != "utf-8":  # stores of earlier releases do not say it
+            options.append(self.encoding)
         rows = [(path.name, self._checksum(path)) for path in self.list_files()]
         return hashlib.sha256(json.dumps([options, rows]).encode()).hexdigest()
 
@@ -333,7 +335,7 @@ def text_source(
     stores = [path for path in paths if (Path(path) / "store.json").is_file()]
     if not stores:
         settings = settings or TextSettings()
-        return TextFiles(paths, boundary=settings.documents, column=settings.column, errors=settings.errors)
+        return TextFiles(paths, boundary=settings.documents, column=settings.column, **settings.decoding)
     if len(paths) > 1:
         raise EtymonError(
             f"{stores[0]} is a prepared text: it cannot be mixed with other data; give it alone"

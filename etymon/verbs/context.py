@@ -18,6 +18,7 @@ from etymon.settings import (
     option,
     settings,
 )
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.verb import verb
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class ContextOptions(ComputeOptions, JsonOptions):
+class ContextOptions(ComputeOptions, EncodingSettings, JsonOptions):
     models: Annotated[Any, Spelling("Sequence[str | Path | Model] | str | Path | Model", list[str])] = (
         argument("folders or hub ids of decoders; together they are a group")
     )
@@ -62,7 +63,7 @@ def context(options: ContextOptions) -> Contexts:
     require_writable(None if options.out is None else Path(options.out) / "report.html")
     lengths, files = (
         context_lengths(options.longest, options.step),
-        text_files(FileOptions(data=options.data)),
+        text_files(FileOptions(data=options.data, **options.decoding)),
     )
     files.list_files()  # refuses what is not there before any model is read
     contexts = measure(

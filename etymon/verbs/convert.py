@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from etymon.errors import EtymonError
 from etymon.settings import OpeningOptions, Spelling, argument, option, settings
 from etymon.verbs.terminal import say
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Converted:
 
 
 @settings
-class ConvertOptions(OpeningOptions):
+class ConvertOptions(OpeningOptions, EncodingSettings):
     source: str | Path = argument("folder or hub id")
     target: str | Path = argument("folder to write")
     heads: Annotated[tuple[str, ...] | None, Spelling("Sequence[str] | None", list[str])] = option(
@@ -80,7 +81,7 @@ def convert(options: ConvertOptions) -> Converted:
         raise EtymonError("ELMo's published files hold float32: leave out --quantize and --dtype")
     if options.data is not None and quantize is None:
         raise EtymonError("a text is only read to measure rounding: give --quantize int8 with --data")
-    text = None if options.data is None else read_texts((), options.data, lines=False)[0]
+    text = None if options.data is None else read_texts((), options.data, lines=False, how=options)[0]
     choice: dict[str, Any] = {
         "heads": options.heads,
         "revision": options.revision,

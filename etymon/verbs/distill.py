@@ -31,7 +31,8 @@ class DistillOptions(TrainOptions):
     out: PathText = option(None, "the run's folder (runs/distilled-FAMILY)")
     objective: dict[str, Any] = group(EncoderDistillationSettings)
     run: dict[str, Any] = group(
-        PretrainSettings, "teacher_layers budget batch length documents learning_rate precision seed"
+        PretrainSettings,
+        "teacher_layers budget batch length documents column encoding errors max_replaced learning_rate precision seed",
     )
 
 

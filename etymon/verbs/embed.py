@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from etymon.errors import EtymonError
 from etymon.settings import ModelLike, Notify, PathText, Texts, WeightOptions, argument, option, settings
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs.load_inputs import NO_TEXT, iterate_texts, load_model, require_writable
 from etymon.verbs.verb import verb
 
@@ -39,7 +40,7 @@ class Written(NamedTuple):
 
 
 @settings
-class EmbedOptions(WeightOptions):
+class EmbedOptions(WeightOptions, EncodingSettings):
     model: ModelLike = argument("a model's folder or hub id")
     texts: Texts = argument("texts to embed; - reads lines from standard input", ())
     file: Path | None = option(None, "a file with a text a line")
@@ -77,7 +78,7 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
     out, layer = options.out, options.layer
     require_writable(out, *WRITERS)
     notify = options.on_note or warnings.warn
-    texts = iterate_texts(options.texts, options.file, on_note=notify)
+    texts = iterate_texts(options.texts, options.file, on_note=notify, how=options)
     # Before the model is opened: a missing file is refused at once.
     block = list(islice(texts, BLOCK))
     if not block:

@@ -70,7 +70,7 @@ def evaluate(options: EvaluateOptions) -> Evaluated:
     task = task_for(model, options.task, options.task_options)
     metrics = list(options.metric or task.default_metrics)
     task.check_metrics(metrics)
-    table = read_table(rows, options.column_names)
+    table = read_table(rows, options.column_names, options)
     task.texts(table)  # refuses rows that cannot be used, before any work
     # By its ending. Any other file has a line a row, as scripts that compare lines (sacreBLEU) read them.
     is_table = out is not None and Path(out).suffix.lower() in WRITTEN
@@ -89,7 +89,7 @@ def evaluate(options: EvaluateOptions) -> Evaluated:
     records = [task.record(prediction) for prediction in predictions]
     if out is not None and is_table:
         merged = [{**row, **record} for row, record in zip(table.rows, records)]
-        write_table(out, merged, options.on_note, options.raw_cells)
+        write_table(out, merged, options.on_note, options.raw_cells, options.bom)
     elif out is not None:
         with atomic_write(out) as file:
             file.writelines(" ".join(str(record["prediction"]).split()) + "\n" for record in records)

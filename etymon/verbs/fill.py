@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from etymon.display import align_left
 from etymon.settings import JsonOptions, ModelLike, Notify, Texts, WeightOptions, argument, option, settings
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class FillOptions(WeightOptions, JsonOptions):
+class FillOptions(WeightOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     texts: Texts = argument("texts with blanks: [MASK], <mask> or ___; - reads lines from standard input")
     top_k: int = option(5, "how many fillings of a blank to show")
@@ -32,7 +33,7 @@ def fill(options: FillOptions) -> list[Filling]:
     from etymon.generation.fill import fill_texts
     from etymon.verbs.load_inputs import load_model, read_texts
 
-    texts = read_texts(options.texts, on_note=options.on_note)
+    texts = read_texts(options.texts, on_note=options.on_note, how=options)
     return fill_texts(
         load_model(options.model, options, head="vocabulary"),
         texts,

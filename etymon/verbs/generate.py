@@ -23,6 +23,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.verb import verb
 
@@ -34,7 +35,7 @@ SAMPLING = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
 
 
 @settings
-class GenerateOptions(WeightOptions, JsonOptions):
+class GenerateOptions(WeightOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     prompts: Texts = argument("what to go on from (T5: source texts); - reads lines from standard input")
     decoding: dict[str, Any] = group(DecodingSettings)
@@ -68,7 +69,7 @@ def generate(options: GenerateOptions) -> list[Generation]:
     # Whoever gives a temperature wants to sample; a contrastive search uses top_k otherwise.
     sample = bool(SAMPLING & decoding.keys()) and not decoding.get("penalty_alpha")
     decoding_settings = DecodingSettings(**{"sample": sample, **decoding})
-    texts = read_texts(options.prompts, on_note=options.on_note)
+    texts = read_texts(options.prompts, on_note=options.on_note, how=options)
     if options.report:
         from etymon.lab import compare_decoding
 
@@ -80,6 +81,7 @@ def generate(options: GenerateOptions) -> list[Generation]:
             texts,
             decoding_settings,
             data=[str(path) for path in options.data],
+            how=options,
             folder=Path(model) if isinstance(model, str | Path) else None,
             batch_size=options.batch_size,
             on_progress=options.on_progress or (lambda message: None),

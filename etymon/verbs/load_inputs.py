@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from etymon.config import parse_count
 from etymon.errors import EtymonError
 from etymon.settings import ComputeOptions, DeviceOptions, PrecisionName, WeightOptions
-from etymon.settings.reading import FileOptions
-from etymon.text.reading import SURROGATE
+from etymon.settings.reading import EncodingSettings, FileOptions
+from etymon.text.charsets import MARK, decode_stream
+from etymon.text.reading import SURROGATE, Reading
 from etymon.text.sources import TextFiles
 
 if TYPE_CHECKING:
@@ -75,10 +77,12 @@ def read_texts(
     lines: bool = True,
     blank: bool = False,
     on_note: OnNote | None = None,
+    how: EncodingSettings | None = None,
 ) -> list[str]:
     """Texts as given; "-" alone stands for the lines of standard input. `file` adds its lines, or itself as
-    one. Blank lines are left out with a note, or with `blank` stay in their places."""
-    all_texts = list(iterate_texts(texts, file, lines=lines, blank=blank, on_note=on_note))
+    one; `how` says what bytes mean. Blank lines are left out with a note, or with `blank` stay in their
+    places."""
+    all_texts = list(iterate_texts(texts, file, lines=lines, blank=blank, on_note=on_note, how=how))
     if not all_texts:
         raise EtymonError(NO_TEXT)
     return all_texts
@@ -91,13 +95,15 @@ def iterate_texts(
     lines: bool = True,
     blank: bool = False,
     on_note: OnNote | None = None,
+    how: EncodingSettings | None = None,
 ) -> Iterator[str]:
     """The same as they come: of a file, and of standard input, a line at a time."""
     given = [texts] if isinstance(texts, str) else texts
+    reading = Reading(**(how or EncodingSettings()).decoding)
     if not isinstance(given, Iterable) or isinstance(given, Mapping) or hasattr(given, "columns"):
         raise EtymonError(f"texts are given as a list of them, not as a {type(given).__name__}")
     if isinstance(given, Sequence) and list(given) == ["-"]:
-        yield from _lines(None, blank, on_note)
+        yield from _lines(None, blank, on_note, reading)
     else:
         for number, text in enumerate(given, 1):
             if not isinstance(text, str):
@@ -106,37 +112,43 @@ def iterate_texts(
                 raise EtymonError(f"{text[:40]!r} holds bytes that are no UTF-8 text: convert it first")
             yield text
     if file is not None:
-        yield from _lines(Path(file), blank, on_note) if lines else [_whole(Path(file))]
+        yield from _lines(Path(file), blank, on_note, reading) if lines else [_whole(Path(file), reading)]
 
 
-def _lines(file: Path | None, blank: bool, on_note: OnNote | None) -> Iterator[str]:
+def _lines(file: Path | None, blank: bool, on_note: OnNote | None, reading: Reading) -> Iterator[str]:
     """Lines end with \\n or \\r\\n and with nothing else, whatever the verb, so that other programs count
-    them alike."""
-    name, left_out = file or "standard input", 0
+    them alike. A line that is skipped stays in its place where blank ones do."""
+    name, left_out, damaged, rest = str(file or "standard input"), 0, 0, ""
+    for chunk in chain(_decoded(file, name, reading), [None]):
+        *whole, rest = (rest + (chunk or "")).split("\n")
+        for line in [*whole, rest] if chunk is None and rest else whole:
+            is_damaged = MARK in line
+            damaged += is_damaged
+            line = "" if is_damaged else line.removesuffix("\r")
+            if blank or line.strip():
+                yield line
+            else:
+                left_out += not is_damaged
+    for count, what in ((left_out, "blank lines"), (damaged, "lines that cannot be read")):
+        if count and on_note is not None:
+            on_note(f"{what} of {name} that were left out: {count:,}")
+
+
+def _whole(file: Path, reading: Reading) -> str:
+    text = "".join(_decoded(file, str(file), reading))
+    if MARK in text:
+        raise EtymonError(f"{file} cannot be read whole: --errors skip leaves out lines, not texts")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _decoded(file: Path | None, name: str, reading: Reading) -> Iterator[str]:
+    """The text of a file, or of standard input as it comes."""
     try:
         with nullcontext(sys.stdin.buffer) if file is None else open(file, "rb") as source:
-            for number, raw in enumerate(source):
-                # Editors on Windows put a byte order mark before the first line.
-                line = raw.decode("utf-8" if number else "utf-8-sig").removesuffix("\n").removesuffix("\r")
-                if blank or line.strip():
-                    yield line
-                else:
-                    left_out += 1
+            read = source.read1 if hasattr(source, "read1") else source.read
+            yield from decode_stream(read, name, reading)
     except OSError as error:
         raise EtymonError(f"cannot read {name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise EtymonError(f"{name} is not UTF-8 text (line {number + 1}): convert it first") from error
-    if left_out and on_note is not None:
-        on_note(f"blank lines of {name} that were left out: {left_out:,}")
-
-
-def _whole(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise EtymonError(f"cannot read {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise EtymonError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from error
 
 
 def require_writable(out: str | Path | None, *endings: str, read: Iterable[Any] = ()) -> None:
@@ -178,8 +190,8 @@ def files_by_language(options: FileOptions, *, several: bool = True) -> dict[str
     reading: dict[str, Any] = {
         "boundary": options.documents,
         "column": options.column,
-        "errors": options.errors,
         "format": options.format,
+        **options.decoding,
         "max_document": None if options.max_document is None else parse_size(options.max_document),
     }
     reading = {name: value for name, value in reading.items() if value is not None}

@@ -74,16 +74,21 @@ def predict(options: PredictOptions) -> list[Predicted]:
                 f"the task {task.name!r} reads the columns {', '.join(task.input_columns)}: give a table (--data), not "
                 "single texts"
             )
-        rows = [{task.input_columns[0]: text} for text in read_texts(options.texts, on_note=options.on_note)]
+        rows = [
+            {task.input_columns[0]: text}
+            for text in read_texts(options.texts, on_note=options.on_note, how=options)
+        ]
     elif options.texts:
         raise EtymonError("give texts or --data, not both")
-    table = read_table(rows, options.column_names)
+    table = read_table(rows, options.column_names, options)
     # Before any answer: a column called `prediction` would be lost in the file.
     task.require_free_names(table)
     answers = task.predict(model, table, DecodingSettings(**options.decoding), options.on_note or ignore_note)
     results = [Predicted(row, task.record(answer)) for row, answer in zip(table.rows, answers, strict=True)]
     if options.out is not None:
-        write_table(options.out, [result.told for result in results], options.on_note, options.raw_cells)
+        write_table(
+            options.out, [result.told for result in results], options.on_note, options.raw_cells, options.bom
+        )
     return results
 
 

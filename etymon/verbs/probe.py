@@ -17,6 +17,7 @@ from etymon.settings import (
     option,
     settings,
 )
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.verb import verb
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class ProbeOptions(ComputeOptions, JsonOptions):
+class ProbeOptions(ComputeOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     data: Annotated[Any, Spelling("Sequence[str | Path | ProbeTask] | str | Path", list[str])] = option(
         (), "a file or folder of tasks, repeatable (docs/probing.md)"
@@ -80,6 +81,7 @@ def probe(options: ProbeOptions) -> Probes:
             examples=options.examples,
             pseudo_words=options.pseudo_words,
             seed=options.seed,
+            how=options,
         )
     probes = probe_model(
         load_model(options.model, options),

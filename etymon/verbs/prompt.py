@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -22,6 +22,7 @@ from etymon.settings import (
     option,
     settings,
 )
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs import terminal
 from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.verb import verb
@@ -49,7 +50,7 @@ def _numbers(shots: Any) -> Any:
 
 
 @settings
-class PromptOptions(WeightOptions, JsonOptions):
+class PromptOptions(WeightOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     task: Annotated[Any, Spelling("str | Path | Mapping[str, Any]", str)] = argument(
         "a task file (docs/prompting.md)"
@@ -60,9 +61,6 @@ class PromptOptions(WeightOptions, JsonOptions):
     set: Words = option((), "override a key of the task file: normalise=sum")
     limit: int | None = option(None, "ask only the first so many queries", ge=1)
     drop: bool = option(True, "leave out a prompt's first examples where there is no room for all")
-    errors: Literal["strict", "replace", "skip"] = option(
-        "strict", "records that cannot be read: refuse, put U+FFFD, or leave out"
-    )
     out: PathText = option(None, "a .jsonl file for the answers, one record each")
     show: int = option(10, "answers to print for each number of shots", seen_by="command line")
     on_note: Notify | None = option(None, "is told what was left out", seen_by="python")
@@ -85,7 +83,7 @@ def prompt(options: PromptOptions) -> Prompted:
     require_writable(options.out)
     # Before --set, which can override anything, the shots too.
     overrides = [] if options.shots is None else [f"shots={list(options.shots)}"]
-    task = open_task(options.task, [*overrides, *options.set], options.errors)
+    task = open_task(options.task, [*overrides, *options.set], options)
     prompter = Prompter(load_model(options.model, options, head="vocabulary"))
     run = PromptRun(prompter, task, options.drop, options.limit, options.on_progress)
     outcomes = [run.outcome(shots) for shots in task.shots]

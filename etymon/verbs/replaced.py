@@ -7,6 +7,7 @@ from pathlib import Path
 
 from etymon.errors import EtymonError
 from etymon.settings import ComputeOptions, JsonOptions, ModelLike, Notify, Texts, argument, option, settings
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
@@ -28,7 +29,7 @@ class Inspection:
 
 
 @settings
-class ReplacedOptions(ComputeOptions, JsonOptions):
+class ReplacedOptions(ComputeOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("folder or hub id of a discriminator (ELECTRA)")
     texts: Texts = argument("texts to look at; - reads lines from standard input", ())
     file: Path | None = option(None, "a file with a text a line")
@@ -48,7 +49,7 @@ def replaced(options: ReplacedOptions) -> list[Inspection]:
     from etymon.nn.layers import eval_mode
     from etymon.verbs.load_inputs import load_model, read_texts
 
-    texts = read_texts(options.texts, options.file, on_note=options.on_note)
+    texts = read_texts(options.texts, options.file, on_note=options.on_note, how=options)
     model = load_model(options.model, options)
     if "replaced" not in model.heads:
         raise EtymonError(

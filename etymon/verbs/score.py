@@ -20,7 +20,7 @@ from etymon.settings import (
     option,
     settings,
 )
-from etymon.settings.reading import WordWays
+from etymon.settings.reading import EncodingSettings, WordWays
 from etymon.verbs.terminal import clear_line, print_json
 from etymon.verbs.verb import verb
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class ScoreOptions(WeightOptions, JsonOptions):
+class ScoreOptions(WeightOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     texts: Texts = argument("texts to score (T5: sources); - reads lines from standard input", ())
     file: Path | None = option(None, "a file to score, as one text")
@@ -75,7 +75,11 @@ def score(options: ScoreOptions) -> list[Score]:
     texts = []
     if len(options.texts) or not is_streamed:
         texts = read_texts(
-            options.texts, None if is_streamed else file, lines=options.lines, on_note=options.on_note
+            options.texts,
+            None if is_streamed else file,
+            lines=options.lines,
+            on_note=options.on_note,
+            how=options,
         )
     count, targets = len(texts) + is_streamed, list(options.target)
     if len(targets) == 1:
@@ -111,7 +115,7 @@ def score(options: ScoreOptions) -> list[Score]:
     if file is not None and memory is not None and is_streamed:
         check_memory(model, memory, segment, options.window is not None or options.overlap is not None)
         target = targets[-1] if targets else None
-        scores.append(_score_file(model, file, target, memory, segment, options.on_progress))
+        scores.append(_score_file(model, file, target, memory, segment, options))
     return scores
 
 
@@ -121,7 +125,7 @@ def _score_file(
     target: str | None,
     memory: int,
     segment: int | None,
-    on_progress: Notify | None,
+    options: ScoreOptions,
 ) -> Score:
     """The score of a file, which is read in parts, or of a target given the file."""
     import numpy as np
@@ -135,11 +139,12 @@ def _score_file(
     encoder = Encoder(tokenizer, np.dtype(np.int32))
 
     def parts() -> Iterator[tuple[np.ndarray, int, bool]]:
-        for batch in batches(TextFiles([file], format="txt").documents()):
+        for batch in batches(TextFiles([file], format="txt", **options.decoding).documents()):
             yield encoder(batch).tokens, sum(len(part.text.encode()) for part in batch), target is None
         if target is not None:
             yield tokenizer.encode(target), len(target.encode()), True
 
+    on_progress = options.on_progress
     on_tokens = None if on_progress is None else lambda tokens: on_progress(f"{tokens:,} tokens")
     return score_parts(model, str(file) if target is None else target, parts(), memory, segment, on_tokens)
 

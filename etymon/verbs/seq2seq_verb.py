@@ -24,6 +24,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.reading import EncodingSettings
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -47,7 +48,7 @@ class Rewritten:
 
 
 @settings
-class Seq2SeqOptions(ComputeOptions, JsonOptions):
+class Seq2SeqOptions(ComputeOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument(
         "folder or hub id of a model that writes from a source: t5, bart, or fine-tuned"
     )
@@ -74,7 +75,7 @@ def rewrite(options: Seq2SeqOptions, *, published_task: str, lines: bool) -> lis
             f"cannot write {out}: texts are written a line each, or as .jsonl; name it .txt or .jsonl"
         )
     # Blank lines stay, so that line 7 of the output answers line 7 of the input.
-    sources = read_texts(options.texts, options.file, lines=lines, blank=True)
+    sources = read_texts(options.texts, options.file, lines=lines, blank=True, how=options)
     model = load_model(options.model, options)
     task = _task(model, options.prefix, published_task)
     decoding = DecodingSettings(**options.decoding)

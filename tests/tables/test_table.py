@@ -55,7 +55,10 @@ def test_a_file_without_a_header(tmp_path: Path) -> None:
     commas.write_text('Hi.,"one\ntwo"\n\nRun.,three\n', encoding="utf-8")
     found = read_table(commas, ["en", "text"])
     assert found.texts("text") == ["one\ntwo", "three"] and found.places[1].endswith("cmn.csv, line 4")
-    with pytest.raises(EtymonError, match=r"cmn\.txt, line 1: a row of 3 columns, and 2 were named: en, zh"):
+    with pytest.raises(
+        EtymonError,
+        match=r"cmn\.txt, line 1: a row of 3 columns .separated by tabs., and 2 were named: en, zh",
+    ):
         read_table(path, ["en", "zh"])
     path.write_text("Hi.\t" + "x" * 200_000, encoding="utf-8")
     csv.field_size_limit(1 << 17)

@@ -82,7 +82,10 @@ def test_every_format_in_every_packing(tmp_path: Path, kind: str, packing: str) 
 def test_tables_name_their_columns_and_kinds(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a{kind}"
     write(path, TEXTS)
-    with pytest.raises(EtymonError, match=r"no column 'body'; columns there: 'id', 'text'; name .* --column"):
+    with pytest.raises(
+        EtymonError,
+        match=r"no column 'body'; columns there: 'id', 'text'.*; name .* --column",
+    ):
         read(path, column="body")
     if kind == ".parquet":
         with pytest.raises(EtymonError, match="column 'id' holds int64, not text"):
@@ -116,7 +119,8 @@ def test_rows_of_tables(tmp_path: Path) -> None:
         read(path)
     path.write_text('id,text\n1,a\n2\n\n3,c\r\n4,"d\r\ne"\r\n')
     with pytest.raises(
-        EtymonError, match=r"a.csv, line 3: a row of 1 columns where the header has 2; mend it"
+        EtymonError,
+        match=r"a.csv, line 3: a row of 1 columns .separated by commas. where the header has 2; mend it",
     ):
         read(path)
     assert read(path, errors="skip", skipped=1) == ["a", "c", "d\ne"]
@@ -130,7 +134,7 @@ def test_rows_of_tables(tmp_path: Path) -> None:
     with pytest.raises(EtymonError, match=r"a.csv, line 1: a quote is opened in this row"):
         read(path)
     path.write_text('id,text\n1,"a\n2,"b, c"\n3,d\n')
-    with pytest.raises(EtymonError, match=r"a.csv, line 3: a row of 3 columns from line 2 on where"):
+    with pytest.raises(EtymonError, match=r"a.csv, line 3: a row of 3 columns from line 2 on .* where"):
         read(path)
     path.write_text('id,text\n1,"a\nb\n"')
     assert read(path) == ["a\nb\n"], "the last quote may be the last character"
@@ -157,10 +161,13 @@ def test_bad_bytes_are_located_replaced_or_skipped(
     path.write_bytes(content)
     for boundary in ("file", "blank", "line"):
         with pytest.raises(
-            EtymonError, match=rf"{name} is not UTF-8 at {place}.*-f LATIN1.*--errors replace or skip"
+            EtymonError,
+            match=rf"{name} is not UTF-8 at {place}: it reads as cp1252, .*ö.*--encoding cp1252.*--errors skip",
         ):
             read(path, boundary=boundary)
-    assert any("\ufffd" in found for found in read(path, boundary="blank", errors="replace"))
+    assert any(
+        "\ufffd" in found for found in read(path, boundary="blank", errors="replace", max_replaced=0.2)
+    )
     assert read(path, boundary="blank", errors="skip", skipped=1) == good
 
 
@@ -174,7 +181,9 @@ def test_bad_bytes_in_parquet_and_only_bad_bytes(tmp_path: Path) -> None:
     with pytest.raises(EtymonError, match=r"every file is empty .but for 1 documents left out"):
         read(tmp_path / "b.txt", errors="skip")
     (tmp_path / "c.txt").write_text("hello", encoding="utf-16")
-    with pytest.raises(EtymonError, match=r"c.txt is not UTF-8 at byte 0 \(line 1\).*-f UTF-16"):
+    with pytest.raises(
+        EtymonError, match=r"c.txt is not UTF-8 at byte 0 \(line 1\).*mark of utf-16, .*“hello”"
+    ):
         read(tmp_path / "c.txt")
     with pytest.raises(EtymonError, match="errors must be"):
         read(tmp_path / "b.txt", errors="ignore")
@@ -260,7 +269,7 @@ def test_parts_add_up_however_the_bytes_come(data: str, part: int, buffer: int) 
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "PART", part)
-        patch.setattr("etymon.text.reading.BUFFER", buffer)
+        patch.setattr("etymon.text.charsets.BUFFER", buffer)
         for boundary, texts in wanted.items():
             patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
             whole, text_so_far, longest = [], "", 0

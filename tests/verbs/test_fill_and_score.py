@@ -82,7 +82,7 @@ def test_a_file_that_is_no_text(folder, run, tmp_path):
     (tmp_path / "bytes").write_bytes(b"ab\xff")
     code, _, err = run("score", folder("gpt2"), "--file", tmp_path / "bytes")
     assert code == 2
-    assert "not UTF-8 text (byte 2)" in err
+    assert "is not UTF-8 at byte 2 (line 1)" in err
 
 
 def test_fill_and_score_of_an_electra_run_find_its_generator(tmp_path):

@@ -33,7 +33,7 @@ def test_of_a_large_text_the_dry_run_counts_nearly_the_tokens_of_the_run(
     """Files are read in blocks, far ahead of the text that is looked at."""
     monkeypatch.setattr("etymon.runs.text_data.BEGINNING_BYTES", size // 3)
     monkeypatch.setattr("etymon.runs.text_data.WHOLE_BYTES", 0)
-    for module in ("sources", "reading"):
+    for module in ("sources", "charsets"):
         monkeypatch.setattr(f"etymon.text.{module}.BUFFER", 16_000)
     words = [f"{word}{number}" for number in range(40) for word in ("king", "river", "of", "light")]
     draw = random.Random(0)
