@@ -110,7 +110,7 @@ def compare(
     rows = [[number for number in text.ids if number not in tokenizer.special_ids] for text in texts]
     with ExitStack() as stack:
         on_progress("looking for copies")
-        splits = _training_text(tokenizer, data, how, folder, stack)
+        splits = _training_text(tokenizer, data, folder, stack, how)
         copies: list[tuple[Copy, str]] = [(Copy(), "") for _ in rows]
         for split in splits:
             for place, copy in enumerate(longest_copies(rows, split.tokens, split.documents)):
@@ -202,14 +202,14 @@ def _measure(
 def _training_text(
     tokenizer: Tokenizer,
     data: Sequence[str],
-    how: EncodingSettings | None,
     folder: Path | None,
     stack: ExitStack,
+    how: EncodingSettings | None = None,
 ) -> list[Split]:
     """What the model was trained on, as tokens; empty where that cannot be said."""
     if data:
-        decoding = {} if how is None else how.decoding
-        source = text_source([str(path) for path in data], TextSettings(**decoding))
+        options = {} if how is None else how.reader_options
+        source = text_source([str(path) for path in data], TextSettings(**options))
         if isinstance(source, PreparedText):
             return training_splits(TokenStore.open(source.folder, tokenizer))
         # Copies are looked for in tokens, so raw text is encoded as the model would read it.

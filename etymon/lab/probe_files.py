@@ -23,7 +23,7 @@ from etymon.lab.probe_tasks import (
     pseudo_word_task,
 )
 from etymon.settings.reading import EncodingSettings
-from etymon.tables.formats import COLUMNS, Decoding, column_rows, conllu_rows
+from etymon.tables.formats import COLUMNS, ReaderOptions, column_rows, conllu_rows
 from etymon.text.sentences import sentence_starts
 from etymon.text.sources import TextFiles
 
@@ -80,12 +80,12 @@ def read_tasks(
     if examples < 8 or pseudo_words < 1:
         raise EtymonError("a probe needs at least 8 examples, and pseudo-words at least one pair")
     tasks: list[ProbeTask] = []
-    decoding = {} if how is None else how.decoding
+    reader_options = {} if how is None else how.reader_options
     for name, files in _group_files(paths, format).items():
-        kind = format or _kind(files[0][0], columns, decoding)
+        kind = format or _kind(files[0][0], columns, reader_options)
         sentences: list[Sentence] = []
         for path, split in files:
-            read = list(READERS[kind](path, columns, decoding))
+            read = list(READERS[kind](path, columns, reader_options))
             if not read:
                 raise EtymonError(f"{path} is empty: there is nothing to probe")
             # Beside files with splits in their names, one without is for training.
@@ -155,11 +155,11 @@ def _group_files(
     return by_name
 
 
-def _kind(path: Path, columns: ProbeColumns, decoding: Decoding) -> Format:
+def _kind(path: Path, columns: ProbeColumns, reader_options: ReaderOptions) -> Format:
     by_suffix = FORMATS[path.suffix.lower()]
     if by_suffix is not None:
         return by_suffix
-    head = [line for _, line in islice(TextFiles([path], format="txt", **decoding).lines(), 1000)]
+    head = [line for _, line in islice(TextFiles([path], format="txt", **reader_options).lines(), 1000)]
     if not head:
         raise EtymonError(f"{path} is empty: there is nothing to probe")
     first = head[0].split("\t")
@@ -173,8 +173,8 @@ def _kind(path: Path, columns: ProbeColumns, decoding: Decoding) -> Format:
     return "tags" if all(len(pair) > 1 and " " not in pair[0] for pair in pairs) else "raw"
 
 
-def _read_senteval(path: Path, columns: ProbeColumns, decoding: Decoding) -> Iterator[Sentence]:
-    for place, line in TextFiles([path], format="txt", **decoding).lines():
+def _read_senteval(path: Path, columns: ProbeColumns, reader_options: ReaderOptions) -> Iterator[Sentence]:
+    for place, line in TextFiles([path], format="txt", **reader_options).lines():
         if line.strip():
             parts = line.split("\t", 2)
             if len(parts) < 3:
@@ -182,9 +182,9 @@ def _read_senteval(path: Path, columns: ProbeColumns, decoding: Decoding) -> Ite
             yield _labelled(place, parts[2], parts[1], parts[0])
 
 
-def _read_table(path: Path, columns: ProbeColumns, decoding: Decoding) -> Iterator[Sentence]:
+def _read_table(path: Path, columns: ProbeColumns, reader_options: ReaderOptions) -> Iterator[Sentence]:
     kind = "tsv" if path.suffix.lower() == ".tsv" else "csv"
-    for place, row in TextFiles([path], format=kind, **decoding).records():
+    for place, row in TextFiles([path], format=kind, **reader_options).records():
         for name, option in ((columns.text, "--text"), (columns.label, "--label")):
             if name not in row:
                 raise EtymonError(
@@ -207,15 +207,15 @@ def _labelled(place: str, text: str, label: str, split: str | None) -> Sentence:
     return Sentence(text, [item], None if split is None else SPLIT_NAMES[split.strip().lower()])
 
 
-def _read_tags(path: Path, columns: ProbeColumns, decoding: Decoding) -> Iterator[Sentence]:
-    for _, row in column_rows(path, (), decoding):
+def _read_tags(path: Path, columns: ProbeColumns, reader_options: ReaderOptions) -> Iterator[Sentence]:
+    for _, row in column_rows(path, (), reader_options):
         yield _tagged((token, tag, True) for token, tag in zip(row["tokens"], row["tags"]))
 
 
-def _read_conllu(path: Path, columns: ProbeColumns, decoding: Decoding) -> Iterator[Sentence]:
+def _read_conllu(path: Path, columns: ProbeColumns, reader_options: ReaderOptions) -> Iterator[Sentence]:
     """Words as they stood in the text: what was written together is put together again."""
     column = columns.label if columns.label in COLUMNS else "upos"
-    for _, row in conllu_rows(path, decoding):
+    for _, row in conllu_rows(path, reader_options):
         yield _tagged(zip(row["tokens"], row[column], row["spaces"]))
 
 
@@ -229,9 +229,9 @@ def _tagged(words: Iterable[tuple[str, str, bool]]) -> Sentence:
     return Sentence(text.rstrip(), items)
 
 
-def _read_raw(path: Path, columns: ProbeColumns, decoding: Decoding) -> Iterator[Sentence]:
+def _read_raw(path: Path, columns: ProbeColumns, reader_options: ReaderOptions) -> Iterator[Sentence]:
     text = ""
-    for part in TextFiles([path], format="txt", **decoding).documents():
+    for part in TextFiles([path], format="txt", **reader_options).documents():
         text += part.text[: RAW_CHARACTERS - len(text)]
         if len(text) == RAW_CHARACTERS:
             break
@@ -241,7 +241,7 @@ def _read_raw(path: Path, columns: ProbeColumns, decoding: Decoding) -> Iterator
         yield Sentence(" ".join(text[start:stop].split()), [])
 
 
-READERS: dict[Format, Callable[[Path, ProbeColumns, Decoding], Iterator[Sentence]]] = {
+READERS: dict[Format, Callable[[Path, ProbeColumns, ReaderOptions], Iterator[Sentence]]] = {
     "senteval": _read_senteval,
     "table": _read_table,
     "tags": _read_tags,

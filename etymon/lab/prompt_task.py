@@ -168,8 +168,8 @@ class PromptTask:
             for number, record in enumerate(value, 1):
                 yield f"{self.where}, {key} {number}", record
             return
-        decoding = {} if how is None else how.decoding
-        files = TextFiles([folder / Path(value).expanduser()], **decoding)
+        options = {} if how is None else how.reader_options
+        files = TextFiles([folder / Path(value).expanduser()], **options)
         yield from files.records()
         if files.skipped:
             self.notes.append(f"{files.skipped} records of {value} could not be read and were left out")

@@ -130,7 +130,7 @@ class MixtureData(SupervisedData):
                     "give it a run of its own"
                 )
             plan.heads |= objective.heads
-            text = text_source(file.data, TextSettings(documents=file.documents, **self.file.decoding))
+            text = text_source(file.data, TextSettings(documents=file.documents, **self.file.reader_options))
             if isinstance(text, PreparedText):
                 raise EtymonError(
                     f"the member {file.name!r} of a mixture is text, not a prepared store: name the files"

@@ -116,7 +116,7 @@ class EncodingSettings:
     )
 
     @property
-    def decoding(self) -> dict[str, Any]:
+    def reader_options(self) -> dict[str, Any]:
         """The same as arguments of a reader."""
         return {"encoding": self.encoding, "errors": self.errors, "max_replaced": self.max_replaced}
 

@@ -18,8 +18,8 @@ from etymon.text.charsets import MARK
 from etymon.text.reading import RECORDS, SURROGATE, Record
 from etymon.text.sources import PACKINGS, TextFiles, suffix_of
 
-Decoding = Mapping[str, Any]
-NO_DECODING: Decoding = {}
+ReaderOptions = Mapping[str, Any]
+USUAL_READING: ReaderOptions = {}
 COLUMN_FILES = (".conll", ".iob", ".bio")
 """A token a line, its columns by white space."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".conllu", *COLUMN_FILES)
@@ -47,24 +47,22 @@ WRITTEN_COLUMN = "prediction"
 
 
 def read_rows(
-    paths: Sequence[Path], columns: Sequence[str] = (), decoding: Decoding = NO_DECODING
+    paths: Sequence[Path], columns: Sequence[str] = (), options: ReaderOptions = USUAL_READING
 ) -> Iterator[Record]:
     """The rows of tables one after the other. Files that are none of `SUFFIXES` are parallel: line n of each
     belongs to row n, and a file's column is called as its name ends (`train.de`). With `columns`, files have
-    no header: these are the names. `decoding` are arguments of `TextFiles`, as below."""
+    no header: these are the names. `options` are arguments of `TextFiles`, as below."""
     kinds = [suffix_of(path) for path in paths]
     if columns:
         for path, kind in zip(paths, kinds, strict=True):
             if kind in COLUMN_FILES:
-                yield from column_rows(path, columns, decoding)
+                yield from column_rows(path, columns, options)
             else:  # by tabs, or by commas, if that is what it is
                 kind = "csv" if kind == ".csv" else "tsv"
-                yield from TextFiles([path], format=kind, header=columns, **decoding).records()
+                yield from TextFiles([path], format=kind, header=columns, **options).records()
     elif set(kinds) <= set(SUFFIXES):
         for path, kind in zip(paths, kinds, strict=True):
-            rows = (
-                TextFiles([path], **decoding).records() if kind in RECORDS else READERS[kind](path, decoding)
-            )
+            rows = TextFiles([path], **options).records() if kind in RECORDS else READERS[kind](path, options)
             for place, row in rows:
                 # A table of answers has apostrophes that keep its cells from being formulas.
                 if kind in (".csv", ".tsv") and WRITTEN_COLUMN in row:
@@ -83,10 +81,10 @@ def read_rows(
             "names of its tab-separated columns (--columns en,zh)"
         )
     else:
-        yield from _parallel_rows(paths, decoding)
+        yield from _parallel_rows(paths, options)
 
 
-def _parallel_rows(paths: Sequence[Path], decoding: Decoding) -> Iterator[Record]:
+def _parallel_rows(paths: Sequence[Path], options: ReaderOptions) -> Iterator[Record]:
     bare = [path.with_suffix("") if path.suffix.lower() in PACKINGS else path for path in paths]
     # train.de and train.en are columns "de" and "en"; source.txt and target.txt are "source" and "target".
     names = [path.suffix[1:] for path in bare]
@@ -94,7 +92,7 @@ def _parallel_rows(paths: Sequence[Path], decoding: Decoding) -> Iterator[Record
         names = [path.stem for path in bare]
     if len(set(names)) < len(names):
         raise EtymonError(f"{', '.join(map(str, paths))} would be columns of one name: rename them")
-    files = [list(TextFiles([path], format="txt", **decoding).lines()) for path in paths]
+    files = [list(TextFiles([path], format="txt", **options).lines()) for path in paths]
     if len(set(map(len, files))) > 1:
         counts = ", ".join(f"{path} has {len(lines):,}" for path, lines in zip(paths, files))
         raise EtymonError(f"parallel files need as many lines each: {counts}")
@@ -105,11 +103,11 @@ def _parallel_rows(paths: Sequence[Path], decoding: Decoding) -> Iterator[Record
 # ---------------------------------------------------------------- JSON and Parquet
 
 
-def _json_rows(path: Path, decoding: Decoding) -> Iterator[Record]:
+def _json_rows(path: Path, options: ReaderOptions) -> Iterator[Record]:
     """A list of objects, SQuAD's tree of questions, or (many files are called so) one object after the
     other."""
     # Read as text first: so it may be compressed, and bad bytes are reported with their line.
-    files = TextFiles([path], format="txt", max_document=LONGEST_JSON, **decoding)
+    files = TextFiles([path], format="txt", max_document=LONGEST_JSON, **options)
     text = "\n".join(line for _, line in files.lines())
     try:
         document = json.loads(text)
@@ -186,7 +184,7 @@ def _squad_rows(document: Mapping[str, Any], name: str) -> Iterator[Record]:
                 yield place, row
 
 
-def _parquet_rows(path: Path, decoding: Decoding) -> Iterator[Record]:
+def _parquet_rows(path: Path, options: ReaderOptions) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
@@ -200,10 +198,10 @@ def _parquet_rows(path: Path, decoding: Decoding) -> Iterator[Record]:
 # ---------------------------------------------------------------- CoNLL: a token a line
 
 
-def conllu_rows(path: Path, decoding: Decoding = NO_DECODING) -> Iterator[Record]:
+def conllu_rows(path: Path, options: ReaderOptions = USUAL_READING) -> Iterator[Record]:
     """Sentences of CoNLL-U: lists of `tokens`, of `COLUMNS`, and of `spaces`, whether one follows a token in
     the text. Ranges of words and empty nodes are left out."""
-    for block in _sentence_lines(path, decoding):
+    for block in _sentence_lines(path, options):
         lines = [(place, line.split("\t")) for place, line in block if not line.startswith("#")]
         for place, parts in lines:
             if len(parts) != len(CONLLU):
@@ -226,10 +224,12 @@ def conllu_rows(path: Path, decoding: Decoding = NO_DECODING) -> Iterator[Record
         yield lines[0][0], {**row, "spaces": [spaces[parts[0]] for parts in words]}
 
 
-def column_rows(path: Path, names: Sequence[str] = (), decoding: Decoding = NO_DECODING) -> Iterator[Record]:
+def column_rows(
+    path: Path, names: Sequence[str] = (), options: ReaderOptions = USUAL_READING
+) -> Iterator[Record]:
     """Sentences of a file of columns: lists by the `names` of all of them; or the first as `tokens` and the
     last as `tags`."""
-    for block in _sentence_lines(path, decoding):
+    for block in _sentence_lines(path, options):
         rows = []
         block = [(place, line) for place, line in block if line.split()[0] != DOCUMENT]
         for place, line in block:
@@ -247,10 +247,10 @@ def column_rows(path: Path, names: Sequence[str] = (), decoding: Decoding = NO_D
             yield block[0][0], {name: list(values) for name, values in columns if name != SKIPPED}
 
 
-def _sentence_lines(path: Path, decoding: Decoding) -> Iterator[list[tuple[str, str]]]:
+def _sentence_lines(path: Path, options: ReaderOptions) -> Iterator[list[tuple[str, str]]]:
     """Lines with their places, a list for all up to a blank one."""
     block: list[tuple[str, str]] = []
-    for place, line in TextFiles([path], format="txt", **decoding).lines():
+    for place, line in TextFiles([path], format="txt", **options).lines():
         if line.strip():
             block.append((place, line))
         elif block:
@@ -260,11 +260,11 @@ def _sentence_lines(path: Path, decoding: Decoding) -> Iterator[list[tuple[str, 
         yield block
 
 
-def _read_columns(path: Path, decoding: Decoding) -> Iterator[Record]:
-    return column_rows(path, (), decoding)
+def _read_columns(path: Path, options: ReaderOptions) -> Iterator[Record]:
+    return column_rows(path, (), options)
 
 
-READERS: dict[str, Callable[[Path, Decoding], Iterator[Record]]] = {
+READERS: dict[str, Callable[[Path, ReaderOptions], Iterator[Record]]] = {
     ".parquet": _parquet_rows,
     ".json": _json_rows,
     ".conllu": conllu_rows,

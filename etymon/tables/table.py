@@ -115,7 +115,7 @@ def read_table(given: Any, columns: Sequence[str] = (), how: EncodingSettings | 
         table = Table([], [], ", ".join(map(str, paths)))
         # The places are kept beside the rows: tasks name the row that they refuse.
         how = how or EncodingSettings()
-        for place, row in read_rows(paths, columns, how.decoding):
+        for place, row in read_rows(paths, columns, how.reader_options):
             if how.errors == "skip" and is_damaged(row):
                 table.skipped += 1
                 continue

@@ -33,6 +33,7 @@ BOMS = {
 }
 LONGEST_BOM = max(map(len, BOMS))
 HIGH = re.compile(rb"[\x80-\xff]+")
+KOREAN = ("cp949", "euc_kr", "johab")
 WESTERN = "cp1252"
 """What a text of Latin letters is taken for: Latin-1 with quotation marks, dashes and the euro sign."""
 
@@ -123,8 +124,17 @@ def guess_encoding(data: bytes) -> str | None:
         best = charset_normalizer.from_bytes(sample[: len(sample) - cut], cp_exclusion=wide).best()
         if best is not None and _decodes(sample, best.encoding):
             name = best.encoding
+            if name in KOREAN and _has_ideographs(sample, name) and _decodes(sample, "gb18030"):
+                return "gb18030"
             return name.replace("_", "-") if name.startswith("utf") else name
     return None
+
+
+def _has_ideographs(data: bytes, encoding: str) -> bool:
+    """Whether a good part of the letters are ideographs, which Korean hardly has: short Chinese texts look like
+    Korean ones."""
+    letters = [letter for letter in data.decode(encoding, "ignore") if letter.isalpha() and letter > "\x7f"]
+    return sum("\u4e00" <= letter <= "\u9fff" for letter in letters) > 0.1 * len(letters)
 
 
 def _sample_lines(data: bytes) -> bytes:

@@ -335,7 +335,9 @@ def text_source(
     stores = [path for path in paths if (Path(path) / "store.json").is_file()]
     if not stores:
         settings = settings or TextSettings()
-        return TextFiles(paths, boundary=settings.documents, column=settings.column, **settings.decoding)
+        return TextFiles(
+            paths, boundary=settings.documents, column=settings.column, **settings.reader_options
+        )
     if len(paths) > 1:
         raise EtymonError(
             f"{stores[0]} is a prepared text: it cannot be mixed with other data; give it alone"

@@ -63,7 +63,7 @@ def context(options: ContextOptions) -> Contexts:
     require_writable(None if options.out is None else Path(options.out) / "report.html")
     lengths, files = (
         context_lengths(options.longest, options.step),
-        text_files(FileOptions(data=options.data, **options.decoding)),
+        text_files(FileOptions(data=options.data, **options.reader_options)),
     )
     files.list_files()  # refuses what is not there before any model is read
     contexts = measure(

@@ -99,7 +99,7 @@ def iterate_texts(
 ) -> Iterator[str]:
     """The same as they come: of a file, and of standard input, a line at a time."""
     given = [texts] if isinstance(texts, str) else texts
-    reading = Reading(**(how or EncodingSettings()).decoding)
+    reading = Reading(**(how or EncodingSettings()).reader_options)
     if not isinstance(given, Iterable) or isinstance(given, Mapping) or hasattr(given, "columns"):
         raise EtymonError(f"texts are given as a list of them, not as a {type(given).__name__}")
     if isinstance(given, Sequence) and list(given) == ["-"]:
@@ -191,7 +191,7 @@ def files_by_language(options: FileOptions, *, several: bool = True) -> dict[str
         "boundary": options.documents,
         "column": options.column,
         "format": options.format,
-        **options.decoding,
+        **options.reader_options,
         "max_document": None if options.max_document is None else parse_size(options.max_document),
     }
     reading = {name: value for name, value in reading.items() if value is not None}

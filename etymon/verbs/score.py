@@ -139,7 +139,7 @@ def _score_file(
     encoder = Encoder(tokenizer, np.dtype(np.int32))
 
     def parts() -> Iterator[tuple[np.ndarray, int, bool]]:
-        for batch in batches(TextFiles([file], format="txt", **options.decoding).documents()):
+        for batch in batches(TextFiles([file], format="txt", **options.reader_options).documents()):
             yield encoder(batch).tokens, sum(len(part.text.encode()) for part in batch), target is None
         if target is not None:
             yield tokenizer.encode(target), len(target.encode()), True
