@@ -108,6 +108,7 @@ def tokenizer(
     errors: Literal["strict", "replace", "skip"] | None = "strict",
     max_replaced: float | None = 0.01,
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
+    language_temperature: float | None = None,
 ) -> Tokenized: ...
 def prepare(
     *,
@@ -203,8 +204,11 @@ def pretrain(
     encoding: str | None = None,
     errors: Literal["strict", "replace", "skip"] | None = None,
     max_replaced: float | None = None,
+    language_temperature: float | None = None,
     steps: int | None = None,
     dry_run: bool = False,
+    shard: Literal["none", "full", "hybrid"] | None = "none",
+    recompute: bool = False,
     config: str | Path | None = None,
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,
@@ -247,6 +251,7 @@ def sweep(
     device: str | None = None,
     verify: bool = True,
     ignore_config_key: Sequence[str] | str | None = (),
+    on: str | None = None,
 ) -> Swept: ...
 def distill(
     teacher: str | Path,
@@ -276,6 +281,8 @@ def distill(
     seed: int | None = None,
     steps: int | None = None,
     dry_run: bool = False,
+    shard: Literal["none", "full", "hybrid"] | None = "none",
+    recompute: bool = False,
     config: str | Path | None = None,
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,
@@ -361,6 +368,8 @@ def finetune(
     seeds: Sequence[int] | int | None = None,
     steps: int | None = None,
     dry_run: bool = False,
+    shard: Literal["none", "full", "hybrid"] | None = "none",
+    recompute: bool = False,
     config: str | Path | None = None,
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,

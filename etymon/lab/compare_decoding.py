@@ -14,8 +14,8 @@ from etymon.generation.quality import Copy, distinct, longest_copies, repetition
 from etymon.generation.text import Generation, generate_texts, tokenizer_of
 from etymon.report.page import Cell, Paragraph, ReportSamples, ReportTable, Section, shown, write_report
 from etymon.settings.decoding import DecodingSettings
-from etymon.text.languages import training_splits
 from etymon.settings.reading import EncodingSettings, TextSettings
+from etymon.text.languages import training_splits
 from etymon.text.sources import PreparedText, text_source
 from etymon.text.store import Split, TokenStore, is_store
 from etymon.text.store_building import build_store

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etymon.errors import EtymonError
 from etymon.settings import OpeningOptions, Spelling, argument, option, settings
-from etymon.verbs.terminal import say
 from etymon.settings.reading import EncodingSettings
+from etymon.verbs.terminal import say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
