@@ -98,8 +98,10 @@ def decode_stream(read: Callable[[int], bytes], name: str, how: DecodingRules) -
         yield text
     if replaced and name not in how.noted:
         how.noted.add(name)
-        share = f"{replaced:,} of {characters:,} characters ({replaced / characters:.2%})"
-        logger.warning(f"{name}: {share} were no {encoding} and are U+FFFD now")
+        logger.warning(
+            f"{name}: {replaced:,} of {characters:,} characters ({replaced / characters:.2%}) were no {encoding} "
+            "and are U+FFFD now"
+        )
 
 
 def guess_encoding(data: bytes) -> str | None:

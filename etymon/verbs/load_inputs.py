@@ -129,9 +129,10 @@ def _lines(file: Path | None, blank: bool, on_note: OnNote | None, reading: Read
                 yield line
             else:
                 left_out += not is_damaged
-    for count, what in ((left_out, "blank lines"), (damaged, "lines that cannot be read")):
-        if count and on_note is not None:
-            on_note(f"{what} of {name} that were left out: {count:,}")
+    if left_out and on_note is not None:
+        on_note(f"blank lines of {name} that were left out: {left_out:,}")
+    if damaged and on_note is not None:
+        on_note(f"lines of {name} that cannot be read and were left out: {damaged:,}")
 
 
 def _whole(file: Path, reading: Reading) -> str:
