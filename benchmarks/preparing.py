@@ -16,16 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasketch
 import numpy as np
 
 from benchmarks.harness import TOY, Comparison, sized
 from benchmarks.peers.command import run as run_command
 from benchmarks.peers.encode_batch import run as encode_batch
+from etymon.text.filtering import shingles
 
 BYTES = sized(int(float(os.environ.get("ETYMON_BENCH_BYTES", "2e9"))), 40_000)
 FILE, WORDS, DRAWN, VOCABULARY = sized((64_000_000, 60_000, 200_000, 16_000), (30_000, 200, 2_000, 400))
 MEMORY = 1_000_000_000  # what each command may need
 PEER_BYTES = 40_000_000  # of the corpus, at each end of the run: its speed does not depend on more
+FILTERED_BYTES = sized(int(float(os.environ.get("ETYMON_BENCH_BYTES", "2e8"))), 40_000)
+PEER_DOCUMENTS = sized(20_000, 20)  # its speed does not depend on more
 PEERS = Path(__file__).parent / "peers"
 
 
@@ -130,4 +134,52 @@ def preparing() -> Iterable[Comparison]:
     )
 
 
-RUNS = [preparing]
+def deduplicating() -> Iterable[Comparison]:
+    """`etymon prepare --deduplicate near` in documents a second, beside datasketch on the same sequences of words and
+    one core; a tenth of the documents are copies, and another tenth copies with a word changed."""
+    with tempfile.TemporaryDirectory(prefix="etymon-bench-") as name:
+        folder = Path(name)
+        (folder / "made").mkdir()
+        make_corpus(folder / "made", FILTERED_BYTES)
+        texts = [
+            text
+            for path in sorted((folder / "made").iterdir())
+            for text in path.read_text(encoding="utf-8").split("\n\n")
+            if text.strip()
+        ]
+        tenth = max(1, len(texts) // 10)
+        texts += texts[:tenth] + [text.replace(" ", " changed ", 1) for text in texts[tenth : 2 * tenth]]
+        lines = [json.dumps({"text": text}) for text in texts]
+        (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        data = ["--data", folder / "corpus.jsonl", "--progress", "silent"]
+        command("tokenizer", "--family", "gpt2", "--size", VOCABULARY, "--out", folder / "tokenizer", *data)
+        into = ["prepare", "--tokenizer", folder / "tokenizer", *data, "--out"]
+        seconds = {
+            kind: command(*into, folder / kind, *(["--deduplicate", kind] if kind != "none" else []))[
+                "seconds"
+            ]
+            for kind in ("none", "exact", "near")
+        }
+        report = json.loads((folder / "near" / "filtering.json").read_text(encoding="utf-8"))
+    peer = min(len(texts), PEER_DOCUMENTS)
+    begin = time.perf_counter()
+    index = datasketch.MinHashLSH(threshold=0.8, num_perm=128)
+    for number, text in enumerate(texts[:peer]):
+        signature = datasketch.MinHash(num_perm=128)
+        signature.update_batch([shingle.encode() for shingle in shingles(text)])
+        if not index.query(signature):
+            index.insert(number, signature)
+    peer_seconds = (time.perf_counter() - begin) * len(texts) / peer
+    speeds = {kind: round(len(texts) / value) for kind, value in seconds.items()}
+    print(f"documents a second: {speeds}; dropped: {report['dropped']}", flush=True)
+    yield Comparison(
+        "deduplicating",
+        [seconds["near"]],
+        [peer_seconds],
+        peer="datasketch's MinHash alone, one core",
+        what=f"{len(texts):,} documents without near copies into a store",
+        details={"documents_per_second": speeds, "dropped": report["dropped"]},
+    )
+
+
+RUNS = [preparing, deduplicating]

@@ -22,6 +22,7 @@ import platform
 import signal
 import socket
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -93,12 +94,13 @@ class LocalExecutor:
         if (first := next(jobs, None)) is None:
             return
         waiting: deque[tuple[Any, Future[Any]]] = deque()
+        errors: list[EtymonError] = []
         team = ProcessPoolExecutor(
             number, multiprocessing.get_context("spawn"), _start_worker, (make, arguments)
         )
         main = sys.modules["__main__"]
         try:
-            for job in chain([first], jobs):
+            for job in _until_error(chain([first], jobs), errors):
                 # A process that is started now would run the user's script again: many have no `__main__`
                 # guard.
                 sys.modules["__main__"] = ModuleType("__main__")
@@ -110,12 +112,22 @@ class LocalExecutor:
                     yield waiting[0][0], waiting.popleft()[1].result()
             while waiting:
                 yield waiting[0][0], waiting.popleft()[1].result()
+            if errors:
+                raise errors[0]
         except BrokenProcessPool:
             raise EtymonError(
                 "a worker process ended early (out of memory?): try again with fewer --workers"
             ) from None
         finally:
             team.shutdown(cancel_futures=True)
+
+
+def _until_error(jobs: Iterable[Any], errors: list[EtymonError]) -> Iterator[Any]:
+    """The jobs up to the first that cannot be read: those that are begun by then are worth finishing."""
+    try:
+        yield from jobs
+    except EtymonError as error:
+        errors.append(error)
 
 
 _function: Callable[[Any], Any]
@@ -162,13 +174,16 @@ class RayExecutor:
         key, stored = hashlib.sha256(setup).hexdigest(), [ray.put(setup)]
         most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)) // self.threads)
         waiting: deque[tuple[Any, Any]] = deque()
+        errors: list[EtymonError] = []
         try:
-            for job in chain([first], jobs):
+            for job in _until_error(chain([first], jobs), errors):
                 waiting.append((job, task.remote(key, stored, self.threads, os.getcwd(), job)))
                 if len(waiting) > most:
                     yield waiting[0][0], self._result(waiting.popleft()[1])
             while waiting:
                 yield waiting[0][0], self._result(waiting.popleft()[1])
+            if errors:
+                raise errors[0]
         finally:
             for _, reference in waiting:
                 ray.cancel(reference)
@@ -242,12 +257,14 @@ def _connect(on: str, workers: int | None) -> Iterator[Any]:
         settings |= {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_BYTES}
     try:
         _require_answer(address)
-        ray.init(address=address, **settings)
+        with warnings.catch_warnings(action="ignore"):  # what goes wrong is said in one line
+            ray.init(address=address, **settings)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].partition(". ")[0]
-        raise EtymonError(
-            f"cannot run on {on}: {reason or type(error).__name__}; is the cluster up?"
-        ) from error
+        advice = "is the cluster up?"
+        if "timeout" in reason:  # somebody listens there
+            advice = "if it asks for a token, RAY_AUTH_MODE=token and that token are needed here, too"
+        raise EtymonError(f"cannot run on {on}: {reason or type(error).__name__}; {advice}") from error
     try:
         _require_versions(ray, on)
         yield ray
@@ -256,10 +273,10 @@ def _connect(on: str, workers: int | None) -> Iterator[Any]:
 
 
 def _require_answer(address: str) -> None:
-    """Refuses an address where nobody listens: Ray itself would try for half a minute."""
-    if not address.startswith("ray://"):
+    """Refuses an address where nobody listens: Ray itself would try for half a minute, or for ever."""
+    if address in ("local", "auto"):
         return
-    place = urlsplit(address)
+    place = urlsplit(address if "://" in address else f"//{address}")
     if not place.hostname or place.port is None:
         raise ValueError("the address needs a host and a port, such as ray://head:10001")
     with socket.create_connection((place.hostname, place.port), timeout=REACHED_IN):

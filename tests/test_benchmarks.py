@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 PARTS = {"__init__", "__main__", "harness", "arms", "toy_data"}
 EXPERIMENTS = ("encoders", "memory", "tasks", "plan")
 COMPARISONS = {
-    "preparing": ["preparing"],
+    "preparing": ["preparing", "deduplicating"],
     "sentence-encoding": ["sentence-encoding", "sentence-encoding-float32", "sentence-encoding-rounded"],
     "prompting": ["prompting"],
     "generation": [

@@ -88,6 +88,19 @@ def test_processes_give_results_in_order(tmp_path: Path, workers: int | None) ->
     assert (os.getpid() in {pid for _, (_, pid) in results}) is (workers != 2)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_jobs_before_an_unreadable_one_are_finished(tmp_path: Path, workers: int) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(5)
+        raise EtymonError("cut")
+
+    finished = []
+    with open_executor(None, workers) as executor, pytest.raises(EtymonError, match="cut"):
+        for job, _ in executor.run(Squarer, (tmp_path,), broken()):
+            finished.append(job)
+    assert finished == list(range(5))
+
+
 @pytest.mark.parametrize(
     ("on", "reason"),
     [
@@ -101,6 +114,17 @@ def test_places_that_are_none(on: str, reason: str, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(EtymonError, match=reason), open_executor(on) as executor:
+        next(iter(executor.run(Squarer, (tmp_path,), [1])))
+
+
+def test_a_cluster_of_the_environment_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(EtymonError, match="Connection refused"), open_executor("ray") as executor:
         next(iter(executor.run(Squarer, (tmp_path,), [1])))
 
 
