@@ -20,7 +20,7 @@ from etymon.nn.layers import eval_mode
 from etymon.nn.trace import trace
 from etymon.report.plots import AttentionMap
 from etymon.settings.decoding import DecodingSettings
-from etymon.text.tokenizer import Tokenizer
+from etymon.text.tokenizer import BYTE_KINDS, Tokenizer, token_bytes
 
 
 def attention_maps(model: Model, source: str, target: str | None = None) -> list[AttentionMap]:
@@ -88,11 +88,16 @@ def _stack(layers: Iterable[Tensor]) -> np.ndarray:
 
 
 def _readable_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    texts = [(int(number), tokenizer.decode([int(number)], skip_special=False)) for number in ids]
-    # A token of a few bytes that is no whole character, or only space, is shown as the vocabulary spells it.
-    return [
-        text if text.strip() and "\ufffd" not in text else tokenizer.tokens[number] for number, text in texts
-    ]
+    return [_readable_token(tokenizer, int(number)) for number in ids]
+
+
+def _readable_token(tokenizer: Tokenizer, number: int) -> str:
+    text = tokenizer.decode([number], skip_special=False)
+    if text.strip() and "\ufffd" not in text:
+        return text
+    if text.strip() and tokenizer.kind in BYTE_KINDS:  # bytes that are no whole character: 好\xe4\xb8
+        return token_bytes(tokenizer.tokens[number]).decode(errors="backslashreplace")
+    return tokenizer.tokens[number]  # only space, as the vocabulary spells it
 
 
 def _check_length(model: Model, length: int) -> None:

@@ -12,8 +12,10 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
+from etymon.lab.attention_map import _readable_tokens
 from etymon.report.page import attention_page
 from etymon.report.plots import AttentionMap
+from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
 
 SOURCE = "The cat sat on the mat."
@@ -55,6 +57,15 @@ def test_tokens_stand_where_they_belong(folder):
     assert cross.keys == encoder.keys and cross.keys[-1] == "</s>"
     # What a step writes, and what it was fed: the same, one place later.
     assert cross.queries[-1] == "</s>" and decoder.queries[1:] == cross.queries[:-1]
+
+
+def test_bytes_that_are_no_character_are_spelled_out():
+    tokenizer = train_tokenizer("byte-bpe", ["好坏" * 20], 259, specials={"end": "</s>"})
+    ids = tokenizer.encode("好 坏b")
+    tokens = _readable_tokens(tokenizer, ids)
+    assert "b" in tokens and any(re.search(r"\\x[0-9a-f]{2}", token) for token in tokens)
+    spelled = "".join("" if token == "Ġ" else token for token in tokens)
+    assert all(re.fullmatch(r"(\\x[0-9a-f]{2}|[好坏b])*", token) for token in spelled.splitlines()), tokens
 
 
 def test_an_alignment_of_its_own_text(folder):
