@@ -22,7 +22,7 @@ from etymon.nn import pointer
 from etymon.nn.batch import Batch, QueryPositions
 from etymon.nn.blocks import Stack
 from etymon.nn.features import FeatureSettings
-from etymon.nn.initialise import initialise
+from etymon.nn.initialise import initialise, stored_buffers
 from etymon.nn.int8 import shrink
 from etymon.nn.lora import LoraSettings, merge
 from etymon.nn.trace import trace
@@ -261,9 +261,7 @@ class Model(Backbone):
     def stored_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: every parameter once, and the buffers that are stored (BART's bias of
         words)."""
-        stored = self.state_dict()
-        buffers = {name: buffer for name, buffer in self.named_buffers() if name in stored}
-        return {**dict(self.named_parameters()), **buffers}
+        return {**dict(self.named_parameters()), **stored_buffers(self)}
 
     def parameter_count(self) -> int:
         """Every parameter once, tied ones not twice."""

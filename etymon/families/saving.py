@@ -99,7 +99,9 @@ def save(
     if model.lora is not None:
         from etymon.families.adapters import adapter_files  # which needs PEFT's files alone
 
-        config, weights, adapter_note = adapter_files(model, names, architecture)
+        config, adapters, adapter_note = adapter_files(model, names, architecture)
+        # Copies: parameters that were gathered from several processes lie in one piece of memory.
+        weights = {name: tensor.clone() for name, tensor in adapters.items()}
         note, base = {**note, **adapter_note}, config["base_model_name_or_path"]
     else:
         weights = None

@@ -118,3 +118,14 @@ def is_aligned(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" or isinstance(tensor.data, FakeTensor):
         return True
     return tensor.data_ptr() % ALIGNMENT == 0
+
+
+def stored_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a checkpoint holds, by name (of a sharded model, `state_dict` would take the weights
+    apart again)."""
+    return {
+        f"{place}.{name}" if place else name: buffer
+        for place, part in module.named_modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if name not in part._non_persistent_buffers_set
+    }

@@ -101,6 +101,11 @@ def join_processes(job: Job) -> Iterator[Job]:
                 f"a step of {job.file.slices} slices cannot be shared by {world.size} processes: "
                 f"make --slices a multiple of {world.size}"
             )
+        if world.is_sharded and getattr(job.file, "features", None) and not job.file.tune_body:
+            raise EtymonError(
+                "features of a frozen body are computed once and kept, each by one process, which alone has "
+                "not all of its weights: say --tune-body, or leave --shard out"
+            )
         # Without a shared file system, one process would resume what another begins.
         require_agreement(job.folder, job.resuming, world)
         yield replace(job, world=world, progress=job.progress if world.first else Progress())

@@ -19,7 +19,6 @@ from etymon.runs.run_file import plain, read_run_file
 from etymon.training.budgets import Milestone, Revision, parse_budget
 from etymon.training.checkpoint_writer import CheckpointWriter
 from etymon.training.loop import Trainer
-from etymon.training.shards import fully_gathered
 from etymon.training.state import RunFolder
 from etymon.training.unit import TrainingUnit
 
@@ -65,8 +64,8 @@ class ModelWriter:
         may have room for the whole.
         """
         world = self.job.world
-        if not self.trainer.checkpoints.in_parts:
-            with fully_gathered(self.unit), world.first_alone():
+        if not world.is_sharded:
+            with world.first_alone():
                 yield self.models
             return
         with world.first_alone() as is_first:
@@ -89,7 +88,7 @@ class ModelWriter:
         place, trainer = self.job.folder / "milestones", self.trainer
         # A checkpoint of its own: one of the run would count as taken, without the milestone if it died now.
         parts = RunFolder(place / f".{amount}.partial")
-        if trainer.checkpoints.in_parts:
+        if self.job.world.is_sharded:
             writer = CheckpointWriter(parts, self.unit, trainer.optimiser, self.job.world)
             writer.save(trainer.state, self.save_checkpoint, keep=1)
             writer.wait()

@@ -23,6 +23,7 @@ from etymon.checkpoints.folder import checksums
 from etymon.checkpoints.sharded import SHARDS, read_into
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, write_json
+from etymon.nn.initialise import stored_buffers
 from etymon.training.distributed import PATIENCE, World
 from etymon.training.optimisers import optimiser_tensors
 from etymon.training.shards import fully_gathered, gather_whole
@@ -56,7 +57,7 @@ class CheckpointWriter:
         tensors = {name: gather_whole(tensor) for name, tensor in tensors.items()}
         with fully_gathered(self.unit), self.world.first_alone() as is_first:
             if is_first:
-                tensors |= {BRIDGE + name: value for name, value in self.unit.bridges.state_dict().items()}
+                tensors |= {BRIDGE + name: value for name, value in self.unit.bridges.named_parameters()}
                 tensors |= {MEMORY + name: value for name, value in memories.items()}
                 self.folder.save(state, tensors, save_members, keep)
 
@@ -134,9 +135,7 @@ def stored_tensors(unit: TrainingUnit) -> dict[str, Tensor]:
     """Everything of the unit's members, each by itself: of those that share word vectors, both have them."""
     tensors: dict[str, Tensor] = {}
     for prefix, member in _members(unit):
-        stored = member.state_dict()
-        buffers = {name: buffer for name, buffer in member.named_buffers() if name in stored}
-        named = {**dict(member.named_parameters()), **buffers}
+        named = {**dict(member.named_parameters()), **stored_buffers(member)}
         tensors |= {prefix + name: tensor.detach() for name, tensor in named.items()}
     return tensors
 

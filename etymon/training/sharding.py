@@ -20,7 +20,7 @@ from etymon.errors import EtymonError
 from etymon.nn.blocks import Stack
 from etymon.training.distributed import World
 from etymon.training.optimisers import parameters_by_name, section
-from etymon.training.shards import block_entry, blocks_of, local
+from etymon.training.shards import block_entry, blocks_of, fully_gathered, local
 from etymon.training.unit import TrainingUnit
 
 
@@ -70,6 +70,9 @@ def shard(unit: TrainingUnit, world: World) -> None:
     # generate before it has trained.
     root: Any = unit
     root._get_fsdp_state()._lazy_init()
+    # What is gathered for the first time in `inference_mode` could never be trained.
+    with fully_gathered(unit):
+        pass
 
 
 def own_blocks(unit: TrainingUnit) -> list[nn.Module]:

@@ -126,14 +126,26 @@ def fully_gathered(unit: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _unsharded(modules: list[nn.Module]) -> Iterator[None]:
-    sharded: list[Any] = [module for module in modules if hasattr(module, "unshard")]
+    # Those that are gathered already stay so, for whoever has gathered them.
+    sharded: list[Any] = [
+        module
+        for module in modules
+        if hasattr(module, "unshard") and not getattr(module, "is_kept_gathered", False)
+    ]
     for module in sharded:
+        module.is_kept_gathered = True
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
         yield
     finally:
-        for number, module in enumerate(sharded):
+        root: Any = modules[0]
+        for module in sharded:
+            module.is_kept_gathered = False
             module.reshard()
-            # The first one is the root, which is gathered for a whole pass.
-            module.set_reshard_after_forward(number > 0, recurse=False)
+            # The root, the only one that is no block, is gathered for a whole pass.
+            module.set_reshard_after_forward(module is not root, recurse=False)
+        if root in sharded:
+            # Forward passes that had no backward: FSDP would prefetch by their order, which the processes do
+            # not share.
+            root.reset_iter_state()

@@ -59,7 +59,8 @@ class ConvertOptions(OpeningOptions, EncodingSettings):
 @verb(ConvertOptions)
 def convert(options: ConvertOptions) -> Converted:
     """Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's
-    layout. `--average 5` writes the mean of a run's last five checkpoints. `--quantize int8` writes weights
+    layout. Of a run that has not ended, it is the newest checkpoint. `--average 5` writes the mean of a run's
+    last five checkpoints. `--quantize int8` writes weights
     of eight bits, which etymon alone can read, and says what that changed. Adapters are merged into their
     base.
     """
@@ -71,7 +72,7 @@ def convert(options: ConvertOptions) -> Converted:
     from etymon.nn.lora import merge
     from etymon.verbs.load_inputs import read_texts
 
-    source, target = options.source, options.target
+    source, target = _newest_model(options.source), options.target
     dtype, quantize = options.dtype, options.quantize
     # First of all, since a large model takes minutes to read.
     ensure_replaceable(target)
@@ -95,7 +96,7 @@ def convert(options: ConvertOptions) -> Converted:
     elif any(value not in (None, False) for value in choice.values()):
         raise EtymonError("checkpoints of a run are averaged as they are: give --average alone")
     else:
-        steps, model = _average(Path(source), options.average)
+        steps, model = _average(Path(options.source), options.average)
     if model.int8:
         raise EtymonError(f"{source} holds weights of eight bits: convert the model that they were made of")
     if text is not None and "causal" not in model.capabilities:
@@ -120,6 +121,17 @@ def convert(options: ConvertOptions) -> Converted:
     result.changes["megabytes"] = (4 * count / 1e6, written / 1e6)
     result.changes |= {name: (before[name], after[name]) for name in before}
     return result
+
+
+def _newest_model(source: str | Path) -> str | Path:
+    """The folder of a run that has no model yet as its newest whole checkpoint, of one process or in parts."""
+    from etymon.families.loading import MEMBERS
+    from etymon.training.state import RunFolder
+
+    run = Path(source)
+    if (run / "run.yaml").is_file() and not any((run / name).is_dir() for name in MEMBERS):
+        return RunFolder(run).latest() or source
+    return source
 
 
 def _average(run: Path, count: int) -> tuple[tuple[int, ...], Model]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import etymon
 from etymon.checkpoints.sharded import is_sharded
 from etymon.training.loop import Trainer
 from etymon.training.state import RunFolder
-from tests.training.launching import same_run, torchrun
+from tests.training.launching import close, same_run, torchrun
 from tests.training.processes import stop_at
-from tests.verbs.small_runs import pretrain, resume, with_test_sizes
+from tests.verbs.small_runs import metrics, pretrain, resume, with_test_sizes
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="PyTorch has no distributed package"
@@ -39,6 +42,13 @@ MORE_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "unfreezing": ("gpt2", {"unfreeze": 0.5}),
     "adversarial": ("bert", {"adversarial": "freelb"}),
     "phases": ("bert", {"set": ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]"]}),
+}
+
+
+TUNINGS: dict[str, dict[str, Any]] = {
+    "classified": {},
+    "adapters": {"lora": 2},
+    "frozen features": {"features": "mix"},
 }
 
 
@@ -78,10 +88,34 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
         Trainer._show = plain  # type: ignore[method-assign]
         assert stopped.stopped
         pretrain("gpt2", folder / "straight", **SHORT)
+        model = pretrain("bert", folder / "run", steps=1).model_folder
+        shutil.copytree(model, folder / "bert")
+    texts = [
+        {"text": f"{word} window {number}", "label": word} for number in range(12) for word in ("good", "bad")
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, texts)), encoding="utf-8")
+    tuned: dict[str, Any] = {
+        "task": "classify", "train": str(folder / "rows.jsonl"), "validation": str(folder / "rows.jsonl"),
+        "steps": 3, "slices": 2, "validate_every": 1, "baselines": False,
+    }  # fmt: skip
+    for name, changes in TUNINGS.items():
+        if name != "frozen features":
+            etymon.finetune(
+                folder / "bert", out=folder / f"{name}-alone", progress="silent", **(tuned | changes)
+            )
     jobs: list[dict[str, Any]] = [
         {"family": "gpt2", "folder": "from-one", "resume": True, "changes": {"shard": "full"}},
         {"family": "gpt2", "folder": "from-two", "changes": SHORT | {"shard": "full"}, "stop_at": 3},
         {"family": "gpt2", "folder": "saved", "changes": SHORT | {"shard": "full", "save_at": ["4steps"]}},
+        *(
+            {
+                "family": "",
+                "finetune": str(folder / "bert"),
+                "folder": name,
+                "changes": tuned | changes | {"shard": "full"},
+            }
+            for name, changes in TUNINGS.items()
+        ),
         {"family": "gpt2", "folder": "refused", "changes": SHORT | {"slices": 1, "shard": "full"}},
     ]
     return Shared(folder, RUNS, jobs)
@@ -91,6 +125,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
 def test_two_processes_that_share_parameters_learn_what_one_learns(name: str, shared: Shared) -> None:
     assert [shared.said(name, rank)["steps"] for rank in (0, 1)] == [6, 6]
     assert same_run(shared.folder / name, shared.folder / f"{name}-alone", sharded=True)
+
+
+@pytest.mark.parametrize("name", ["classified", "adapters"])
+def test_processes_that_share_a_model_fine_tune_it_as_one_does(name: str, shared: Shared) -> None:
+    one, two = (metrics(shared.folder / folder) for folder in (f"{name}-alone", name))
+    assert close(*([record for record in run if "sample" not in record] for run in (one, two)))
+    models = [
+        etymon.load(shared.folder / folder / "model").state_dict() for folder in (f"{name}-alone", name)
+    ]
+    assert all(torch.allclose(models[0][key], models[1][key], atol=1e-5) for key in models[0])
+
+
+def test_what_each_process_would_keep_by_itself_is_refused(shared: Shared) -> None:
+    assert "say --tune-body, or leave --shard out" in shared.said("frozen features")["error"]
 
 
 def test_checkpoints_are_in_parts_and_whole_on_disk(shared: Shared) -> None:
@@ -125,6 +173,30 @@ def test_a_checkpoint_in_parts_is_opened_like_any_model_folder(shared: Shared) -
         assert torch.equal(tensor, model.state_dict()[name])
     milestone = etymon.load(run / "milestones" / "4steps")
     assert milestone.history[-1]["seen"]["steps"] == 4
+
+
+def test_the_newest_checkpoint_of_a_run_is_converted_to_an_ordinary_folder(
+    shared: Shared, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(shared.folder / "saved", run)
+    shutil.rmtree(run / "model")
+    converted = etymon.convert(run, tmp_path / "out")
+    assert converted.family == "GPT-2"
+    assert (
+        load_file(tmp_path / "out/model.safetensors").keys()
+        == load_file(shared.folder / "saved/model/model.safetensors").keys()
+    )
+    averaged = etymon.convert(run, tmp_path / "mean", average=2)
+    assert averaged.averaged == (4, 6)
+
+
+def test_a_table_of_parts_that_would_run_something_is_refused(shared: Shared, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step"
+    shutil.copytree(RunFolder(shared.folder / "saved").checkpoint(6), checkpoint)
+    (checkpoint / "shards/.metadata").write_bytes(pickle.dumps(os.getcwd))
+    with pytest.raises(etymon.EtymonError, match="is no part of a table of tensors"):
+        etymon.load(checkpoint / "model")
 
 
 def test_processes_that_cannot_share_a_step_are_refused(shared: Shared) -> None:
