@@ -141,6 +141,7 @@ def plan(
     nodes: int | None = 1,
     precision: Literal["float32", "bf16", "fp16"] | None = None,
     shard: Literal["none", "hybrid", "full"] | None = None,
+    recompute: bool = False,
     utilisation: float | None = None,
     words: str | None = None,
     price: float | None = None,

@@ -207,7 +207,7 @@ class Sweep:
             # Runs of the same cost need the same memory.
             for planned in {repr(planned.cost_key): planned for planned in self.runs}.values():
                 if not planned.job.resuming:
-                    planned.data.require_memory(world.device)
+                    planned.data.require_memory(world)
         self.progress.note(f"{len(self.runs)} runs of {budget} each{whole}{grid}")
         command = f"etymon sweep {self.file.family} --out {shlex.quote(str(self.folder))} --resume"
         title = f"A sweep over {', '.join(self.grid) or 'seeds'}"

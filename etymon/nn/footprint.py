@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import psutil
@@ -36,6 +36,8 @@ class Footprint:
     """What lives for a moment while the optimiser steps."""
     slices: int = 1
     """Of a step: behind the first one, gradients are there while activations are."""
+    gathered: float = 0.0
+    """Whole weights and gradients of what is computed at the moment, where a process keeps a part of them."""
     gaps: float = 0.0
     """What a processor's allocator holds beside tensors: the places of those that came and went."""
     operations: float = 0.0
@@ -51,9 +53,25 @@ class Footprint:
         """The most that is held at once. In a step of one slice, gradients come as activations go."""
         # Behind the first slice, gradients of earlier ones are held while the next is computed.
         held = self.gradients if self.slices > 1 else max(0.0, self.gradients - self.activations)
-        forward = self.activations + held + self.logits
+        forward = self.activations + held + self.logits + self.gathered
         step = max(forward, self.gradients + self.update)
         return self.program + self.weights + self.optimiser + self.gaps + step
+
+    def of_processes(self, parts: int, root: float = 0.0, block: float = 0.0) -> Footprint:
+        """Of one of several processes that train together, each with a part of the model: `block` bytes of
+        weights are in the largest of its layers, `root` in none of them."""
+        # Gradients lie in the buffers that processes add up, so that they are always there. The root is whole
+        # for a pass, with its gradients; of layers one is computed while the next is fetched, and the
+        # gradients of one are still whole.
+        return replace(
+            self,
+            weights=self.weights / parts,
+            gradients=self.gradients / parts,
+            optimiser=self.optimiser / parts,
+            update=self.update / parts,
+            gathered=0.0 if parts == 1 else 2 * root + 3 * block,
+            slices=max(2, self.slices),
+        )
 
     def __str__(self) -> str:
         parts = {
@@ -61,6 +79,7 @@ class Footprint:
             "gradients": self.gradients,
             "optimiser": self.optimiser,
             "activations": self.activations + self.logits + self.gaps,
+            "gathered": self.gathered,
         }
         shown = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
         return f"about {format_bytes(self.total)}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")

@@ -36,7 +36,7 @@ def rehearse(job: Job, data: TextData | TableData) -> Pretrained:
     budget = parse_budget(asked_budget)
     with join_processes(job) as joined, TemporaryDirectory(prefix="etymon-") as place:
         device = joined.world.device
-        data.require_memory(device)
+        data.require_memory(joined.world, job.recompute)
         if file.precision != "auto":
             require_precision(file.precision, device)
         # Each process tries on its own: there is nothing to share.

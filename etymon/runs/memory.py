@@ -24,9 +24,11 @@ from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import MicroBatch, Objective
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
+from etymon.training.distributed import World
 from etymon.training.feeding import Feed, Position
 from etymon.training.memory import STEPS, copy_without_values, step_footprint, without_values
 from etymon.training.optimisers import OptimiserChoice, parameters_by_name
+from etymon.training.sharding import group_bytes, recompute_blocks
 from etymon.training.unit import TrainingUnit
 
 TOKENS_A_STEP = 2048
@@ -76,6 +78,11 @@ class Plan:
     """Fields of a generator's shape that are not the usual ones."""
     teacher: tuple[Family, Any] | None = None
     precision: Precision = "float32"
+    recompute: bool = False
+    processes: int = 1
+    """That train together."""
+    parts: int = 1
+    """That the model is cut into: as many of the processes keep one each."""
 
     @property
     def heads(self) -> frozenset[str]:
@@ -85,7 +92,26 @@ class Plan:
         """What the run takes at most, of all its kinds of samples."""
         has_gaps = device.type == "cpu"
         footprints = (_in_a_run(self._measured(each, has_gaps)) for each in _largest(self.samples))
-        return max(footprints, key=lambda each: each.total)
+        return self.share(max(footprints, key=lambda each: each.total))
+
+    def share(self, whole: Footprint) -> Footprint:
+        """What one of the plan's processes holds of a footprint."""
+        if self.processes == 1:
+            return whole
+        return whole.of_processes(self.parts, *(self._group_bytes() if self.parts > 1 else ()))
+
+    def _group_bytes(self) -> tuple[float, float]:
+        samples = self.samples[-1]
+        tokenizer = stand_in_tokenizer(self.family, self.shape.vocabulary)
+        objective = get_objective(samples.objective, tokenizer, samples.length, **samples.options)
+
+        def measure(shape: Any) -> Footprint:
+            with without_values():
+                root, block = group_bytes(self.build_unit(shape, objective, tokenizer))
+            return Footprint(root, block)
+
+        found = by_depth(self.shape, measure)
+        return found.weights, found.gradients
 
     def bound(self) -> float:
         """Bytes that it cannot need, found at once."""
@@ -159,6 +185,8 @@ class Plan:
         unit = TrainingUnit(model, objective, companions, bridges, teacher)
         for part in (unit, *([] if teacher is None else [teacher])):
             set_precision(part, self.precision)
+        if self.recompute:
+            recompute_blocks(unit)
         return unit
 
 
@@ -179,9 +207,10 @@ def require_states(
     heads: frozenset[str],
     choice: OptimiserChoice,
     purpose: str,
-    device: torch.device,
+    world: World,
 ) -> None:
     """The same as far as it does not depend on samples: weights, gradients and what the optimiser keeps."""
+    device = world.device
     free = available_memory(device)
     # Five times, as in `Plan.bound`.
     if 5 * outline(family, shape, heads).weights <= SAFE * free:
@@ -193,6 +222,8 @@ def require_states(
         return step_footprint(unit, None, matching_choice(choice, unit))
 
     needed = _in_a_run(by_depth(shape, measure))
+    if world.size > 1:
+        needed = needed.of_processes(world.parts)
     if needed.total > free:
         advice = "take a smaller model, --lora, or a machine with more memory"
         raise no_memory(purpose, needed, free, advice, device)

@@ -97,6 +97,7 @@ def plan_run(
     *,
     precision: Precision | None = None,
     shard: Sharding | None = None,
+    recompute: bool = False,
     utilisation: float | None = None,
     words: str | None = None,
 ) -> TrainingPlan:
@@ -110,7 +111,7 @@ def plan_run(
     data = TextData(Job(Path("runs"), file), None)
     # Of a growing batch the largest, with which most tokens are read.
     samples = max(data.phases, key=lambda phase: phase.rows * phase.length)
-    memory_plan = replace(data.memory_plan(), samples=[samples])
+    memory_plan = replace(data.memory_plan(), samples=[samples], recompute=recompute)
     batch = samples.rows * file.slices * (1 if file.batch else cluster.size)
     for name, amount in (("--batch", batch), ("--slices", file.slices if file.slices > 1 else 0)):
         if amount % cluster.size:
@@ -194,8 +195,10 @@ def _check_choice(cluster: Cluster, precision: Precision | None, shard: Sharding
 def _what_would_fit(table: MemoryTable, precision: Precision) -> str:
     fewest = table.fewest_devices(precision)
     if fewest is None:
-        return "nothing fits: a sample with the largest layer is already too much for such a device"
-    return f"nothing fits: in {precision}, cut over all of them, it takes {fewest:,} such devices at least"
+        again = "" if table.plan.recompute else ": try --recompute"
+        return f"nothing fits: a sample alone is too much for such a device{again}"
+    again = "" if table.plan.recompute else "; with --recompute, samples take less"
+    return f"nothing fits: in {precision}, cut over all, it takes {fewest:,} such devices at least{again}"
 
 
 def _fewest_slices(batch: int, devices: int, largest: int) -> int:

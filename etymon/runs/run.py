@@ -68,7 +68,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
     with join_processes(job) as job, lock_folder(job.folder, job.world):
         world = job.world
         if not job.resuming:
-            data.require_memory(world.device)
+            data.require_memory(world, job.recompute)
         if file.precision != "auto":
             require_precision(file.precision, world.device)
 

@@ -29,6 +29,7 @@ from etymon.tasks import get_task, task_class, task_for
 from etymon.tasks.task import Task, default_batch_tokens, value_to_minimise
 from etymon.text.sources import Texts, TextSource
 from etymon.text.tokenizer import Tokenizer
+from etymon.training.distributed import World
 from etymon.training.feeding import Feed
 from etymon.training.loop import Criterion
 from etymon.training.optimisers import OptimiserChoice
@@ -58,7 +59,7 @@ class SupervisedData:
     def optimiser(self) -> OptimiserChoice:
         return training_settings(self.model_plan.recipe, self.file, steps=1, validations=1).optimiser
 
-    def require_memory(self, device: torch.device) -> None:
+    def require_memory(self, world: World, recompute: bool = False) -> None:
         """Refuses a model that does not fit into memory with its optimiser, before any work.
 
         What samples take is only known when the table is encoded, which decides how long they are.
@@ -67,7 +68,7 @@ class SupervisedData:
         if self.file.lora is not None or plan.family.features is not None:
             return  # weights are checked as they are opened, and little else trains
         shape = with_vocabulary(plan.shape, plan.vocabulary)
-        require_states(plan.family, shape, plan.heads, self.optimiser, f"to train {plan.title}", device)
+        require_states(plan.family, shape, plan.heads, self.optimiser, f"to train {plan.title}", world)
 
     def build_phase(self, job: Job, unit: TrainingUnit, feed: Feed, length: int) -> list[PhasePlan]:
         """Returns the only phase; refuses samples that do not fit into memory."""

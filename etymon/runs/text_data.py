@@ -45,6 +45,7 @@ from etymon.text.segmenters import TOKENS, as_read, way_for
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore
 from etymon.text.tokenizer import Tokenizer
+from etymon.training.distributed import World
 from etymon.training.feeding import Feed, check_streams
 from etymon.training.loop import Criterion
 from etymon.training.progress import format_count
@@ -143,9 +144,16 @@ class TextData:
         precision = "float32" if file.precision == "auto" else file.precision
         return Plan(plan.family, shape, self.phases, choice, file.slices, file.generator, teacher, precision)
 
-    def require_memory(self, device: torch.device) -> None:
-        """Refuses a run that does not fit into memory, before any work."""
-        require_training(self.memory_plan(), f"to train {self.model_plan.title}", device)
+    def require_memory(self, world: World, recompute: bool = False) -> None:
+        """Refuses a run that does not fit into the memory of each of its processes, before any work."""
+        plan = replace(
+            self.memory_plan(),
+            slices=max(1, self.file.slices // world.size),
+            recompute=recompute,
+            processes=world.size,
+            parts=world.parts,
+        )
+        require_training(plan, f"to train {self.model_plan.title}", world.device)
 
     # --- text and tokenizer, then objectives and what they train
 

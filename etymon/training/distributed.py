@@ -44,6 +44,11 @@ class World:
         return self.mesh is not None
 
     @property
+    def parts(self) -> int:
+        """That every parameter is cut into; of a hybrid mesh, each node has all of them."""
+        return int(self.mesh.shape[-1]) if self.is_sharded else 1
+
+    @property
     def first(self) -> bool:
         """The process that speaks and writes."""
         return self.rank == 0

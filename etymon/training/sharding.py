@@ -94,6 +94,16 @@ def own_blocks(unit: TrainingUnit) -> list[nn.Module]:
     return blocks
 
 
+def group_bytes(unit: TrainingUnit) -> tuple[float, float]:
+    """Bytes of the root group, and of the largest block."""
+    blocks = [_bytes(block) for block in own_blocks(unit)]
+    return _bytes(unit) - sum(blocks), max(blocks, default=0.0)
+
+
+def _bytes(module: nn.Module) -> float:
+    return float(sum(value.numel() * value.element_size() for value in module.parameters()))
+
+
 def _last_stack(unit: TrainingUnit) -> Stack | None:
     stacks = [part for part in unit.model.modules() if isinstance(part, Stack)]
     return stacks[-1] if stacks else None

@@ -31,6 +31,7 @@ class PlanOptions(JsonOptions):
     shard: Literal["none", "hybrid", "full"] | None = option(
         None, "whether a device keeps all weights, or a part of them (what fits)"
     )
+    recompute: bool = option(False, "layers keep their inputs alone and are computed twice: less memory")
     utilisation: float | None = option(
         None, "share of the devices' peak that is reached (measured on cpu, 0.4 elsewhere)", gt=0, le=1
     )
@@ -66,6 +67,7 @@ def plan(options: PlanOptions) -> TrainingPlan:
         cluster,
         precision=options.precision,
         shard=options.shard,
+        recompute=options.recompute,
         utilisation=options.utilisation,
         words=options.words,
     )
@@ -92,6 +94,7 @@ def _command(options: PlanOptions, budget: str | None, cluster: Cluster, planned
         "slices": planned.slices if planned.slices > 1 else None,
         "precision": chosen.precision if chosen.precision != "float32" else None,
         "shard": chosen.shard if chosen.shard != "none" else None,
+        "recompute": options.recompute or None,
         "config": options.config,
         "set": list(options.set) or None,
     }
@@ -104,7 +107,9 @@ def _command(options: PlanOptions, budget: str | None, cluster: Cluster, planned
         words = ["torchrun", *place, "-m", *words]
     for each in options_of(PretrainOptions):
         value = values.get(each.name)
-        if value is not None:
+        if value is True:
+            words.append(each.flag)
+        elif value is not None:
             words += [each.flag, *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
 

@@ -14,10 +14,9 @@ import torch
 import etymon
 from etymon import cli
 from etymon.nn.footprint import Footprint
-from etymon.runs import device_memory, planning
-from etymon.runs.device_memory import Cluster, WeightGroups, on_device
+from etymon.runs import planning
+from etymon.runs.device_memory import Cluster
 from etymon.runs.devices import PUBLISHED, Device, read_devices
-from etymon.runs.memory import usual_plan
 from etymon.verbs.pretrain import pretrain
 from tests.verbs.small_runs import with_test_sizes
 
@@ -61,26 +60,30 @@ def test_nothing_is_allocated_for_gpt3_and_its_published_figures_come_out() -> N
 
 
 def test_sharding_cuts_what_is_kept_and_gathers_what_is_computed() -> None:
-    cluster = Cluster(read_devices("4xT4")[1], 4, 2)
     footprint = Footprint(weights=80.0, gradients=80.0, optimiser=160.0, activations=20.0, logits=5.0)
-    groups = WeightGroups(root=8.0, block=6.0)
-    held = {each: on_device(footprint, groups, cluster, each) for each in ("none", "hybrid", "full")}
-    assert held["none"]["total"] == 80 + 80 + 160 + 20 + 5
-    assert held["hybrid"]["total"] == 320 / 4 + 25 + 2 * 8 + 3 * 6
-    assert held["full"]["total"] == 320 / 8 + 25 + 2 * 8 + 3 * 6
-    alone = on_device(footprint, groups, Cluster(cluster.device, 1, 1), "none")
-    assert alone["total"] == footprint.total and alone["gathered"] == 0
+    assert footprint.of_processes(1).total == 80 + 80 + 160 + 20 + 5
+    assert footprint.of_processes(4, root=8.0, block=6.0).total == 320 / 4 + 25 + 2 * 8 + 3 * 6
+    cluster = Cluster(read_devices("4xT4")[1], 4, 2)
+    assert [cluster.parts(each) for each in ("none", "hybrid", "full")] == [1, 4, 8]
 
 
 @pytest.mark.parametrize(("family", "has_blocks"), [("gpt2", True), ("albert", False), ("t5", True)])
 def test_weights_are_in_blocks_or_in_the_root(family: str, has_blocks: bool) -> None:
-    from etymon.families import get_family
-    from etymon.families.loading import shape_of
+    rows = plan(family, devices="4xA100-80", batch=4, precision="float32").memory
+    whole, cut = rows
+    assert (whole.shard, cut.shard) == ("none", "full")
+    assert cut.weights == whole.weights / 4 and cut.optimiser == whole.optimiser / 4
+    # ALBERT uses its one layer many times: all of it is gathered for a whole pass.
+    assert (cut.gathered < 2 * whole.weights) is has_blocks
 
-    known = get_family(family)
-    groups = device_memory.weight_groups(usual_plan(known, shape_of(known, "test")))
-    assert groups.root > 0
-    assert (groups.block > 0) is has_blocks  # ALBERT uses its one layer many times
+
+def test_recomputing_keeps_less_and_computes_more() -> None:
+    size = {"size": "125M", "length": 1024, "batch": 4, "devices": "A100-80", "precision": "bf16"}
+    kept, again = (plan("gpt3", **size, recompute=each) for each in (False, True))
+    assert again.memory[0].activations < 0.3 * kept.memory[0].activations
+    assert again.memory[0].weights == kept.memory[0].weights
+    assert 1.1 < again.operations_a_token / kept.operations_a_token < 1.34
+    assert "--recompute" in again.command and "--recompute" not in kept.command
 
 
 def test_half_precision_halves_activations_and_nothing_that_is_kept() -> None:
