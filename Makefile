@@ -6,7 +6,7 @@ EXTRAS := test,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster check fonts fuzz bench bench-encoders bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo test test-cluster check fonts fuzz bench bench-encoders bench-low-resource bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ bench-finetuning: $(VENV)/.installed-test  ## fine-tuning and answering beside t
 
 bench-tasks: $(VENV)/.installed-test  ## what pretraining buys in fine-tuning, family by family, task by task (hours)
 	$(BIN)/python -m benchmarks.tasks
+
+bench-low-resource: $(VENV)/.installed-test  ## what to do with 1, 10, 100 MB of text: tokenizer, size, languages (hours)
+	$(BIN)/python -m benchmarks.low_resource
 
 bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
 	$(BIN)/python -m benchmarks.encoders

@@ -18,7 +18,7 @@ import etymon
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 PARTS = {"__init__", "__main__", "harness", "arms", "toy_data"}
-EXPERIMENTS = ("encoders", "memory", "tasks", "plan")
+EXPERIMENTS = ("encoders", "memory", "tasks", "plan", "low_resource")
 COMPARISONS = {
     "preparing": ["preparing", "deduplicating"],
     "sentence-encoding": ["sentence-encoding", "sentence-encoding-float32", "sentence-encoding-rounded"],
@@ -101,6 +101,9 @@ def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> N
     (kept,) = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["machines"]
     if name == "encoders":
         assert set(kept["scores"]) == set(module.ARMS)
+    elif name == "low_resource":
+        assert set(kept["scores"]) == set(module.arms())
+        assert all(score["bits_per_byte"] > 0 for each in kept["scores"].values() for score in each)
     elif name == "plan":
         (run,) = kept["runs"]
         assert 0.4 < run["ratios"]["bytes"] < 2.5 and run["ratios"]["step_seconds"] > 0
