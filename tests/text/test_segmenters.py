@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -303,3 +303,30 @@ def test_ways_by_language() -> None:
     assert way_for((), "zh") is None and way_for(("jieba",), "zh") == "jieba" == way_for(("jieba",))
     ways = ("zh=jieba", "th=cutter:cut", "tokens")
     assert [way_for(ways, code) for code in ("zh", "th", "en")] == ["jieba", "cutter:cut", "tokens"]
+
+
+def test_an_interrupted_store_goes_on_with_its_words(
+    make: Callable[[str], Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etymon.text.encoding.BATCH", 400)
+    documents = [Document(f"{text}{number}") for number in range(20) for text in SENTENCES]
+
+    def interrupted() -> Iterator[Document]:
+        yield from documents[:70]
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"words": "jieba", "resumable": True}
+    with pytest.raises(KeyboardInterrupt):
+        build_store(interrupted(), make("character"), tmp_path / "store", **options)
+    summary = build_store(documents, make("character"), tmp_path / "store", **options)
+    assert summary.resumed_bytes > 0
+    build_store(documents, make("character"), tmp_path / "straight", words="jieba")
+    for split in ("train", "validation"):
+        first, second = (
+            (tmp_path / name / split / "word_starts.bin").read_bytes() for name in ("store", "straight")
+        )
+        assert first == second and first
+    # What another segmenter had begun is not taken over.
+    with pytest.raises(KeyboardInterrupt):
+        build_store(interrupted(), make("character"), tmp_path / "other", **options)
+    assert build_store(documents, make("character"), tmp_path / "other", resumable=True).resumed_bytes == 0
