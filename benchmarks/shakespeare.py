@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import etymon
 from benchmarks.harness import Comparison, needed_corpora, sized
 from benchmarks.training_steps import tokenizer_of
 from etymon.nn.batch import Batch
+from etymon.nn.precision import Precision, choose_precision, set_precision
 from etymon.objectives.causal import CausalBatch, CausalLM
 from etymon.objectives.objective import weighted_loss
 from etymon.training.optimisers import OptimiserChoice, build_optimiser, set_rate
@@ -157,7 +159,8 @@ def plain(train: np.ndarray, held: np.ndarray, vocabulary: int, seed: int) -> tu
 CHOICE = OptimiserChoice(
     name="muon", learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1, matrix_share=1.0
 )
-STEPS, BATCH, EVERY = sized((600, 12, 25), (2, 4, 1))
+# 480 steps were chosen with another seed than those that are reported.
+STEPS, BATCH, EVERY = sized((480, 12, 20), (2, 4, 1))
 
 
 def prepared(ids: np.ndarray, targets: np.ndarray) -> CausalBatch:
@@ -169,13 +172,14 @@ def prepared(ids: np.ndarray, targets: np.ndarray) -> CausalBatch:
 
 def ours(
     train: np.ndarray, held: np.ndarray, vocabulary: int, seed: int, choice: OptimiserChoice = CHOICE,
-    steps: int = STEPS, batch: int = BATCH, every: int = EVERY,
+    steps: int = STEPS, batch: int = BATCH, every: int = EVERY, precision: Precision = "float32",
 ) -> tuple[float, int, float]:  # fmt: skip
     shape: dict[str, Any] = {
         "vocabulary": vocabulary, "positions": BLOCK, "dim": WIDTH, "layers": LAYERS, "heads": HEADS,
     }  # fmt: skip
     model = etymon.build("gpt2", "pocket", shape=shape, seed=seed)
     unit = TrainingUnit(model, CausalLM(tokenizer_of("gpt2"), BLOCK))
+    set_precision(unit, precision)
     optimiser = build_optimiser(model, choice)
     schedule = ScheduleChoice("wsd", warmup=20, decay_share=0.5)
     batches = windows(train, batch, seed)
@@ -204,18 +208,20 @@ def ours(
 
 def shakespeare() -> Iterable[Comparison]:
     material = text()
+    # What `--precision auto` would take here.
+    precision, _ = choose_precision(PlainModel(material[2]), torch.device("cpu"))
     times: dict[str, list[tuple[float, int, float]]] = {"ours": [], "theirs": []}
     for number in range(ROUNDS):
-        sides = [("ours", ours), ("theirs", plain)]
+        sides = [("ours", partial(ours, precision=precision)), ("theirs", plain)]
         for name, side in sides if number % 2 == 0 else reversed(sides):
             times[name].append(side(*material, seed=number))
     yield Comparison(
         "shakespeare",
         [seconds for seconds, _, _ in times["ours"]],
         [seconds for seconds, _, _ in times["theirs"]],
-        peer="a plain loop",
+        peer=f"a plain loop in float32, ours in {precision}",
         what="seconds of training until the validation loss on tiny Shakespeare's characters is below 1.885",
-        target=2.0,
+        target=4.0,
         details={side: [[steps, round(loss, 4)] for _, steps, loss in rows] for side, rows in times.items()},
     )
 
