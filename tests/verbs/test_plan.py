@@ -44,7 +44,7 @@ def test_a_plan_of_this_machine_is_what_a_dry_run_says() -> None:
     (row,) = planned.memory
     assert planned.chosen is not None and row.total == planned.chosen.total
     assert row.fits and row.largest_rows > 8 and planned.steps == 20
-    assert planned.utilisation_source == "measured here" and 0 < planned.utilisation <= 1
+    assert planned.utilisation_source == "measured here" and planned.utilisation > 0
     assert planned.tokens == 20 * 8 * 32
     assert repr(planned).startswith("TrainingPlan(GPT-2 test, ")
 
@@ -225,6 +225,15 @@ def test_devices_are_read_by_name_whatever_their_spelling() -> None:
     assert read_devices("rtx 4090")[1].name == "RTX4090"
     count, own = read_devices("3x24GB@71TFLOPS")
     assert count == 3 and own.memory == pytest.approx(0.92 * 24e9) and own.peaks["bf16"] == 71e12
+
+
+def test_a_peak_that_was_measured_at_a_busy_moment_does_not_change_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "measured_utilisation", lambda *words: 3.0)
+    planned = plan(precision="float32")
+    assert planned.utilisation == 3 and "faster than the peak" in planned.notes[0]
+    assert planned.seconds == pytest.approx(planned.operations / (3 * planned.peak))
 
 
 def test_timing_leaves_what_is_drawn_next_alone() -> None:
