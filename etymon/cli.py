@@ -1,6 +1,7 @@
 """The command line: the options of a verb, as its class of options declares them, become those of a command.
 
-A verb is a function in the module `etymon.verbs.<verb>`, made by `verbs.verb.verb`. What its module may have beside it:
+A verb is a function in the module `etymon.verbs.<verb>`, made by `verbs.verb.verb`.
+What its module may have beside it:
 
 - `present(result, options)` prints the result.
 - Options named `on_...` are callbacks and have no place on a command line. If the module, or else

@@ -60,7 +60,8 @@ def strict(cls: type[Config], mapping: Mapping[str, Any], where: str) -> Config:
 
 
 def check_keys(cls: type, mapping: Mapping[str, Any], where: str) -> None:
-    """Refuses values of another type than `cls` declares; keys that it does not have may be anything, or absent."""
+    """Refuses values of another type than `cls` declares; keys that it does not have may be anything,
+    or absent."""
     strict(cls, {key: value for key, value in mapping.items() if key in _fields(cls)}, where)
 
 
@@ -213,7 +214,8 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def _count_values(node: Any, counts: dict[int, int]) -> int:
-    """The values below a YAML node, an anchor's again wherever it is used; one that contains itself has no end."""
+    """The values below a YAML node, an anchor's again wherever it is used;
+    one that contains itself has no end."""
     if id(node) not in counts:
         counts[id(node)] = MOST_VALUES + 1  # until it is known: found again inside itself, it is too many
         parts = node.value if isinstance(node.value, list) else []
@@ -318,8 +320,8 @@ def _descend(cls: Any, location: Sequence[str | int]) -> Any:
 def _first_class(annotation: Any) -> Any:
     if _fields(annotation):
         return annotation
-    found = (_first_class(argument) for argument in get_args(annotation))
-    return next((cls for cls in found if cls is not None), None)
+    classes = (_first_class(argument) for argument in get_args(annotation))
+    return next((cls for cls in classes if cls is not None), None)
 
 
 def _kind(value: Any) -> str:

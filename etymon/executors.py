@@ -149,8 +149,8 @@ def _run_job(job: Any) -> Any:
 
 
 class RayExecutor:
-    """Jobs as tasks of Ray, which does those of a lost worker again. It is connected when there is something to
-    do, until the `stack` is closed."""
+    """Jobs as tasks of Ray, which does those of a lost worker again. It is connected when there is something
+    to do, until the `stack` is closed."""
 
     def __init__(self, on: str, workers: int | None, threads: int, gpus: int, stack: ExitStack) -> None:
         require_ray(on)
@@ -245,8 +245,9 @@ def require_ray(on: str) -> Any:
 
 @contextmanager
 def _connect(on: str, workers: int | None) -> Iterator[Any]:
-    """Ray, connected. `ray` alone is the cluster of RAY_ADDRESS (jobs that were submitted to one have it), else
-    one of this machine's own for the time of the block; `ray://auto` is that of `ray start` on this machine."""
+    """Ray, connected. `ray` alone is the cluster of RAY_ADDRESS (jobs that were submitted to one have it),
+    else one of this machine's own for the time of the block; `ray://auto` is that of `ray start` on this
+    machine."""
     ray = require_ray(on)
     if ray.is_initialized():  # by the program, which also ends it
         yield ray

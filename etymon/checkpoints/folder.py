@@ -59,9 +59,9 @@ def write_model_folder(
     """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is
     replaced.
 
-    Without `weights` (None), they are kept elsewhere. `adapters` says that config and weights are those of adapters, which have files of their own.
-    `tokenizer_saver` is given the folder. `extra` maps names to functions that are given `folder/name`, and
-    write a file or a folder there.
+    Without `weights` (None), they are kept elsewhere. `adapters` says that config and weights are those of
+    adapters, which have files of their own. `tokenizer_saver` is given the folder. `extra` maps names to
+    functions that are given `folder/name`, and write a file or a folder there.
     """
     # A link would be replaced by a folder, and "." has no name to put things beside.
     folder = Path(os.path.realpath(folder))

@@ -153,8 +153,8 @@ class NameMap:
         used = {copy for copy in self.copies if copy in places}
         for name in self.tables.keys() & places.keys():
             used.add(name)
-            found, table = stored[places[name]].float(), self.tables[name]()
-            if found.shape != table.shape or not torch.allclose(found, table, atol=1e-2):
+            values, table = stored[places[name]].float(), self.tables[name]()
+            if values.shape != table.shape or not torch.allclose(values, table, atol=1e-2):
                 result.misshapen.append(f"{name}, which is not the table that the shape gives")
         for theirs, (row, parts) in groups.items():
             sources = [theirs, *(copy for copy, source in self.ties.items() if source == theirs)]

@@ -46,8 +46,7 @@ class EncoderShape:
     deviation: NonNegativeFloat = 0.02
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
-    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
-    weights."""
+    """What a layer's part adds is multiplied by it. Saving folds it into weights: Transformers has none."""
 
     def __post_init__(self) -> None:
         check_heads(self.dim, self.heads)
@@ -174,8 +173,7 @@ TOKEN_HEADS = {
     "tagging": Head(lambda s, body, labels: dropped(s, labels)),
     "span": Head(lambda s, body, labels: Projection(s.dim, 2)),
 }
-# BERT's. Heads that Transformers has no class for are there all the same, so that any objective can be
-# trained.
+# BERT's, with heads that Transformers has no class for, so that any objective can be trained.
 POOLED_HEADS = {
     "pooler": Head(lambda s, body, labels: Pooler(s.dim), at="first"),
     "vocabulary": vocabulary_head(),
@@ -231,8 +229,7 @@ TASK_NAMES = {
 def name_map(
     shape: Any, table: Mapping[str, str], prefix: str, decoder: str, bias: str | None = None
 ) -> NameMap:
-    """The table with the output matrix, which is kept at `decoder`, its bias there or, of tied ones, at
-    `bias`."""
+    """The table with the output matrix at `decoder`, and its bias there or, of tied ones, at `bias`."""
     words, own_bias = f"{prefix}embeddings.word_embeddings.weight", f"{decoder}.bias"
     # Transformers 5 keeps the two biases of an untied head apart and uses the decoder's; older files have the
     # other alone.

@@ -87,8 +87,7 @@ ENDINGS = {
 
 
 def classes(name: str, *endings: str, pooled: bool = False) -> list[Architecture]:
-    """Classes by the endings of their names, in this order, and the bare body's, if `pooled` with a pooler
-    first."""
+    """Classes by the endings of their names, and the bare body's (if `pooled`, with a pooler first)."""
     bare = [frozenset({"pooler"}), frozenset[str]()] if pooled else [frozenset[str]()]
     return [
         *(Architecture(name + ending, frozenset(ENDINGS[ending])) for ending in endings),
@@ -180,8 +179,7 @@ class Family:
     size_tunings: Mapping[str, Recipe] = field(default_factory=dict)
     """Of the sizes that have a way of their own."""
     generator: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
-    """For replaced-token detection: family and shape of a generator that can share this shape's
-    embeddings."""
+    """For replaced-token detection: family and shape of a generator that can share its embeddings."""
     special_ids: Mapping[str, int] = field(default_factory=dict)
     """By role, the ids that Transformers' class takes for granted; of a family without one, those of our own
     tokenizers."""
@@ -196,8 +194,7 @@ class Family:
     shape_after_loading: Callable[[Any], Any] = lambda shape: shape
     """The shape of a model whose weights are there: without what only said how to read a file."""
     layers: Callable[[Any], tuple[int, int]] = lambda shape: (shape.layers + 1, shape.dim)
-    """How many states every token of a text has, the input of the first layer among them, and how wide they
-    are."""
+    """How many states every token of a text has, with the first layer's input, and how wide they are."""
     features: FeatureSettings | None = None
     """How its task heads read them; None: they read the last alone."""
     layout: PublishedLayout | None = None
@@ -215,8 +212,7 @@ class Family:
         return self.rotary if self.features is None else self.rotary.with_features(self.features)
 
     def as_model_type(self, model_type: str) -> Family:
-        """The same family under another of its `model_type`s, with the names and the defaults of those
-        classes."""
+        """The family under another of its `model_type`s, with the names and defaults of those classes."""
         if model_type == self.model_type:
             return self
         if self.rotary is not None and model_type == self.rotary.model_type:
@@ -257,8 +253,7 @@ class Family:
         return frozenset(name for name, head in self.heads.items() if isinstance(head.build, FeatureBuild))
 
     def tokenizer_fields(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The fields of a shape that a tokenizer decides, beside the vocabulary: where RoBERTa's positions
-        begin."""
+        """The fields of a shape that a tokenizer decides beside the vocabulary: RoBERTa's first position."""
         pad = tokenizer.id("pad")
         has_field = any(part.name == "pad" for part in fields(self.shape))
         return {"pad": pad} if has_field and pad is not None else {}
@@ -269,8 +264,7 @@ class Family:
         """Where to cut a published adaptive softmax for these words, as a field of a shape; none if `changed`
         has it."""
         published = any(row.theirs == "cutoffs" for row in self.settings.rows)
-        # Where both directions are trained, a sample of the words is usual (ELMo), and cutoffs are only a
-        # choice.
+        # Where both directions are trained, a sample of the words is usual (ELMo); cutoffs are a choice.
         if not published or "causal" not in self.capabilities or "cutoffs" in changed:
             return {}
         shape: dict[str, Any] = {part.name: part.default for part in fields(self.shape)}

@@ -105,9 +105,8 @@ def load(
     initialised and listed in `model.new_heads`, and so are those for other `labels` than it was trained for.
     With other `features` than its own, task heads start anew and read those. With `partial`, missing and
     unexpected weights are tolerated as well. `family` is for a folder that does not say what it is.
-    `ignore_config_keys` are passed over in its `config.json`, whatever they say. `quantize` rounds the
-    weights to eight bits, for inference on a processor. With `verify`, a file that is not what we saved is
-    refused, and so are weights that are NaN or infinite.
+    `ignore_config_keys` are passed over in its `config.json`. `quantize` rounds weights to eight bits, for
+    inference on a processor. `verify` refuses files that are not what we saved, and weights not finite.
     """
     folder, verify = model_folder(name, revision=revision), verify and is_verifying()
     with pass_over(ignore_config_keys), verifying(verify), verified(folder) if verify else nullcontext():
@@ -190,15 +189,13 @@ def _read(
     if getattr(shape, "source_vocabulary", None) and model.tokenizer and not model.source_tokenizer:
         raise EtymonError(
             f"{folder} has no {SOURCE}/tokenizer.json, and the model reads sources with a tokenizer of "
-            "its own: put it "
-            "there"
+            "its own: put it there"
         )
     return model
 
 
 def _same_outputs(labels: Sequence[str], learnt: Sequence[str], carried: Mapping[str, Any]) -> bool:
-    """Whether outputs may stand for other labels: they have no names of their own, or the only one is a
-    number."""
+    """Whether outputs may stand for other labels: they have no names, or the only one is a number."""
     is_number = len(learnt) == 1 and carried.get("problem_type") == "regression"
     return len(labels) == len(learnt) and (is_number or learnt == unnamed_labels(len(learnt)))
 
@@ -213,8 +210,7 @@ def load_tokenizer(
     if tokenizer.size > words:
         raise EtymonError(
             f"the tokenizer in {folder} has {tokenizer.size} ids, but the model has only {words} word "
-            "vectors: "
-            "they do not belong together"
+            "vectors: they do not belong together"
         )
     if set(family.framing.roles) <= set(tokenizer.roles):
         tokenizer.framing = family.framing
@@ -252,8 +248,7 @@ def _read_shape(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """A folder's `config.json`, or what it would be of files in a family's own layout, which hold no words
-    but marks."""
+    """A folder's `config.json`, or what it would be of a family's own files, whose only words are marks."""
     if (layout := _find_layout(folder)) is None:
         return read_config(folder)
     family, files = layout
@@ -262,8 +257,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _find_layout(folder: Path) -> tuple[Any, tuple[Path, Path]] | None:
-    """The family that has published such a folder in a layout of its own, and its files; None for a Hugging
-    Face folder."""
+    """The family that has published such files, and these; None for a Hugging Face folder."""
     if (folder / CONFIG).exists():
         return None
     for family in map(get_family, REGISTRY):
@@ -293,8 +287,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_note(folder: Path) -> dict[str, Any]:
-    """Our own `history.json` of a folder without nulls, which say nothing; empty if it is missing or somebody
-    else's."""
+    """Our `history.json` of a folder without its nulls; empty if it is missing or somebody else's."""
     note = read_json(folder / HISTORY) if (folder / HISTORY).is_file() else {}
     if "etymon" not in note:
         return {}

@@ -86,8 +86,9 @@ def grow(model: Model, size: int, spellings: Sequence[Sequence[int] | None], see
 def replace_words(model: Model, spellings: Sequence[Sequence[int] | None], seed: int = 0) -> Model:
     """The model with other words: one for each of `spellings`, the old ids that it starts as the mean of.
 
-    A word that is made of nothing (None) is drawn around the mean of the old ones, as far from it as they are.
-    All but word vectors, and the output matrix and bias where they are not the word vectors, stays as it is.
+    A word that is made of nothing (None) is drawn around the mean of the old ones, as far from it as they
+    are. All but word vectors, and the output matrix and bias where they are not the word vectors,
+    stays as it is.
     """
     _require_rows(model)
     made = _with_vocabulary(model, len(spellings))

@@ -12,7 +12,8 @@ from etymon.text.tokenizer import Tokenizer
 
 
 def score_words(score: Score, begins_word: np.ndarray, tokenizer: Tokenizer) -> list[WordScore]:
-    """The surprisal of every word of a scored text; `begins_word` says of each token whether one begins there.
+    """The surprisal of every word of a scored text; `begins_word` says of each token whether one begins
+    there.
 
     A word whose first token was given, and not scored, is left out, and so is an end token behind the text.
     """

@@ -221,5 +221,5 @@ def _training_text(
     paths = [path for place in places for path in sorted(place.glob("store*")) if is_store(path)]
     # Other tokens cannot be compared: a store of another tokenizer is passed over.
     stores = [TokenStore.open(path) for path in paths]
-    own = [store for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]
-    return [split for store in own for split in training_splits(store)]
+    comparable = [store for store in stores if store.description["tokenizer"] == tokenizer.fingerprint]
+    return [split for store in comparable for split in training_splits(store)]

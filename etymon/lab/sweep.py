@@ -254,8 +254,8 @@ class Sweep:
         return None
 
     def _waves(self) -> list[list[SweepRun]]:
-        """Runs that may run at the same time: here one, on a cluster first those that others take the tokenizer,
-        the store or the number of steps from, then all others."""
+        """Runs that may run at the same time: here one, on a cluster first those that others take the
+        tokenizer, the store or the number of steps from, then all others."""
         if self.on is None:
             return [[planned] for planned in self.runs]
         leaders: dict[Any, SweepRun] = {}
@@ -275,7 +275,8 @@ class Sweep:
             raise EtymonError(reason)
 
     def _make_job(self, planned: SweepRun) -> RunJob:
-        """The run as a job; it is made just before it begins, since others tell what it can share with them."""
+        """The run as a job; it is made just before it begins, since others tell what it can share with
+        them."""
         number = 1 + next(place for place, other in enumerate(self.runs) if other is planned)
         self.progress.note(f"run {number} of {len(self.runs)}: {planned.folder.name}")
         file, progress = planned.data.file, self.progress_kind if self.on is None else "silent"

@@ -48,7 +48,8 @@ class RunEnd:
 
 
 class RunTrainer:
-    """Trains the runs of a sweep. A run that has begun goes on, also if that was in a process that is lost."""
+    """Trains the runs of a sweep. A run that has begun goes on, also if that was in a process that is
+    lost."""
 
     def __call__(self, job: RunJob) -> RunEnd:
         progress = make_progress(job.progress)

@@ -53,9 +53,9 @@ def set_precision(module: nn.Module, precision: Precision) -> None:
 
 def get_precision(module: nn.Module) -> Precision:
     """The precision that the models in `module` compute in."""
-    found = {part.compute_dtype for part in module.modules() if isinstance(part, ComputesInPrecision)}
+    dtypes = {part.compute_dtype for part in module.modules() if isinstance(part, ComputesInPrecision)}
     names: dict[torch.dtype | None, Any] = {dtype: name for name, dtype in DTYPES.items()}
-    return names[found.pop() or torch.float32] if found else "float32"
+    return names[dtypes.pop() or torch.float32] if dtypes else "float32"
 
 
 def round_weights(model: nn.Module, precision: Precision) -> None:

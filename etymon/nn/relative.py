@@ -104,7 +104,8 @@ class RelativeInputs(QuerySubset):
         self._past_RMD, self._norm = past_RMD, norm
 
     def normed_past(self) -> Tensor | None:
-        """Asked for by the layer itself: only while it computes, a sharded one has the weights of its norm."""
+        """Asked for by the layer itself: only while it computes, a sharded one has the weights of its
+        norm."""
         if self._past_RMD is None or self._norm is None:
             return self._past_RMD
         return self._norm(self._past_RMD)

@@ -17,8 +17,8 @@ from etymon.text.languages import LanguageSplit, exact_quotas, language_shares
 
 
 class LanguageSampling:
-    """`inner` on a `LanguageSplit`. Rows of its plan are the number of a language, then a row of that language's
-    own plan; all that is not about plans is the inner objective's."""
+    """`inner` on a `LanguageSplit`. Rows of its plan are the number of a language, then a row of that
+    language's own plan; all that is not about plans is the inner objective's."""
 
     def __init__(self, inner: Objective, temperature: float) -> None:
         self.inner, self.temperature = inner, temperature

@@ -70,8 +70,8 @@ def _search(wanted: frozenset[str], region: str) -> FoundFonts:
     from matplotlib import font_manager
 
     manager = font_manager.fontManager
-    own = font_manager.get_font(manager.findfont(OWN)).get_charmap()
-    missing = {ord(letter) for letter in wanted} - own.keys()
+    charmap = font_manager.get_font(manager.findfont(OWN)).get_charmap()
+    missing = {ord(letter) for letter in wanted} - charmap.keys()
     families: list[str] = []
     candidates = _system_fonts(missing, region) if missing else []
     while missing and candidates:

@@ -127,8 +127,8 @@ class MemoryTable:
 
     def fewest_devices(self, precision: Precision) -> int | None:
         """How many such devices could hold the model in parts with a sample each; None: no number of them."""
-        one, room = self.footprint(1, precision), self.cluster.device.memory
-        cut = replace(self.plan, processes=2, parts=2).share(one)
+        footprint, room = self.footprint(1, precision), self.cluster.device.memory
+        cut = replace(self.plan, processes=2, parts=2).share(footprint)
         kept = cut.weights + cut.gradients + cut.optimiser
         alone = cut.total - kept
         return None if alone >= room else max(2, -int(-2 * kept // (room - alone)))

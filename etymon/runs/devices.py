@@ -81,23 +81,23 @@ def read_devices(text: str) -> tuple[int, Device]:
         raise EtymonError(f"--devices {text}: give at least one device, and at most a million")
     if name.lower() == "cpu":
         return count, this_processor(count)
-    if own := OWN.fullmatch(name):
-        memory, peak = float(own[1]) * GIGA, float(own[2]) * TERA
+    if described := OWN.fullmatch(name):
+        memory, peak = float(described[1]) * GIGA, float(described[2]) * TERA
         if not memory or not peak:
             raise EtymonError(f"--devices {text}: a device has some memory and some speed")
         peaks: dict[Precision, float] = dict.fromkeys(("float32", "bf16", "fp16"), peak)
         return count, Device(name, USABLE * memory, peaks, None, "as given")
     names = {each.lower().replace("-", ""): each for each in PUBLISHED}
-    known = names.get(name.lower().replace("-", ""))
-    if known is None:
+    published_name = names.get(name.lower().replace("-", ""))
+    if published_name is None:
         raise EtymonError(
             f"there is no device {name!r} in the table: {did_you_mean(name, [*PUBLISHED, 'cpu'])}; or say "
             "its memory and speed, as in 2x24GB@71TFLOPS"
         )
-    memory, float32, bf16, fp16, bandwidth = PUBLISHED[known]
+    memory, float32, bf16, fp16, bandwidth = PUBLISHED[published_name]
     given = {"float32": float32, "bf16": bf16, "fp16": fp16}
     return count, Device(
-        known,
+        published_name,
         USABLE * memory * GIGA,
         {precision: peak * TERA for precision, peak in given.items() if peak},  # type: ignore[misc]
         bandwidth * GIGA,

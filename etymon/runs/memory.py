@@ -110,8 +110,8 @@ class Plan:
                 root, block = group_bytes(self.build_unit(shape, objective, tokenizer))
             return Footprint(root, block)
 
-        found = by_depth(self.shape, measure)
-        return found.weights, found.gradients
+        group = by_depth(self.shape, measure)
+        return group.weights, group.gradients
 
     def bound(self) -> float:
         """Bytes that it cannot need, found at once."""

@@ -108,8 +108,8 @@ class StartModel:
     grown: dict[str, int] | None = None
     """The sizes that its vocabulary grew `from` and `to` in this run."""
     replaced_tokenizer: dict[str, int] | None = None
-    """Where its tokenizer was replaced: the sizes, and how many word vectors were `copied`, `composed` and are
-    `new`."""
+    """Where its tokenizer was replaced: the sizes, and how many word vectors were `copied`, `composed` and
+    are `new`."""
 
 
 def open_start(plan: ModelPlan, file: CommonFile, checkpoint: Path | None, note: Note) -> StartModel:
@@ -163,8 +163,8 @@ def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer | N
         model.tokenizer = tokenizer
     if not extends(tokenizer, model.tokenizer):
         raise EtymonError(
-            f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer out, or "
-            "say --replace-tokenizer"
+            f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer "
+            "out, or say --replace-tokenizer"
         )
     # The tokenizer is to grow: what cannot is refused before the text is read.
     if file.vocabulary is not None:
@@ -212,7 +212,8 @@ def complete_model(plan: ModelPlan, file: CommonFile, start: StartModel, tokeniz
 def adapt_vocabulary(
     model: Model, tokenizer: Tokenizer, seed: int = 0
 ) -> tuple[Model, dict[str, int] | None]:
-    """Returns the model with a word vector for each token of a tokenizer that extends its own, or replaces it.
+    """Returns the model with a word vector for each token of a tokenizer that extends its own,
+    or replaces it.
 
     Also the sizes that its vocabulary changed `from` and `to`, and of another tokenizer how many vectors were
     copied and composed and are new; None if nothing changed.

@@ -207,8 +207,8 @@ def prepare(
     model = complete_model(data.model_plan, data.file, start, tokenizer)
     if (counts := start.replaced_tokenizer) is not None and checkpoint is None:
         job.note(
-            f"word vectors of the new tokenizer: {counts['copied']:,} of pieces that both have, {counts['composed']:,} "
-            f"composed of old pieces, {counts['new']:,} drawn anew"
+            f"word vectors of the new tokenizer: {counts['copied']:,} of pieces that both have, "
+            f"{counts['composed']:,} composed of old pieces, {counts['new']:,} drawn anew"
         )
     unit, phases = data.build_unit(job, model, start, checkpoint)
     for phase in phases:

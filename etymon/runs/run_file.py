@@ -127,7 +127,8 @@ def assemble(
         or any(not each.startswith("training.") for each in overrides)
         or is_edited(tree)
     ):
-        # The run file of another run says what its settings came to; with other settings they come to something else.
+        # The run file of another run says what its settings came to;
+        # with other settings they come to something else.
         tree.pop("training", None)
     tree = override(tree | options, overrides)
     if family is not None and tree["family"] != family:
@@ -159,8 +160,8 @@ def read_run_file(folder: Path, kind: type[File]) -> File:
         raise EtymonError(f"{folder / 'run.yaml'} is not whole, it has no training: bring it back")
     if is_edited(read_yaml(folder / "run.yaml")):
         raise EtymonError(
-            f"{folder / 'run.yaml'} was edited since, and a run goes on as it began: undo that, or begin a new run with "
-            "--config and another --out"
+            f"{folder / 'run.yaml'} was edited since, and a run goes on as it began: undo that, or begin a "
+            "new run with --config and another --out"
         )
     return file
 

@@ -1,4 +1,5 @@
-"""The stores of a run's text: encoded once, checked when the run goes on, and asked for the words they know."""
+"""The stores of a run's text: encoded once, checked when the run goes on,
+and asked for the words they know."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ def encode_text(
         segmenter, stored = open_segmenter(words), TokenStore.open(source.folder).description.get("words")
         if words is not None and stored != (segmenter and segmenter.describe()):
             raise EtymonError(
-                f"{source.folder} was prepared with words by {(stored or {}).get('way', 'tokens')}, not by {words}: "
-                "leave --words out, or prepare the text anew"
+                f"{source.folder} was prepared with words by {(stored or {}).get('way', 'tokens')}, not by "
+                f"{words}: leave --words out, or prepare the text anew"
             )
         link_store(folder, source.folder)
         summary = TokenStore.open(folder, tokenizer).summary
@@ -141,8 +142,8 @@ def require_samples(objective: Objective | type[Objective]) -> None:
     """Refuses an objective that languages cannot be mixed in."""
     if objective.streaming:
         raise EtymonError(
-            f"the objective {objective.name!r} reads streams in order, in which languages cannot be mixed: give "
-            "the files without languages, or take a family that reads samples (gpt2, bert, t5)"
+            f"the objective {objective.name!r} reads streams in order, in which languages cannot be mixed: "
+            "give the files without languages, or take a family that reads samples (gpt2, bert, t5)"
         )
 
 

@@ -94,8 +94,8 @@ def keeps_accents_after_all(choice: Mapping[str, Any], tokenizer: Tokenizer) -> 
 def advise_on_unknown(
     tokenizer: Tokenizer, family: str | None, counts: CharacterCounts, place: str | None = None
 ) -> str:
-    """What to do about unknown characters, where these are the `counts` of the text that it was trained on, or
-    read if it was there already, in a `place`. A family's own kind comes first; of another it is said what
+    """What to do about unknown characters, where these are the `counts` of the text that it was trained on,
+    or read if it was there already, in a `place`. A family's own kind comes first; of another it is said what
     follows."""
     grown = covering_size(tokenizer, counts, new=False)
     if grown == tokenizer.size:
@@ -113,8 +113,8 @@ def advise_on_unknown(
     if published != kind:
         return f"{advice}; --kind byte-bpe has nothing unknown"
     return (
-        f"{advice}; --kind byte-bpe has nothing unknown, but {family} was published with {kind}: tokens may then "
-        "be parts of characters, case and accents stay, and Transformers opens it as a generic tokenizer"
+        f"{advice}; --kind byte-bpe has nothing unknown, but {family} was published with {kind}: tokens may "
+        "then be parts of characters, case and accents stay, and Transformers opens it as a generic tokenizer"
     )
 
 

@@ -26,8 +26,8 @@ def training_settings(recipe: Recipe, file: CommonFile, *, steps: int, validatio
     is_alike = chosen == recipe.optimiser or {chosen, recipe.optimiser} <= {"adamw", "adam-bert"}
     if file.learning_rate is None and not is_alike:
         raise EtymonError(
-            f"the rate of the recipe, {recipe.learning_rate:g}, is one for {recipe.optimiser}: give --learning-rate "
-            f"with {file.optimiser}"
+            f"the rate of the recipe, {recipe.learning_rate:g}, is one for {recipe.optimiser}: give "
+            f"--learning-rate with {file.optimiser}"
         )
     every = file.validate_every or max(1, -(-steps // validations))
     warmup = max(1, round(or_default(file.warmup, recipe.warmup) * steps))
@@ -64,7 +64,8 @@ STAGES = 8
 
 
 def ramp_phases(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
-    """The phases of a run whose batch grows from a sixteenth to `batch` over a share of its samples, by equal steps of samples."""
+    """The phases of a run whose batch grows from a sixteenth to `batch` over a share of its samples,
+    by equal steps of samples."""
     sizes = [batch * (1 + 15 * (number + 0.5) / STAGES) / 16 for number in range(STAGES)]
     whole = [max(slices, round(size / slices) * slices) for size in sizes]
     parts: dict[int, float] = {}
@@ -75,7 +76,8 @@ def ramp_phases(share: float, batch: int, slices: int) -> tuple[PhaseFile, ...]:
 
 
 def steps_within(budget: float, step: float, validation: float, every: int | None) -> tuple[int, int]:
-    """How many steps fit into a budget of seconds, and how many validations beside the one before the first step.
+    """How many steps fit into a budget of seconds, and how many validations beside the one before the first
+    step.
 
     Validating takes a tenth of the time at most, but for the two at the ends, or as often as was asked for.
     """

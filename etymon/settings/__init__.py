@@ -4,8 +4,9 @@
     class OptimiserSettings:
         weight_decay: float | None = option(None, "decoupled weight decay (the family's own)", ge=0)
 
-A class of settings is a frozen dataclass that checks its values. Run files, the options of verbs, the command line, the
-signatures in `etymon/__init__.pyi` and the tables in docs/settings.md are all read from such classes by `options_of`.
+A class of settings is a frozen dataclass that checks its values. Run files, the options of verbs, the command
+line, the signatures in `etymon/__init__.pyi` and the tables in docs/settings.md are all read from such
+classes by `options_of`.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def argument(help: str, default: Any = ..., **limits: Any) -> Any:
 
 def group(cls: type | list[Option], only: str = "", *, without: str = "", **defaults: Any) -> Any:
     """A field that takes the settings of another class, or a list of options, as options of their own: a dict
-    of those that were given, by the names of their fields. All that verbs see, `without` some, or `only` some; `defaults` are
-    for what is usual here and not there."""
+    of those that were given, by the names of their fields. All that verbs see, `without` some, or `only`
+    some; `defaults` are for what is usual here and not there."""
     options = cls if isinstance(cls, list) else options_of(cls)
     extra: Any = {"group": options, "only": only.split(), "without": without.split(), "defaults": defaults}
     return Field({}, json_schema_extra=extra)

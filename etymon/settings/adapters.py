@@ -20,7 +20,8 @@ class LoraSettings:
     # Queries and values: what the LoRA paper adapts (section 4.2).
     targets: tuple[str, ...] = option(
         USUAL_TARGETS,
-        "names of the body's linear maps, or patterns: query, feed_*, * for all; cross.query looks at two parts of a name",
+        "names of the body's linear maps, or patterns: query, feed_*, * for all; "
+        "cross.query looks at two parts of a name",
         min_length=1,
     )
 
@@ -35,7 +36,8 @@ class FeatureSettings:
 
     source: Literal["mix", "last-four", "last"] = option(
         "mix",
-        "a learnt mix of all layers, the last four side by side (of fewer, all, the first layer's input included), or the last",
+        "a learnt mix of all layers, the last four side by side (of fewer, all, "
+        "the first layer's input included), or the last",
     )
     place: Literal["input", "output", "both"] = option(
         "input", "into the BiLSTM, beside what comes out of it, or both, each with a mix of its own"

@@ -52,8 +52,8 @@ def _word_ways(value: Any) -> Any:
     for way in named:
         if not isinstance(way, str) or not WORD_WAY.fullmatch(way) or way.startswith("__main__:"):
             raise ValueError(
-                "words are found by jieba, spaces, tokens or MODULE:FUNCTION (a function of a module that can be "
-                f"imported), of one language by zh=jieba, not by {way!r}"
+                "words are found by jieba, spaces, tokens or MODULE:FUNCTION (a function of a module that "
+                f"can be imported), of one language by zh=jieba, not by {way!r}"
             )
     return named
 
@@ -88,13 +88,13 @@ def _check_encoding(name: str) -> str:
     if name == "auto":
         return name
     try:
-        found = codecs.lookup(name)
+        codec = codecs.lookup(name)
     except (LookupError, ValueError):
-        known = ("utf-8", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "utf-16", "latin-1", "auto")
-        raise ValueError(f"no encoding is called {name!r}: {did_you_mean(name, known)}") from None
-    if not found._is_text_encoding or found.incrementaldecoder is None or found.name in NO_TEXT:
+        common = ("utf-8", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "utf-16", "latin-1", "auto")
+        raise ValueError(f"no encoding is called {name!r}: {did_you_mean(name, common)}") from None
+    if not codec._is_text_encoding or codec.incrementaldecoder is None or codec.name in NO_TEXT:
         raise ValueError(f"{name!r} is no encoding of text files")
-    return "utf-8" if found.name in ("utf-8", "utf-8-sig") else name
+    return "utf-8" if codec.name in ("utf-8", "utf-8-sig") else name
 
 
 NO_TEXT = ("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "unicode-escape")
@@ -138,8 +138,8 @@ class LanguageSettings:
 
     language_temperature: float | None = option(
         None,
-        "with --data zh=a.txt en=b.txt: a language of n samples has a share of n^T; 1: as much as there is, 0: all "
-        "the same (1)",
+        "with --data zh=a.txt en=b.txt: a language of n samples has a share of n^T; 1: as much as there is, "
+        "0: all the same (1)",
         ge=0,
         le=1,
     )
@@ -151,7 +151,8 @@ class FileOptions(TextSettings, ProgressOptions):
 
     data: Files = option(
         (),
-        "text files, folders, globs or URLs (.txt .md .jsonl .csv .tsv .parquet, also .gz .bz2 .xz .zst), or - for standard input",
+        "text files, folders, globs or URLs (.txt .md .jsonl .csv .tsv .parquet, also .gz .bz2 .xz .zst), "
+        "or - for standard input",
     )
     max_document: str | None = option(
         None, "the longest record of .jsonl, .csv, .tsv and .parquet to accept (32MB)"

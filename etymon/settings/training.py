@@ -49,9 +49,10 @@ class AdversarialSettings:
     - `pgd`: `steps` steps of `step_size`, never further than `epsilon` away.
     - `freelb`: the same from a random point, and every step's gradient is used.
 
-    The parameters' gradient is the mean over the passes that count: the clean and the last one, or all of FreeLB's. So the
-    learning rate and the limit for clipping mean what they mean without, and an `epsilon` of 0 is plain training. What is
-    published for FGM and PGD is the sum, which is twice as much: Adam does not see the difference.
+    The parameters' gradient is the mean over the passes that count: the clean and the last one, or all of
+    FreeLB's. So the learning rate and the limit for clipping mean what they mean without, and an `epsilon` of
+    0 is plain training. What is published for FGM and PGD is the sum, which is twice as much:
+    Adam does not see the difference.
     """
 
     name: Literal["fgm", "pgd", "freelb"] = option(..., "how word vectors are moved")
@@ -145,7 +146,8 @@ class LoopSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """What `families.family.Recipe` says of an optimiser and `training.optimisers.OptimiserChoice` goes by."""
+    """What `families.family.Recipe` says of an optimiser and `training.optimisers.OptimiserChoice` goes
+    by."""
 
     learning_rate: float
     """The peak, which the schedule scales at every step."""
@@ -226,7 +228,8 @@ class RunSettings(LoopSettings, OptimiserSettings, CheckpointSettings, CardSetti
     )
     options: dict[str, Any] = option(
         dict,
-        "of the objective, e.g. masking; of a mixture, those of each by its name; of a task, its columns and the like",
+        "of the objective, e.g. masking; of a mixture, those of each by its name; of a task, "
+        "its columns and the like",
         seen_by="file",
     )
     length: int | None = option(
@@ -237,8 +240,8 @@ class RunSettings(LoopSettings, OptimiserSettings, CheckpointSettings, CardSetti
     # Not `auto`: what a run computes is not to depend on the machine unless somebody asks for that.
     precision: PrecisionName = option(
         "float32",
-        "of matrix products and activations, beside float32 weights; auto: half precision where that is measured to be "
-        "faster (fp16 and devices other than cpu are not yet tried on a GPU by us)",
+        "of matrix products and activations, beside float32 weights; auto: half precision where that is "
+        "measured to be faster (fp16 and devices other than cpu are not yet tried on a GPU by us)",
     )
     slices: int = option(1, "parts that a step is computed in: less memory, or several processes", ge=1)
     budget: str | None = option(
@@ -258,8 +261,8 @@ class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
     validation: float = option(0.05, "share of the text held out to validate on", ge=0, lt=1)
     replace_tokenizer: bool = option(
         False,
-        "go on from a model with another tokenizer, --tokenizer's or one trained on the text: word vectors start from "
-        "pieces that both have, or from those that spell a new one",
+        "go on from a model with another tokenizer, --tokenizer's or one trained on the text: word vectors "
+        "start from pieces that both have, or from those that spell a new one",
     )
     teacher: str | None = option(
         None, "folder or hub id of the model to learn from (distillation)", seen_by="file"
@@ -271,7 +274,8 @@ class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
     )
     generator: dict[str, Any] = option(
         dict,
-        "fields of the generator's shape that differ from what the model's size gives (replaced-token detection)",
+        "fields of the generator's shape that differ from what the model's size gives (replaced-token "
+        "detection)",
         seen_by="file",
     )
     phases: tuple[PhaseFile, ...] = option((), "parts of the run, one after the other", seen_by="file")
@@ -296,7 +300,8 @@ class FinetuneSettings(RunSettings, EncodingSettings):
     ] = option((), "names of the columns of files without a header: en,zh")
     metrics: Words = option(
         (),
-        "accuracy, f1, matthews, pearson, bleu, rougeL, loss ...; the first decides which model is kept (the task's own)",
+        "accuracy, f1, matthews, pearson, bleu, rougeL, loss ...; the first decides which model is kept (the "
+        "task's own)",
         name="metric",
     )
     batch: int | None = option(None, "rows a step (32; text2text counts tokens)", ge=1)

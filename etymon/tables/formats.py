@@ -293,8 +293,8 @@ def write_table(
 ) -> None:
     """Writes all rows or nothing. What is no text or number is written as JSON where a cell can hold no
     other; .tsv knows no quotes, so tabs and line breaks become spaces there, and `tell` gets a message about
-    it. With a `bom`, spreadsheets know that a .csv or .tsv is UTF-8. Unless `raw_cells`, a cell of .csv and .tsv that a spreadsheet would compute gets an apostrophe
-    before it (`guard_cell`)."""
+    it. With a `bom`, spreadsheets know that a .csv or .tsv is UTF-8. Unless `raw_cells`, a cell of .csv and
+    .tsv that a spreadsheet would compute gets an apostrophe before it (`guard_cell`)."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in WRITTEN:

@@ -1,4 +1,5 @@
-"""Characters of a text: how often each occurs, what a tokenizer's pipeline makes of it, and which of them get tokens."""
+"""Characters of a text: how often each occurs, what a tokenizer's pipeline makes of it,
+and which of them get tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MOST_LETTERS = 3 / 4
 MANY_STRIPPED = 0.005
 """The share of letters outside Latin and Greek above which accents stay."""
 ACCENTED = ("LATIN", "GREEK", "COMBINING")
-"""Scripts in which a letter without its accent is still the same letter, by how the names of letters begin."""
+"""Scripts in which a letter without its accent is still the same letter,
+by how the names of letters begin."""
 
 
 class CharacterCounts:
@@ -100,8 +102,8 @@ def is_spaceless(letter: str) -> bool:
 
 
 def loses_by_stripping(letter: str) -> bool:
-    """Whether BERT's stripping of accents makes another letter of it, or nothing: vowel signs, voiced kana and
-    Korean syllables, which fall apart. Accents of Latin and Greek letters do not count."""
+    """Whether BERT's stripping of accents makes another letter of it, or nothing: vowel signs, voiced kana
+    and Korean syllables, which fall apart. Accents of Latin and Greek letters do not count."""
     if unicodedata.name(letter, "").startswith(ACCENTED):
         return False
     parts = unicodedata.normalize("NFD", letter)

@@ -52,9 +52,9 @@ class DecodingRules(Protocol):
 def decode_stream(read: Callable[[int], bytes], name: str, how: DecodingRules) -> Iterator[str]:
     """The text of a stream, a chunk for every `read`, without a byte-order mark.
 
-    What is no text in the encoding is refused with its byte and line, or marked, or replaced with a note; more
-    than `max_replaced` of it is refused. With the encoding `auto` it is chosen by the first chunk that is not
-    plain ASCII.
+    What is no text in the encoding is refused with its byte and line, or marked, or replaced with a note;
+    more than `max_replaced` of it is refused. With the encoding `auto` it is chosen by the first chunk that
+    is not plain ASCII.
     """
     decoder, encoding = None, how.encoding
     head, fed, line, characters, replaced = b"", 0, 1, 0, 0
@@ -91,16 +91,16 @@ def decode_stream(read: Callable[[int], bytes], name: str, how: DecodingRules) -
             text = text.replace(MARK, "\ufffd")
         if (final or characters >= ENOUGH) and replaced > how.max_replaced * characters:
             raise EtymonError(
-                f"{name}: {replaced:,} of {characters:,} characters are no {encoding} ({replaced / characters:.1%}), "
-                f"and at most {how.max_replaced:.0%} may be replaced: name the right --encoding, or auto, or insist "
-                "with --max-replaced 1"
+                f"{name}: {replaced:,} of {characters:,} characters are no {encoding} "
+                f"({replaced / characters:.1%}), and at most {how.max_replaced:.0%} may be replaced: name "
+                "the right --encoding, or auto, or insist with --max-replaced 1"
             )
         yield text
     if replaced and name not in how.noted:
         how.noted.add(name)
         logger.warning(
-            f"{name}: {replaced:,} of {characters:,} characters ({replaced / characters:.2%}) were no {encoding} "
-            "and are U+FFFD now"
+            f"{name}: {replaced:,} of {characters:,} characters ({replaced / characters:.2%}) were no "
+            f"{encoding} and are U+FFFD now"
         )
 
 
@@ -133,8 +133,8 @@ def guess_encoding(data: bytes) -> str | None:
 
 
 def _has_ideographs(data: bytes, encoding: str) -> bool:
-    """Whether a good part of the letters are ideographs, which Korean hardly has: short Chinese texts look like
-    Korean ones."""
+    """Whether a good part of the letters are ideographs, which Korean hardly has: short Chinese texts look
+    like Korean ones."""
     letters = [letter for letter in data.decode(encoding, "ignore") if letter.isalpha() and letter > "\x7f"]
     return sum("\u4e00" <= letter <= "\u9fff" for letter in letters) > 0.1 * len(letters)
 
@@ -162,8 +162,8 @@ def _decodes(data: bytes, encoding: str) -> bool:
 
 
 def _choose_encoding(data: bytes, is_whole: bool) -> str:
-    """The encoding of a file that begins with these bytes: UTF-8 where nothing else fits, or where some lines are,
-    and others not, so that they are refused with their place."""
+    """The encoding of a file that begins with these bytes: UTF-8 where nothing else fits, or where some lines
+    are, and others not, so that they are refused with their place."""
     if bom := _bom_encoding(data):
         return bom
     try:
@@ -200,8 +200,8 @@ def _refuse_bom(data: bytes, name: str, encoding: str) -> None:
     if bom == "gb18030" and encoding != "utf-8":  # which are letters elsewhere
         return
     raise EtymonError(
-        f"{name} is not {_title(encoding)} at byte 0 (line 1): it begins with the byte-order mark of {_title(bom)}, as "
-        f"which it reads {_excerpt(data, bom)}; say --encoding {bom} (or auto)"
+        f"{name} is not {_title(encoding)} at byte 0 (line 1): it begins with the byte-order mark of "
+        f"{_title(bom)}, as which it reads {_excerpt(data, bom)}; say --encoding {bom} (or auto)"
     )
 
 
@@ -223,8 +223,8 @@ def _failure(name: str, encoding: str, error: UnicodeDecodeError, fed: int, line
     )
     if is_mixed:
         return (
-            f"{place}: what follows reads as {guess}, {excerpt}, and what stands before does not; divide the file, or go "
-            "on with --errors skip"
+            f"{place}: what follows reads as {guess}, {excerpt}, and what stands before does not; divide the "
+            "file, or go on with --errors skip"
         )
     return f"{place}: it reads as {guess}, {excerpt}; say --encoding {guess} (or auto), or --errors skip if it is damaged"
 

@@ -267,8 +267,8 @@ class Encoder:
 
 
 def mark_words(text: str, tokenizer: Tokenizer, way: str | None) -> np.ndarray:
-    """For every token of a text, whether a word begins with it, by the segmenter of that name or, without one,
-    as the tokens show it."""
+    """For every token of a text, whether a word begins with it, by the segmenter of that name or, without
+    one, as the tokens show it."""
     encoded = Encoder(tokenizer, np.dtype(np.int32), way)([Part(text, "", None, False)])
     return tokenizer.word_starts[encoded.tokens] if encoded.word_starts is None else encoded.word_starts
 

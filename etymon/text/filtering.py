@@ -54,8 +54,8 @@ FEATURES = np.dtype([("words", "<i8"), ("language", "S8"), ("signature", "<u4", 
 
 
 def word_list(text: str) -> list[str]:
-    """The words of a text without regard to case and punctuation; each character of a script without spaces is
-    one."""
+    """The words of a text without regard to case and punctuation; each character of a script without spaces
+    is one."""
     return WORD.findall(text.casefold())
 
 

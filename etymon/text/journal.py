@@ -126,8 +126,8 @@ class Journal:
 
 @contextmanager
 def unfinished_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` for what is finished of it. It is removed when the block ends well, and kept when
-    it does not, if a journal in it says that something is finished."""
+    """A folder beside `folder` for what is finished of it. It is removed when the block ends well, and kept
+    when it does not, if a journal in it says that something is finished."""
     place = folder.parent / f".{folder.name}.unfinished"
     is_kept = False
     try:

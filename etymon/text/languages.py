@@ -79,8 +79,8 @@ class LanguageText:
         for code, source in self.sources.items():
             if isinstance(source, PreparedText):
                 raise EtymonError(
-                    f"{source.folder} is a prepared text, which cannot be one language ({code}) of several: prepare all "
-                    "of them together, and give that store alone"
+                    f"{source.folder} is a prepared text, which cannot be one language ({code}) of several: "
+                    "prepare all of them together, and give that store alone"
                 )
 
     @property
@@ -139,8 +139,8 @@ def sample_languages(
     progress: Callable[[], None] = lambda: None,
     segmenters: Mapping[str, Segmenter | None] | None = None,
 ) -> Iterator[tuple[MixedTexts, dict[str, tuple[TextSample, TextSample]]]]:
-    """The mixture to train a tokenizer on, and of every language the texts it is made of, and others to measure
-    with."""
+    """The mixture to train a tokenizer on, and of every language the texts it is made of, and others to
+    measure with."""
     share = limit // len(text.sources)
     with ExitStack() as stack:
         samples = {

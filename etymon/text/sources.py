@@ -54,8 +54,8 @@ class TextSource(Protocol):
 
 @dataclass
 class TextFiles(Reading):
-    """Files, folders and globs, also behind URLs; "-" is standard input, which can be read once. Options as in
-    `Reading`.
+    """Files, folders and globs, also behind URLs; "-" is standard input, which can be read once. Options as
+    in `Reading`.
 
     Line ends become "\\n" and a byte-order mark is dropped; otherwise the text is untouched.
     """

@@ -132,8 +132,8 @@ class Split:
     them.
 
     `documents` are token offsets of all documents and the total at the end, `sentences` those of sentence
-    starts; `bytes` and `words` are the UTF-8 bytes and words of every document. `word_bits` has a bit for every
-    token, whether a word of a segmenter begins with it; None where there was no segmenter.
+    starts; `bytes` and `words` are the UTF-8 bytes and words of every document. `word_bits` has a bit for
+    every token, whether a word of a segmenter begins with it; None where there was no segmenter.
     """
 
     def __init__(

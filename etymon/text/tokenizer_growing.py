@@ -41,8 +41,8 @@ BATCH = 32  # texts that are encoded together: the library says much about each 
 FREQUENT = 2  # times that a new token occurs at least
 WORTH = 1e-3  # by which a unigram's score is above that of its parts
 LETTERS = {"bpe": 2, "unigram": 2, "wordpiece": 4, "character": 1}
-"""Kinds that may lack characters: one in so many new tokens is one at most, as in training, unless too much of
-the text would stay unknown."""
+"""Kinds that may lack characters: one in so many new tokens is one at most, as in training, unless too much
+of the text would stay unknown."""
 
 
 def grow_tokenizer(tokenizer: Tokenizer, texts: Callable[[], Iterable[str]], size: int) -> Tokenizer:
@@ -255,7 +255,8 @@ def _with(
 
 
 MOSTLY = 0.5
-"""The share of a text's characters from which on it is of a script without spaces: its words are not counted."""
+"""The share of a text's characters from which on it is of a script without spaces:
+its words are not counted."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The pipeline around a tokenizer's model, kind by kind: what is done to a text before its tokens are looked up."""
+"""The pipeline around a tokenizer's model, kind by kind: what is done to a text before its tokens are looked
+up."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ LONGEST_RUN = 48
 SPACELESS_LETTERS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f\ua980-\ua9ff\uaa60-\uaadf]"
 """Thai, Lao, Burmese, Khmer and their relatives: scripts without spaces whose letters are no words."""
 RUN = Regex(SPACELESS_LETTERS + r"{1,64}(?!\p{M})")
-"""WordPiece takes words of more than 100 letters for unknown: runs are cut before that, and before no mark."""
+"""WordPiece takes words of more than 100 letters for unknown: runs are cut before that,
+and before no mark."""
 
 
 def _assemble(
@@ -72,8 +74,8 @@ def wordpiece_backend(
     decoder: Any = None,
     cut_runs: bool = False,
 ) -> tokenizers.Tokenizer:
-    """BERT's: cleaned text, ideographs spaced, punctuation split, longest pieces first with `##`. With `cut_runs`
-    no word of a script without spaces is too long."""
+    """BERT's: cleaned text, ideographs spaced, punctuation split, longest pieces first with `##`. With
+    `cut_runs` no word of a script without spaces is too long."""
     normalizer: Any = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
     )

@@ -49,7 +49,8 @@ LOSSLESS = ("byte-bpe", "byte")
 SEEDS = 2.5
 """Pieces that unigrams of a script without spaces are chosen from, for every one that is kept."""
 MANY_SPACELESS, MOSTLY_SPACELESS = 0.01, 0.1
-"""Shares of a text's characters from which on words of scripts without spaces are cut, and unigrams hurried."""
+"""Shares of a text's characters from which on words of scripts without spaces are cut,
+and unigrams hurried."""
 
 
 def train_tokenizer(
@@ -71,9 +72,9 @@ def train_tokenizer(
     them the last, as in GPT-2; but where BPE has a mask, only that is last, as in RoBERTa. Sentinels are the
     very last ids, <extra_id_0> the highest. A small corpus may not hold `size` different pieces: the result
     is then smaller, and its `.size` says so; but no place stays empty while a character has none. With
-    `strip_accents` None they go unless that would spoil letters of other scripts. `normalise` is "nfc", "nfkc" or "none" (default: NFKC for
-    unigram and bpe, as in sentencepiece, else none). `texts` may be read twice; bytes learn nothing from
-    them.
+    `strip_accents` None they go unless that would spoil letters of other scripts. `normalise` is "nfc",
+    "nfkc" or "none" (default: NFKC for unigram and bpe, as in sentencepiece, else none). `texts` may be read
+    twice; bytes learn nothing from them.
     """
     if kind not in KINDS:
         raise EtymonError(f"unknown tokenizer kind {kind!r}; known are {', '.join(KINDS)}")
@@ -234,8 +235,8 @@ def _train_word_bpe(job: _Job) -> models.BPE:
     learner = job.learner(models.BPE())
     alphabet, rest = job.alphabet(learner, 4, cost=lambda letter: 2 - is_ideograph(letter))
     fixed = job.leading + [letter + WORD_END for letter in alphabet]
-    # The trainer wants every letter as it is, too, but an ideograph never stands inside a word. Stray ones stay,
-    # so that a text in another script gives the tokenizer that it always gave.
+    # The trainer wants every letter as it is, too, but an ideograph never stands inside a word. Stray ones
+    # stay, so that a text in another script gives the tokenizer that it always gave.
     has_many = job.counts.share(is_ideograph) >= MANY_SPACELESS
     alone = set(filter(is_ideograph, alphabet)) if has_many else set()
     size = len(job.leading) + job.room + len(alone)
@@ -328,7 +329,8 @@ def _train_unigram(job: _Job) -> models.Unigram:
 
 
 def _hurry(trainer: trainers.UnigramTrainer, seeds: int) -> None:
-    """Begins with fewer pieces, drops half of them instead of a quarter at a time, and counts once before that.
+    """Begins with fewer pieces, drops half of them instead of a quarter at a time,
+    and counts once before that.
 
     Words of a text with spaces are few and short. Without spaces every run is one, and the trainer, which
     walks a trie of bytes from each of its characters, needed 30 times BPE's seconds for 4 MB of Chinese and

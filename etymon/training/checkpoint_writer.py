@@ -113,8 +113,8 @@ class CheckpointWriter:
         if self.world.any(error is not None):
             reason = " ".join(str(error or "another process says why").split())[:300]
             raise EtymonError(
-                f"cannot write a checkpoint to {self.folder.folder}: {reason}; make room there and go on with "
-                "--resume"
+                f"cannot write a checkpoint to {self.folder.folder}: {reason}; make room there and go on "
+                "with --resume"
             ) from error
 
 

@@ -121,8 +121,8 @@ class Feed:
                 return
         options = ", ".join(part.name for part in fields(self.objective.Options))
         raise EtymonError(
-            f"{self.objective.name} leaves nothing to predict in the first {steps} steps, so nothing would be "
-            f"learnt: look at its options ({options or 'it has none'}), the length of samples and the data"
+            f"{self.objective.name} leaves nothing to predict in the first {steps} steps, so nothing would "
+            f"be learnt: look at its options ({options or 'it has none'}), the length of samples and the data"
         )
 
     @cached_property

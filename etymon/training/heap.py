@@ -102,11 +102,11 @@ class Heap:
         """The smallest free block that is large enough, or one at the end of the heap."""
         place = bisect_left(self._free_sizes, (size, -1))
         if place < len(self._free_sizes):
-            found, start = self._free_sizes[place]
+            free_size, start = self._free_sizes[place]
             self._remove_free(start)
-            if found - size < SMALLEST:
-                return start, found
-            self._add_free(start + size, found - size)
+            if free_size - size < SMALLEST:
+                return start, free_size
+            self._add_free(start + size, free_size - size)
             return start, size
         if (missing := size + SMALLEST - (self._end - self._top)) > 0:
             self._end += -(-(missing + PADDING) // PAGE) * PAGE

@@ -76,7 +76,8 @@ def as_cut(part: Tensor, like: Any, shape: Sequence[int]) -> Any:
 
 
 def cut(tensor: Tensor, like: Any) -> Any:
-    """A whole tensor, cut as the parameter `like` is if it has an entry for each of its rows; else as it is."""
+    """A whole tensor, cut as the parameter `like` is if it has an entry for each of its rows;
+    else as it is."""
     if not is_cut(like) or tensor.dim() != like.dim() or not tensor.dim() or len(tensor) != len(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor

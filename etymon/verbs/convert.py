@@ -124,7 +124,8 @@ def convert(options: ConvertOptions) -> Converted:
 
 
 def _newest_model(source: str | Path) -> str | Path:
-    """The folder of a run that has no model yet as its newest whole checkpoint, of one process or in parts."""
+    """The folder of a run that has no model yet as its newest whole checkpoint,
+    of one process or in parts."""
     from etymon.families.loading import MEMBERS
     from etymon.training.state import RunFolder
 

@@ -38,7 +38,8 @@ def demo(options: DemoOptions) -> Pretrained:
     if (folder / "run.yaml").is_file():
         if load_yaml(folder / "run.yaml", RunFile).text != StandardLibrary.description:
             raise EtymonError(f"{folder} holds a run on other text: give another folder with --out")
-        # An earlier demonstration makes way; its tokenizer and text stay and are checked before they are used.
+        # An earlier demonstration makes way; its tokenizer and text stay and are checked before they are
+        # used.
         for name in ("run.yaml", "metrics.jsonl", "report.html"):
             (folder / name).unlink(missing_ok=True)
         for name in ("checkpoints", "model"):

@@ -32,7 +32,8 @@ class DistillOptions(TrainOptions):
     objective: dict[str, Any] = group(EncoderDistillationSettings)
     run: dict[str, Any] = group(
         PretrainSettings,
-        "teacher_layers budget batch length documents column encoding errors max_replaced learning_rate precision seed",
+        "teacher_layers budget batch length documents column encoding errors max_replaced learning_rate "
+        "precision seed",
     )
 
 

@@ -145,7 +145,8 @@ def _mix(model: Model, mix: str) -> Callable[[Sequence[Tensor]], Tensor]:
     if mix == "own":
         if "mix" not in model.heads:
             raise EtymonError(
-                "this model was saved without a mix of its layers: give the shares, as etymon probe reports them"
+                "this model was saved without a mix of its layers: give the shares, "
+                "as etymon probe reports them"
             )
         return model.heads["mix"]
     try:

@@ -109,8 +109,8 @@ def finetune(options: FinetuneOptions) -> Finetuned:
         )
         if not has_features and resume is not True and get_family(family).features is None:
             raise EtymonError(
-                f"{family} reads no features unless told, and --place is where they enter: say --features mix too, or "
-                "leave --place out"
+                f"{family} reads no features unless told, and --place is where they enter: say --features "
+                "mix too, or leave --place out"
             )
         # First, so that --set features.place=... still beats it.
         overrides.insert(0, f"features.place={options.place}")
@@ -135,8 +135,8 @@ def finetune(options: FinetuneOptions) -> Finetuned:
             raise EtymonError("give --seed, --dry-run or --seeds, not several of them")
         if len(seeds) == 1 and seeds[0] < 2:
             raise EtymonError(
-                f"--seeds {seeds[0]} asks for that many models, and a mean needs two or more: say --seeds 3, or "
-                "--seed N for one model"
+                f"--seeds {seeds[0]} asks for that many models, and a mean needs two or more: say --seeds 3, "
+                "or --seed N for one model"
             )
         # A single number says how many, several say which.
         numbers = [*range(seeds[0])] if len(seeds) == 1 else list(seeds)

@@ -180,8 +180,8 @@ def text_files(options: FileOptions) -> TextFiles:
 
 
 def files_by_language(options: FileOptions, *, several: bool = True) -> dict[str, TextFiles]:
-    """The same by language if they are named as zh=a.txt en=b.txt, else under ""; refused unless `several` may
-    be given."""
+    """The same by language if they are named as zh=a.txt en=b.txt, else under ""; refused unless `several`
+    may be given."""
     from etymon.text.languages import split_languages
 
     if not options.data:

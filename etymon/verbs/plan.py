@@ -1,4 +1,5 @@
-"""`etymon plan`: what a training run would take of memory, operations, time and money, before it is started."""
+"""`etymon plan`: what a training run would take of memory, operations, time and money,
+before it is started."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def predict(options: PredictOptions) -> list[Predicted]:
         # A text of its own has no column: which of two would it be?
         if len(task.input_columns) > 1:
             raise EtymonError(
-                f"the task {task.name!r} reads the columns {', '.join(task.input_columns)}: give a table (--data), not "
-                "single texts"
+                f"the task {task.name!r} reads the columns {', '.join(task.input_columns)}: give a table "
+                "(--data), not single texts"
             )
         rows = [
             {task.input_columns[0]: text}

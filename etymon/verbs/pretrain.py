@@ -27,7 +27,8 @@ class PretrainOptions(TrainOptions):
     family: str = argument(", ".join(REGISTRY))
     data: TextLike = option(
         None,
-        "text files, folders, globs or URLs (.txt .md .jsonl .csv .tsv .parquet, also compressed), or a prepared store",
+        "text files, folders, globs or URLs (.txt .md .jsonl .csv .tsv .parquet, also compressed), "
+        "or a prepared store",
     )
     out: PathText = option(None, "the run's folder (runs/FAMILY-SIZE)")
     run: dict[str, Any] = group(PretrainSettings, without="ignore_config_key")

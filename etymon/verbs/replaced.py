@@ -53,8 +53,8 @@ def replaced(options: ReplacedOptions) -> list[Inspection]:
     model = load_model(options.model, options)
     if "replaced" not in model.heads:
         raise EtymonError(
-            f"{options.model if isinstance(options.model, str | Path) else 'this model'} is no discriminator: train one "
-            "with `etymon pretrain electra`, or give its discriminator's folder"
+            f"{options.model if isinstance(options.model, str | Path) else 'this model'} is no "
+            "discriminator: train one with `etymon pretrain electra`, or give its discriminator's folder"
         )
     tokenizer = model.tokenizer
     assert tokenizer is not None
@@ -70,7 +70,8 @@ def replaced(options: ReplacedOptions) -> list[Inspection]:
                 device=model.device,
             )
             hidden, _ = model.hidden(batch)
-            # By rows, special tokens included; below they are left out, since nobody could have replaced them.
+            # By rows, special tokens included; below they are left out,
+            # since nobody could have replaced them.
             rows = model.read("replaced", hidden, batch).sigmoid().split(batch.layout.lengths)
             for text, (_, starts, stops), frame, row in zip(chunk, encoded, framed, rows, strict=True):
                 probabilities = row.cpu().numpy()[~frame.special].tolist()

@@ -47,8 +47,8 @@ class ScoreOptions(WeightOptions, EncodingSettings, JsonOptions):
     tokens: bool = option(False, "show every token's log-probability", seen_by="command line")
     words: WordWays = option(
         (),
-        "also give every word's surprisal in bits; words are found by tokens and spaces (tokens), by jieba, by "
-        "spaces that a tool has put, or by MODULE:FUNCTION",
+        "also give every word's surprisal in bits; words are found by tokens and spaces (tokens), by jieba, "
+        "by spaces that a tool has put, or by MODULE:FUNCTION",
     )
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
     on_progress: Notify | None = option(None, "is told how much of a file was read", seen_by="python")

@@ -133,7 +133,8 @@ def _parts(task: Text2Text, text: str, place: str, options: Seq2SeqOptions) -> l
         return [text]
     if not options.chunk:
         raise EtymonError(
-            f"{place} has {tokens:,} tokens, and the model reads {room:,}: shorten it, or have it read in parts (--chunk)"
+            f"{place} has {tokens:,} tokens, and the model reads {room:,}: shorten it, "
+            "or have it read in parts (--chunk)"
         )
     starts = [*sentence_starts(text), len(text)]
     pieces: list[str] = []

@@ -26,8 +26,8 @@ class SweepOptions(StartOptions, ClusterOptions):
     out: PathText = option(None, "the sweep's folder (sweeps/FAMILY-SIZE)")
     run: dict[str, Any] = group(
         PretrainSettings,
-        "size budget precision objective batch length vocabulary start documents column encoding errors max_replaced "
-        "deduplicate similarity min_length max_length text_language",
+        "size budget precision objective batch length vocabulary start documents column encoding errors "
+        "max_replaced deduplicate similarity min_length max_length text_language",
     )
 
 

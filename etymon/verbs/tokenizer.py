@@ -272,5 +272,6 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
         fertility = "-" if part.fertility is None else f"{part.fertility:.3f}"
         say(
             f"  {align_left(code, 10)}{part.bytes:>12,}{part.bytes_per_token:>9.3f}"
-            f"{part.tokens_per_character:>15.3f}{fertility:>8}{part.unknown_rate:>9.3%}  {each.used:,} tokens, {each.alone:,} of no other language"
+            f"{part.tokens_per_character:>15.3f}{fertility:>8}{part.unknown_rate:>9.3%}  {each.used:,} "
+            f"tokens, {each.alone:,} of no other language"
         )
