@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from etymon.files import atomic_write
+from etymon.files import write_json
 
 SECONDS = 0.05
 """Of one measurement: at most so long after the first three rounds."""
@@ -87,8 +87,7 @@ def _read_table() -> dict[str, Any]:
 def _write_table(table: dict[str, Any]) -> None:
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
-        with atomic_write(cache_folder() / "measurements.json") as file:
-            json.dump(table, file, indent=1, sort_keys=True)
+        write_json(cache_folder() / "measurements.json", table)
     except Exception:  # a full or read-only disk costs a measurement, not the run
         pass
 

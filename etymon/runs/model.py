@@ -219,7 +219,8 @@ def adapt_vocabulary(
     copied and composed and are new; None if nothing changed.
     """
     old = model.tokenizer
-    if old is not None and not extends(tokenizer, old):
+    # By tokens, not by roles: a tokenizer that was given special tokens still means the same by its old ids.
+    if old is not None and tokenizer.tokens[: old.size] != old.tokens:
         transfer = transfer_tokens(tokenizer, old)
         return replace_words(model, transfer.spellings, seed), transfer.describe(old)
     if old is None or old.size == tokenizer.size:
