@@ -14,9 +14,9 @@ from etymon import cli
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
-def block(name: str, language: str) -> str:
-    found = re.search(rf"<!-- run: {name} -->\n```{language}\n(.*?)```", README, re.DOTALL)
-    assert found is not None, f"the README has no {language} block {name!r}"
+def block(name: str, language: str, page: str = README) -> str:
+    found = re.search(rf"<!-- run: {name} -->\n```{language}\n(.*?)```", page, re.DOTALL)
+    assert found is not None, f"the page has no {language} block {name!r}"
     return found.group(1)
 
 
