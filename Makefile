@@ -6,7 +6,7 @@ EXTRAS := test,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster check fonts fuzz bench bench-encoders bench-low-resource bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo test test-cluster test-sharding check fonts fuzz bench bench-encoders bench-low-resource bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,6 +19,10 @@ test: check fonts .venv-peer/.installed  ## make check, then all tests
 
 test-cluster: $(VENV)/.installed-test  ## the longer tests of --on ray, which make test leaves out
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster
+
+test-sharding: $(VENV)/.installed-test  ## four processes, killed ones, nodes that come and go, two hosts (minutes; root for the hosts)
+	@command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -qq iproute2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m sharding
 
 check: $(VENV)/.installed-test  ## lint, formatting, types, the direction of imports, names and sizes
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "finetuning": "benchmarks.finetuning",
     "training-steps": "benchmarks.training_steps",
     "shakespeare": "benchmarks.shakespeare",
+    "sharding": "benchmarks.sharding",
 }
 
 

@@ -38,6 +38,7 @@ COMPARISONS = {
         for family in ("bert", "roberta", "albert", "electra", "gpt2") for side in ("", "-best", "-bf16")
     ],
     "shakespeare": ["shakespeare"],
+    "sharding": ["sharding"],
 }  # fmt: skip
 """What each benchmark leaves."""
 

@@ -151,8 +151,10 @@ def open_world(device: str | None = None, shard: str = "none") -> Iterator[World
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
         # `torchrun --max-restarts` keeps its store: without a prefix, a process may get the address of one
         # that has died.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"attempt-{attempt}", store)
+        # Where every attempt has a store of its own, nodes that join count their attempts differently.
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"attempt-{attempt}", store)
         backend = "nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         atexit.register(dist.destroy_process_group)

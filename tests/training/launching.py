@@ -15,26 +15,46 @@ from safetensors.torch import load_file
 
 from tests.verbs.small_runs import metrics, weight_files
 
+ROOT = Path(__file__).parents[2]
+
+
+def start(file: Path, jobs: list[dict[str, Any]], *options: str, **variables: str) -> subprocess.Popen[str]:
+    """Torchrun with these options, at work on jobs; a prefix of its command is given as `before`."""
+    before = variables.pop("before", "").split()
+    file.write_text(json.dumps(jobs), encoding="utf-8")
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        "-m",
+        "tests.training.processes",
+        str(file),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 180) -> tuple[str, str]:
+    """What it and its processes print, on standard output and on the other one."""
+    with process:
+        try:
+            return process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its processes, who are in sessions of their own
+            return process.communicate()
+
 
 def torchrun(
     file: Path, jobs: list[dict[str, Any]], *options: str, processes: int = 2, seconds: float = 180
 ) -> tuple[str, str]:
     """What processes print, on standard output and on the other one, while they do the jobs."""
-    file.write_text(json.dumps(jobs), encoding="utf-8")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "0",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, "-m", "tests.training.processes", str(file),
-    ]  # fmt: skip
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    with subprocess.Popen(
-        command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            out, errors = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its processes, who are in sessions of their own
-            out, errors = process.communicate()
+    places = ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    process = start(file, jobs, "--nproc-per-node", str(processes), *places, *options)
+    out, errors = finish(process, seconds)
     assert process.returncode == 0, errors[-3000:]
     return out, errors
 

@@ -26,13 +26,17 @@ from tests.carrying import carrying
 from tests.verbs.small_runs import pretrain, resume, with_test_sizes
 
 
-def stop_at(step: int, by: signal.Signals = signal.SIGTERM) -> None:
-    """A signal, to the last process alone, when it has taken a step."""
+def stop_at(
+    step: int, by: signal.Signals = signal.SIGTERM, rank: int | None = None, pause: float = 0.0
+) -> None:
+    """A signal, to one process alone (the last), when it has taken a step; `pause` is slept after each."""
     plain = Trainer._show
 
     def passing(trainer: Trainer, *arguments: Any) -> Any:
         found = plain(trainer, *arguments)
-        if trainer.state.step == step and trainer.world.rank == trainer.world.size - 1:
+        time.sleep(pause)
+        told = trainer.world.size - 1 if rank is None else rank
+        if trainer.state.step == step and trainer.world.rank == told:
             Trainer._show = plain  # type: ignore[method-assign]
             os.kill(os.getpid(), by)
         return found
@@ -45,8 +49,10 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     try:
         if job.get("stop_at"):
             stop_at(job["stop_at"])
+        if job.get("pause"):
+            stop_at(0, pause=job["pause"])
         if job.get("die_at") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            stop_at(job["die_at"], signal.SIGKILL)
+            stop_at(job["die_at"], signal.SIGKILL, job.get("die_rank"))
         elif job.get("die_at") and os.environ["RANK"] == "0":
             time.sleep(
                 2

@@ -34,17 +34,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "two streams": ("xlnet", {}),
 }
 """What is not elementwise in an optimiser, and what is not cut by blocks in a model."""
-MORE_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, {}) for family in ("gpt2", "bert", "t5", "albert", "electra", "xlnet")},
-    **{family: (family, {}) for family in ("transformer-xl", "bart", "gptj", "elmo", "rnn")},
-    "adagrad": ("gpt2", {"optimiser": "adagrad", "learning_rate": 5e-3}),
-    "adam-bert": ("gpt2", {"optimiser": "adam-bert"}),
-    "unfreezing": ("gpt2", {"unfreeze": 0.5}),
-    "adversarial": ("bert", {"adversarial": "freelb"}),
-    "phases": ("bert", {"set": ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]"]}),
-}
-
-
 TUNINGS: dict[str, dict[str, Any]] = {
     "classified": {},
     "adapters": {"lora": 2},
