@@ -44,9 +44,10 @@ def ours(folder: Path, what: str) -> Callable[[], Seconds]:
     from etymon.tables.table import read_table
     from etymon.tasks import get_task, head_task
     from etymon.training.feeding import Feed, Phase, Position, StepStream
-    from etymon.training.loop import Trainer, TrainingSettings
+    from etymon.training.loop import Trainer
     from etymon.training.optimisers import OptimiserChoice
     from etymon.training.progress import make_progress
+    from etymon.training.settings import TrainingSettings
     from etymon.training.state import RunFolder
     from etymon.training.unit import TrainingUnit
 

@@ -33,8 +33,9 @@ from etymon.runs.training_settings import VALIDATIONS, steps_within, training_se
 from etymon.runs.validation import Evaluation, PhasePlan, Validator
 from etymon.training.budgets import Pace, TimeBudget, mean_pace, parse_budget
 from etymon.training.feeding import Phase, StepStream
-from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.loop import Trainer
 from etymon.training.optimisers import parameters_by_name
+from etymon.training.settings import TrainingSettings
 from etymon.training.sharding import place
 from etymon.training.state import RunFolder, TrainingState, read_state
 from etymon.training.unit import TrainingUnit

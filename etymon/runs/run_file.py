@@ -19,7 +19,7 @@ from etymon.settings import settings
 from etymon.settings.training import SHORT_FORMS, CardSettings, PhaseFile, PretrainSettings, RunSettings
 from etymon.text.tokenizer_training import KINDS
 from etymon.training.budgets import parse_budget
-from etymon.training.loop import TrainingSettings
+from etymon.training.settings import TrainingSettings
 
 
 class _RunDumper(yaml.SafeDumper):

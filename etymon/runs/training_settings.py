@@ -9,9 +9,9 @@ from etymon.errors import EtymonError
 from etymon.families.family import Recipe
 from etymon.runs.run_file import CommonFile
 from etymon.settings.training import Hyperparameters, LoopSettings, PhaseFile
-from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
+from etymon.training.settings import TrainingSettings
 
 Value = TypeVar("Value")
 

@@ -125,7 +125,7 @@ SHORT_FORMS = {"lora": "rank", "features": "source", "adversarial": "name"}
 
 @settings
 class LoopSettings:
-    """What reaches the training loop as it was asked for: `training.loop.TrainingSettings` inherits it."""
+    """What reaches the training loop as it was asked for: `training.settings.TrainingSettings` inherits it."""
 
     # A fixed number and not the clock's: a run without options can be repeated.
     seed: int = option(0, "of everything that is drawn")

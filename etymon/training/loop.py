@@ -12,23 +12,20 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from etymon.errors import EtymonError
-from etymon.nn.precision import DTYPES, Precision
+from etymon.nn.precision import DTYPES
 from etymon.objectives.objective import MicroBatch, Term, weighted_loss
-from etymon.settings import option, settings
-from etymon.settings.training import LoopSettings
 from etymon.training.adversarial import Backward, run_passes
-from etymon.training.budgets import Milestone, Revision, StepPlan, TimeBudget
+from etymon.training.budgets import Milestone, Revision, StepPlan
 from etymon.training.checkpoint_writer import CheckpointWriter
 from etymon.training.distributed import StopRequest, World, seed_device, stop_on_signal
 from etymon.training.feeding import Step, StepStream
 from etymon.training.optimisers import (
-    OptimiserChoice,
     build_optimiser,
     clip_gradients,
     gradient_norms,
@@ -37,13 +34,14 @@ from etymon.training.optimisers import (
     set_rate,
 )
 from etymon.training.progress import Progress
-from etymon.training.schedules import ScheduleChoice
+from etymon.training.settings import TrainingSettings
 from etymon.training.sharding import drop_unused_gradients
 from etymon.training.shards import copy_values, parts
 from etymon.training.speed import flops_per_token, matmul_peak, memory_in_use
 from etymon.training.state import (
     BRIDGE,
     MEMORY,
+    SMALLEST_SCALE,
     VALIDATION_PREFIX,
     RunFolder,
     TrainingState,
@@ -59,33 +57,6 @@ from etymon.training.unit import (
     averages,
     bits_per_byte_or_target,
 )
-
-
-@settings
-class TrainingSettings(LoopSettings):
-    """How a run trains: what was asked for, and what the rest came to with the family's recipe."""
-
-    steps: int = option(..., "that the run takes", ge=1)
-    optimiser: OptimiserChoice = option(OptimiserChoice(), "which, and how it treats which parameters")
-    schedule: ScheduleChoice = option(ScheduleChoice(), "of the learning rate")
-    # The next three again: here is what they came to, which a resumed run follows (None: no limit).
-    clip: float | None = option(1.0, "the largest norm of the gradient", ge=0)
-    validate_every: int = option(100, "steps between validations", ge=1)
-    save_every: int = option(1000, "steps between checkpoints", ge=1)
-    log_layers_every: int = option(50, "steps between records of the gradient's norm by layer", ge=1)
-    precision: Precision = option("float32", "of matrix products and activations")
-    # Samples where the batch grows, so that warm-up is counted in text.
-    paced: Literal["steps", "samples"] = option("steps", "what the schedule goes by")
-    time: TimeBudget | None = option(None, "what the steps were measured for: they are revised on the way")
-    revisions: tuple[Revision, ...] = option(
-        (), "those that were made; the last says how many steps there are"
-    )
-
-
-SMALLEST_SCALE = 2.0**-10
-"""A loss that overflows fp16 even when it is scaled down so far has diverged."""
-STEPS_AT_SCALE = 2000
-"""Steps without an overflow after which the loss scale is tried twice as large, as PyTorch's does."""
 
 
 class Diverged(EtymonError):
@@ -276,7 +247,7 @@ class Trainer:
         record = averages(totals, counts, objective.likelihood)
         if settings.precision == "fp16":
             record["loss_scale"] = self.state.loss_scale
-            self._adapt_loss_scale(is_overflown)
+            self.state.adapt_loss_scale(is_overflown)
         return {**record, "learning_rate": learning_rate, "step_tokens": counts[TOKENS], **norms}
 
     def _run_pass(
@@ -320,16 +291,6 @@ class Trainer:
         if not math.isfinite(total) and not is_overflow:
             raise self._diverged(f"the gradient at step {self.state.step + 1}")
         return {"gradient_norm": total, **norms}
-
-    def _adapt_loss_scale(self, is_overflown: bool) -> None:
-        """Halves the loss scale after an overflow, and doubles it after many steps without any (Micikevicius
-        et al. 2018, section 3.2)."""
-        state = self.state
-        state.scale_steps = 0 if is_overflown else state.scale_steps + 1
-        if is_overflown:
-            state.loss_scale /= 2
-        elif state.scale_steps == STEPS_AT_SCALE:
-            state.loss_scale, state.scale_steps = state.loss_scale * 2, 0
 
     def save(self) -> None:
         """Writes a checkpoint."""

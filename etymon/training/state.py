@@ -33,6 +33,12 @@ MEMORIES = "memories.safetensors"
 OPTIMISER = "optimiser/"
 
 
+SMALLEST_SCALE = 2.0**-10
+"""A loss that overflows fp16 even when it is scaled down so far has diverged."""
+STEPS_AT_SCALE = 2000
+"""Steps without an overflow after which the loss scale is tried twice as large, as PyTorch's does."""
+
+
 @dataclass
 class TrainingState:
     """All that a run needs to resume exactly, beside the weights and the optimiser's tensors."""
@@ -52,6 +58,15 @@ class TrainingState:
     """In fp16: what losses are multiplied with, so that small gradients do not vanish."""
     scale_steps: int = 0
     """Steps since the loss scale was changed."""
+
+    def adapt_loss_scale(self, is_overflown: bool) -> None:
+        """Halves the loss scale after an overflow, and doubles it after many steps without any (Micikevicius
+        et al. 2018, section 3.2)."""
+        self.scale_steps = 0 if is_overflown else self.scale_steps + 1
+        if is_overflown:
+            self.loss_scale /= 2
+        elif self.scale_steps == STEPS_AT_SCALE:
+            self.loss_scale, self.scale_steps = self.loss_scale * 2, 0
 
     def seen(self) -> dict[str, int]:
         """What a model's history and its card say that it has seen."""

@@ -17,8 +17,9 @@ from etymon.families.surgery import generator_for
 from etymon.objectives.objective import Term
 from etymon.training.adversarial import AdversarialSettings, LookupNoise
 from etymon.training.feeding import Feed, Phase, Position, Step, StepStream
-from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.loop import Trainer
 from etymon.training.progress import make_progress
+from etymon.training.settings import TrainingSettings
 from etymon.training.state import RunFolder
 from etymon.training.unit import TrainingUnit
 from tests import tiny

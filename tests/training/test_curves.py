@@ -11,10 +11,11 @@ from etymon.families import REGISTRY, get_family
 from etymon.families.surgery import generator_for
 from etymon.nn.precision import Precision, set_precision
 from etymon.training.feeding import Feed, Phase, StepStream
-from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.loop import Trainer
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.progress import Progress
 from etymon.training.schedules import ScheduleChoice
+from etymon.training.settings import TrainingSettings
 from etymon.training.state import RunFolder, TrainingState
 from etymon.training.unit import TrainingUnit
 from tests import tiny

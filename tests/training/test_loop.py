@@ -17,10 +17,11 @@ import torch
 from etymon.errors import EtymonError
 from etymon.training.distributed import seed_device, stop_on_signal
 from etymon.training.feeding import Feed, Phase, Position, Step, StepStream, validation_slices
-from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.loop import Trainer
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.progress import make_progress
 from etymon.training.schedules import ScheduleChoice
+from etymon.training.settings import TrainingSettings
 from etymon.training.state import RunFolder, TrainingState
 from etymon.training.unit import TrainingUnit, add_counts, averages, evaluate
 from tests import tiny

@@ -16,9 +16,10 @@ from etymon.errors import EtymonError
 from etymon.nn import precision
 from etymon.training.distributed import World
 from etymon.training.feeding import Feed, Phase, StepStream
-from etymon.training.loop import SMALLEST_SCALE, STEPS_AT_SCALE, Diverged, Trainer, TrainingSettings
+from etymon.training.loop import Diverged, Trainer
 from etymon.training.progress import Progress
-from etymon.training.state import RunFolder, TrainingState
+from etymon.training.settings import TrainingSettings
+from etymon.training.state import SMALLEST_SCALE, STEPS_AT_SCALE, RunFolder, TrainingState
 from etymon.training.unit import TrainingUnit
 from tests import tiny
 

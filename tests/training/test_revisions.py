@@ -8,7 +8,7 @@ import pytest
 
 from etymon.errors import EtymonError
 from etymon.training.budgets import Revision, StepPlan, TimeBudget
-from etymon.training.loop import TrainingSettings
+from etymon.training.settings import TrainingSettings
 
 COURSE: Any = None
 

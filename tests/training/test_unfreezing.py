@@ -18,7 +18,7 @@ from etymon.families.surgery import generator_for
 from etymon.runs.run_file import RunFile, assemble
 from etymon.training.adversarial import AdversarialSettings
 from etymon.training.feeding import Feed, Phase, Position, StepStream
-from etymon.training.loop import Trainer, TrainingSettings
+from etymon.training.loop import Trainer
 from etymon.training.optimisers import (
     OPTIMISERS,
     OptimiserChoice,
@@ -27,6 +27,7 @@ from etymon.training.optimisers import (
     section,
 )
 from etymon.training.progress import make_progress
+from etymon.training.settings import TrainingSettings
 from etymon.training.state import RunFolder
 from etymon.training.unit import TrainingUnit
 from tests import tiny

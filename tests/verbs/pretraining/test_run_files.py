@@ -17,9 +17,9 @@ from etymon.errors import EtymonError
 from etymon.runs.result import Pretrained
 from etymon.runs.run_file import RunFile, assemble, find_difference, plain
 from etymon.settings.training import PhaseFile
-from etymon.training.loop import TrainingSettings
 from etymon.training.optimisers import OptimiserChoice
 from etymon.training.schedules import ScheduleChoice
+from etymon.training.settings import TrainingSettings
 from etymon.verbs.pretrain import pretrain as pretrain_verb
 from tests import tiny
 from tests.verbs.small_runs import metrics, pretrain, resume
