@@ -21,6 +21,7 @@ from etymon.runs.run_file import find_difference, read_run_file, shown
 from etymon.runs.training_settings import training_settings
 from etymon.training.distributed import World, open_world
 from etymon.training.progress import Progress
+from etymon.training.sharding import require_compiler
 from etymon.training.state import require_tensorboard
 
 Built = TypeVar("Built")
@@ -49,6 +50,7 @@ class Job:
     shard: str = "none"
     """`full` or `hybrid`: processes have parts of the model."""
     recompute: bool = False
+    compile: bool = False
     world: World = field(default_factory=World)
 
     @property
@@ -90,6 +92,8 @@ def check_job(job: Job, recipe: Recipe, model_name: str = "model") -> None:
     ensure_replaceable(job.folder / model_name)
     if job.file.tensorboard:
         require_tensorboard()
+    if job.compile:
+        require_compiler()
 
 
 @contextmanager

@@ -219,7 +219,7 @@ def prepare(
         if part is not None:
             set_precision(part, precision)
     data.file = replace(data.file, precision=precision)
-    place(unit, job.world, recompute=job.recompute)
+    place(unit, job.world, recompute=job.recompute, compile=job.compile)
     return unit, phases, start
 
 

@@ -361,8 +361,9 @@ class TrainOptions(StartOptions):
         "under torchrun, cut weights and optimiser into a part a process: of all (full), of a node (hybrid)",
     )
     recompute: bool = option(False, "compute layers twice instead of keeping their insides: less memory")
+    compile: bool = option(False, "compile feed-forward parts with torch.compile; needs a C++ compiler")
 
     def placement(self) -> dict[str, Any]:
         """Where and how it is computed, as fields of a `Job`."""
-        names = ("device", "workers", "shard", "recompute")
+        names = ("device", "workers", "shard", "recompute", "compile")
         return {name: getattr(self, name) for name in names}

@@ -7,6 +7,8 @@ gathered for a whole pass: code outside the blocks reads its weights like any ot
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -17,15 +19,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from etymon.errors import EtymonError
-from etymon.nn.blocks import Stack
+from etymon.nn.blocks import FeedForward, Stack
 from etymon.training.distributed import World
 from etymon.training.optimisers import parameters_by_name, section
 from etymon.training.shards import block_entry, blocks_of, fully_gathered, local
 from etymon.training.unit import TrainingUnit
 
 
-def place(unit: TrainingUnit, world: World, *, recompute: bool = False) -> None:
+def place(unit: TrainingUnit, world: World, *, recompute: bool = False, compile: bool = False) -> None:
     """Moves the unit to the process's device, or only this process's part of it."""
+    if compile:
+        compile_parts(unit)
     if recompute:
         recompute_blocks(unit)
     if world.is_sharded:
@@ -41,6 +45,27 @@ def recompute_blocks(unit: nn.Module) -> None:
         # Without the random state of the first time, dropout would draw anew.
         once_more = partial(checkpoint, getattr(block, entry), use_reentrant=False, preserve_rng_state=True)
         setattr(block, entry, once_more)
+
+
+def require_compiler() -> None:
+    """Refuses `--compile` where there is nothing to compile with."""
+    if not any(map(shutil.which, (os.environ.get("CXX") or "g++", "clang++"))):
+        raise EtymonError("--compile needs a C++ compiler, and there is no g++ or clang++ here: leave it out")
+
+
+def compile_parts(unit: nn.Module) -> None:
+    """From now on feed-forward parts run as one compiled graph for rows of any number.
+
+    Not whole blocks: attention groups ragged rows anew in every batch, and a graph would be compiled for each
+    grouping (969 ms a step against 163 without, docs/lab-notes.md).
+    """
+    import torch._inductor.config
+
+    # Dropout draws the numbers that it draws without.
+    torch._inductor.config.fallback_random = True
+    for part in unit.modules():
+        if isinstance(part, FeedForward):
+            part.compile(dynamic=True)
 
 
 # ------------------------------------------------------------ sharding
