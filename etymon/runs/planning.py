@@ -10,7 +10,9 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from tempfile import gettempdir
 from typing import get_args
+from uuid import uuid4
 
 import torch
 
@@ -109,7 +111,9 @@ def plan_run(
     text_tokens = None if words is None else parse_count(words) * TOKENS_A_WORD
     if budget.unit == "epochs" and text_tokens is None:
         raise EtymonError("a budget of epochs needs the size of the text: give --words, such as --words 100M")
-    data = TextData(Job(Path("runs"), file), None)
+    # Nothing is written: a folder that nobody has, so that no earlier run stands in the way.
+    nowhere = Path(gettempdir()) / f"etymon-plan-{uuid4().hex}"
+    data = TextData(Job(nowhere, file), None)
     # Of a growing batch the largest, with which most tokens are read.
     samples = max(data.phases, key=lambda phase: phase.rows * phase.length)
     memory_plan = replace(data.memory_plan(), samples=[samples], recompute=recompute)

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,3 +243,11 @@ def test_timing_leaves_what_is_drawn_next_alone() -> None:
     plan()
     assert torch.equal(before, torch.random.get_rng_state())
     assert planning.UTILISATION < 1
+
+
+def test_earlier_runs_are_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "gpt2-pocket").mkdir(parents=True)
+    (tmp_path / "runs" / "gpt2-pocket" / "run.yaml").write_text("family: gpt2\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert etymon.plan("gpt2", devices="A100-80", budget="10steps").parameters > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"], "and nothing is written"
