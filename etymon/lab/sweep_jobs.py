@@ -60,9 +60,9 @@ class RunTrainer:
                     "all machines have in the same place"
                 )
             if (job.folder / "run.yaml").is_file():
-                begun = Job(job.folder, RunFile(family=job.file.family), progress, **job.options)
-                begun = resume_job(begun)
-                result = run(begun, TextData(begun, None))
+                resumed = Job(job.folder, RunFile(family=job.file.family), progress, **job.options)
+                resumed = resume_job(resumed)
+                result = run(resumed, TextData(resumed, None))
             else:
                 new = Job(job.folder, job.file, progress, fixed_steps=True, **job.options)
                 result = run(new, TextData(new, _text(job)))

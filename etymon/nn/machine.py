@@ -56,21 +56,21 @@ def machine_name(device: torch.device) -> str:
 _measured: dict[tuple[str, str], Any] = {}
 
 
-def measured_once(what: str, device: torch.device, measure: Callable[[], Any]) -> Any:
+def measured_once(name: str, device: torch.device, measure: Callable[[], Any]) -> Any:
     """The result of `measure` on this machine: from this process, from the cache, or measured now. None says
     that nothing could be told, and is not kept for other processes."""
-    key = machine_name(device), what
+    key = machine_name(device), name
     if key not in _measured:
         table = _read_table()
         kept = table.get(key[0], {})
-        if what in kept:
-            _measured[key] = kept[what]
+        if name in kept:
+            _measured[key] = kept[name]
         else:
             _measured[key] = measure()
             if _measured[key] is not None:
                 # Read again: another process may have measured something else meanwhile.
                 table = _read_table()
-                table.setdefault(key[0], {})[what] = _measured[key]
+                table.setdefault(key[0], {})[name] = _measured[key]
                 _write_table(table)
     return _measured[key]
 

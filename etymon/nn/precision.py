@@ -153,4 +153,8 @@ def follow(parameter: Tensor, x: Tensor) -> Tensor:
 
 def widen(x: Tensor) -> Tensor:
     """At least float32: losses, logits and scores are no half-precision numbers."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if is_half(x) else x
+
+
+def is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.bfloat16, torch.float16)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from etymon.nn.batch import Batch
 from etymon.nn.cache import KeyValueState
-from etymon.nn.precision import follow, widen
+from etymon.nn.precision import follow, is_half, widen
 from etymon.nn.products import Multiplied
 
 CHUNK_ELEMENTS = 1 << 22
@@ -40,7 +40,7 @@ def chunks(rows: int, vocabulary: int, elements: int | None = None) -> Iterator[
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Logits in float32 at least; the product itself is computed in the type of x, the bias is added after
     it."""
-    if x.dtype == weight.dtype and x.dtype not in (torch.bfloat16, torch.float16):
+    if x.dtype == weight.dtype and not is_half(x):
         return F.linear(x, weight, bias)
     logits = F.linear(x, follow(weight, x)).float()
     return logits if bias is None else logits.add_(bias)
@@ -68,10 +68,10 @@ class LinearLoss(torch.autograd.Function):
         gradient_x = torch.empty_like(x_nD) if wants_x else None
         gradient_weight = torch.zeros_like(weight_VD) if wants_weight else None
         gradient_bias = torch.zeros_like(bias_V) if bias_V is not None and wants_bias else None
-        is_half = x_nD.dtype in (torch.bfloat16, torch.float16)
+        rounds = is_half(x_nD)
         rounded_VD = follow(weight_VD, x_nD)  # once, not chunk by chunk
         wants_gradient = any(ctx.needs_input_grad)
-        for held in chunks(len(x_nD), len(weight_VD), HALF_ERRORS if is_half else None):
+        for held in chunks(len(x_nD), len(weight_VD), HALF_ERRORS if rounds else None):
             errors_HV: Tensor | None = None
             for chunk in chunks(held.stop - held.start, len(weight_VD)):
                 part = slice(held.start + chunk.start, held.start + chunk.stop)
@@ -81,7 +81,7 @@ class LinearLoss(torch.autograd.Function):
                     continue
                 if gradient_bias is not None:
                     gradient_bias += error_CV.sum(0)
-                if not is_half:
+                if not rounds:
                     errors_HV = error_CV  # a chunk at a time, as it is
                     continue
                 if errors_HV is None:
@@ -91,7 +91,7 @@ class LinearLoss(torch.autograd.Function):
                 continue
             if gradient_x is not None:
                 torch.mm(errors_HV, rounded_VD, out=gradient_x[held])
-            if gradient_weight is not None and is_half:
+            if gradient_weight is not None and rounds:
                 gradient_weight += errors_HV.T @ x_nD[held]
             elif gradient_weight is not None:
                 gradient_weight.addmm_(errors_HV.T, x_nD[held])
@@ -288,7 +288,7 @@ class DenseVocabulary(Multiplied, nn.Module):
 
     def logits(self, hidden_ND: Tensor, at: Tensor | None = None, context: Context | None = None) -> Tensor:
         x_nD = self._features(hidden_ND, at)
-        if x_nD.dtype in (torch.bfloat16, torch.float16):
+        if is_half(x_nD):
             # The bias is added in float32, behind the half-precision product.
             logits_nV = self.multiply(x_nD, self.weight, None).float()
             return logits_nV if self.bias is None else logits_nV.add_(self.bias)

@@ -30,7 +30,7 @@ DRAWS = 600
 def tokenizer() -> Tokenizer:
     choice = get_family("bert").tokenizer
     return train_tokenizer(  # so few tokens that most words are of several pieces
-        choice.kind, tiny.texts(), 90, specials=choice.specials, framing=get_family("bert").framing
+        choice.kind, tiny.texts(), 120, specials=choice.specials, framing=get_family("bert").framing
     )
 
 
@@ -170,7 +170,7 @@ def test_n_grams_keep_words_together(tokenizer: Tokenizer, split: Split) -> None
         asked = np.array([np.isin(starts, places) for places in drawn.places])
         return float((asked[:, 1:] & asked[:, :-1]).sum() / asked.sum())
 
-    assert neighbours("ngram") > neighbours("whole-words") + 0.1
+    assert neighbours("ngram") > neighbours("whole-words") + 0.15
 
 
 def test_rare_tokens_are_asked_for_by_count_to_the_minus_0_7(tokenizer: Tokenizer, split: Split) -> None:
