@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := test,serve,evaluate,tensorboard,cluster,filters,remote,chinese
+EXTRAS := test,harness,serve,evaluate,tensorboard,cluster,filters,remote,chinese,docs
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-sharding check fonts fuzz bench bench-encoders bench-low-resource bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks clean
+.PHONY: help demo compare-demo docs test test-cluster test-sharding check fonts chromium fuzz bench bench-encoders bench-recipes bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -14,7 +14,10 @@ help:  ## show these targets
 demo: $(VENV)/.installed  ## train, save, reload and try small models in a few minutes
 	$(BIN)/etymon demo
 
-test: check fonts .venv-peer/.installed  ## make check, then all tests
+compare-demo: $(VENV)/.installed-test  ## compare five families and an objective on the prose inside Python (about an hour)
+	$(BIN)/python -m benchmarks.comparing
+
+test: check fonts chromium .venv-peer/.installed  ## make check, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test-cluster: $(VENV)/.installed-test  ## the longer tests of --on ray, which make test leaves out
@@ -38,14 +41,33 @@ fonts:  ## the fonts that tests of pictures need (Debian and Ubuntu, as root)
 	  && apt-get update -qq && apt-get install -qq -y --no-install-recommends $(FONTS) >/dev/null; } \
 	  || echo "No fonts for all scripts: some tests of pictures are skipped ($(FONTS))"
 
+# Tests of the page of `etymon serve` are skipped where there is no browser for it.
+chromium:  ## the browser that tests of the page of etymon serve need (Debian, as root)
+	@[ -x /usr/bin/chromium ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
+	  || echo "No Chromium: tests of the page of etymon serve are skipped (chromium)"
+
 test-curves: $(VENV)/.installed-test  ## every family learns in half precision as it does in float32 (five minutes)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m curves tests/training/test_curves.py
+
+docs: $(VENV)/.installed-test  ## the documentation as a site, in build/docs/index.html
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
 
 fuzz: $(VENV)/.installed-test  ## 10,000 damaged inputs through every verb (SEED=2 for others, CASE=7 for one of them again)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))
 
+fuzz-serve: $(VENV)/.installed-test  ## 5,000 damaged requests to a server (SEED=2 for others, CASE=7 for one of them again)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.server.fuzzing --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))
+
+soak-serve: $(VENV)/.installed-test  ## ten minutes of rough clients: every answer compared, memory flat (MINUTES=1 for fewer)
+	$(BIN)/python -m tests.server.soak --minutes $(or $(MINUTES),10)
+
 bench: $(VENV)/.installed-test  ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-serving: $(VENV)/.installed-test  ## etymon serve under load, beside transformers serve and sentence-transformers
+	$(BIN)/python -m benchmarks serving
 
 bench-plan: $(VENV)/.installed-test  ## what plans said of runs, and what they took
 	$(BIN)/python -m benchmarks.plan
@@ -65,8 +87,20 @@ bench-finetuning: $(VENV)/.installed-test  ## fine-tuning and answering beside t
 bench-tasks: $(VENV)/.installed-test  ## what pretraining buys in fine-tuning, family by family, task by task (hours)
 	$(BIN)/python -m benchmarks.tasks
 
+bench-demo: $(VENV)/.installed-test  ## what the demonstration learns, beside xz, over seeds and precisions (20 minutes)
+	$(BIN)/python -m benchmarks.demo
+
+bench-panel: $(VENV)/.installed-test  ## whether ten minutes of pretraining pay, every family against new weights (hours)
+	$(BIN)/python -m benchmarks.panel
+
 bench-low-resource: $(VENV)/.installed-test  ## what to do with 1, 10, 100 MB of text: tokenizer, size, languages (hours)
 	$(BIN)/python -m benchmarks.low_resource
+
+bench-chinese: $(VENV)/.installed-test  ## which tokenizer for Chinese: fit, bits per byte, tasks (twenty minutes)
+	$(BIN)/python -m benchmarks.chinese
+
+bench-recipes: $(VENV)/.installed-test  ## which recipe a pocket encoder learns most with, at equal operations (hours)
+	$(BIN)/python -m benchmarks.recipes
 
 bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder buys, at equal operations (hours)
 	$(BIN)/python -m benchmarks.encoders

@@ -22,6 +22,7 @@ VERBS = {
     "plan": "Say what a training run would take: memory by device, operations, time, price, and the command.",
     "pretrain": "Train a model on your own text.",
     "sweep": "Try every combination of some settings and rank them by validation.",
+    "compare": "Find out which family, recipe or objective is best for your text, task and budget.",
     "distill": "Train a smaller model to do what a larger one does.",
     "finetune": "Teach a model a task, from a table of examples.",
     "predict": "Answer texts or the rows of a table with a fine-tuned model.",
@@ -33,25 +34,32 @@ VERBS = {
     "fill": "Fill the blanks of a text.",
     "replaced": "Say which tokens of a text were replaced.",
     "score": "Measure how likely a model finds a text.",
+    "surprisal": "Say how surprised a model is by every word of a text.",
+    "pairs": "Compare good and bad sentences: accuracy on minimal pairs such as BLiMP's.",
     "prompt": "Show a model examples of a task and let it answer.",
     "embed": "Turn texts into vectors.",
     "probe": "Probe every layer of a frozen model for what it knows.",
     "context": "Measure loss by context length, and how much context each model makes use of.",
     "attention": "Draw who attends to whom.",
+    "explain": "Show what an objective does to a sentence: what is hidden, read, asked, and who sees whom.",
+    "serve": "Serve models to programs and pages: OpenAI's protocol, and what these families do beyond it.",
     "convert": "Read a checkpoint and write it as a Hugging Face folder.",
+    "new": "Write a commented file for an objective, family, task or masking scheme of your own and its test.",
     "show": "Say what a model folder holds: family, shape, parameters, tokenizer, history, and the memory it takes.",
 }
 """In the order of `etymon --help`; each is a function in a module of its own name, and this is what it does."""
 
 _HOMES = {
     "build": "etymon.families.loading",
+    "load_plugin": "etymon.registry",
+    "register": "etymon.registry",
     "load": "etymon.families.loading",
     "save": "etymon.families.saving",
     "trace": "etymon.nn.trace",
     **{verb: f"etymon.verbs.{verb}" for verb in VERBS},
 }
 
-__all__ = [*VERBS, "build", "load", "save", "trace", "EtymonError", "__version__"]
+__all__ = [*VERBS, "build", "load", "load_plugin", "register", "save", "trace", "EtymonError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,26 +13,34 @@ from etymon.families.model import Model
 from etymon.families.saving import save as save
 from etymon.generation.fill import Filling
 from etymon.generation.likelihood import Score
+from etymon.generation.replaced import Inspection
 from etymon.generation.text import Generation
+from etymon.lab.compare_results import Compared
 from etymon.lab.context import Contexts
+from etymon.lab.explanation import Explanation
+from etymon.lab.pairs import Pairs
 from etymon.lab.probe import Probes
 from etymon.lab.probe_tasks import ProbeTask
+from etymon.lab.suites import SuiteResult
 from etymon.lab.sweep import Swept
 from etymon.nn.trace import trace as trace
+from etymon.registry import load_plugin as load_plugin
+from etymon.registry import register as register
 from etymon.runs.planning import TrainingPlan
 from etymon.runs.result import Finetuned, Pretrained
 from etymon.settings.tasks import Rows
+from etymon.tasks.rewriting import Rewritten
 from etymon.text.sources import TextSource
 from etymon.verbs.attention import AttentionMaps
 from etymon.verbs.convert import Converted
 from etymon.verbs.embed import Written
 from etymon.verbs.evaluate import Evaluated
+from etymon.verbs.new import NewPlugin
 from etymon.verbs.predict import Predicted
 from etymon.verbs.prepare import Prepared
 from etymon.verbs.prompt import Prompted
-from etymon.verbs.replaced import Inspection
-from etymon.verbs.seq2seq_verb import Rewritten
 from etymon.verbs.show import Shown, ShownStore
+from etymon.verbs.surprisal import TextSurprisal
 from etymon.verbs.tasks import TaskCell
 from etymon.verbs.tokenizer import Tokenized
 
@@ -45,6 +53,7 @@ __all__ = [
     "plan",
     "pretrain",
     "sweep",
+    "compare",
     "distill",
     "finetune",
     "predict",
@@ -56,15 +65,22 @@ __all__ = [
     "fill",
     "replaced",
     "score",
+    "surprisal",
+    "pairs",
     "prompt",
     "embed",
     "probe",
     "context",
     "attention",
+    "explain",
+    "serve",
     "convert",
+    "new",
     "show",
     "build",
     "load",
+    "load_plugin",
+    "register",
     "save",
     "trace",
     "EtymonError",
@@ -82,14 +98,13 @@ def demo(
 ) -> Pretrained: ...
 def tokenizer(
     *,
-    kind: Literal["byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character", "char", "byte"]
-    | None = None,
+    kind: str | None = None,
     size: int | None = None,
     out: str | Path | None = None,
     family: str | None = None,
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
-    normalise: Literal["nfc", "nfkc", "none"] | None = None,
+    normalise: Sequence[str] | str | None = None,
     limit: str | None = "200MB",
     from_: str | Path | None = None,
     show: str | Path | None = None,
@@ -109,6 +124,7 @@ def tokenizer(
     max_replaced: float | None = 0.01,
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
     language_temperature: float | None = None,
+    plugin: Sequence[str | Path] | str | Path | None = (),
 ) -> Tokenized: ...
 def prepare(
     *,
@@ -156,8 +172,9 @@ def plan(
     slices: int | None = None,
     budget: str | None = None,
     objective: str | None = None,
-    optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None = None,
+    optimiser: str | None = None,
     learning_rate: float | None = None,
+    plugin: Sequence[str | Path] | str | Path | None = (),
 ) -> TrainingPlan: ...
 def pretrain(
     family: str,
@@ -169,6 +186,7 @@ def pretrain(
     validation: float | None = None,
     replace_tokenizer: bool | None = None,
     size: str | None = None,
+    recipe: Literal["published", "pocket", "muon", "hybrid", "causal-first"] | None = None,
     from_: str | Path | None = None,
     tokenizer: str | Path | None = None,
     vocabulary: int | None = None,
@@ -181,19 +199,20 @@ def pretrain(
     keep: int | None = None,
     unfreeze: float | None = None,
     adversarial: Literal["fgm", "pgd", "freelb"] | None = None,
-    optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None = None,
+    optimiser: str | None = None,
     learning_rate: float | None = None,
     weight_decay: float | None = None,
     layer_decay: float | None = None,
     frozen: Sequence[str] | str | None = None,
-    schedule: Literal["constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt"]
-    | None = None,
+    schedule: str | None = None,
     warmup: float | None = None,
     clip: float | None = None,
     validate_every: int | None = None,
     save_every: int | None = None,
     save_at: Sequence[str] | str | None = None,
+    logger: Sequence[str] | str | None = None,
     tensorboard: bool | None = None,
+    normalise: Sequence[str] | str | None = None,
     documents: Literal["file", "blank", "line"] | None = None,
     column: str | None = None,
     words: Sequence[str] | str | Callable[[str], Sequence[str]] | None = None,
@@ -215,9 +234,11 @@ def pretrain(
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,
     workers: int | None = 0,
+    changed_plugins: bool = False,
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> Pretrained: ...
 def sweep(
@@ -249,12 +270,59 @@ def sweep(
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,
     workers: int | None = 0,
+    changed_plugins: bool = False,
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     on: str | None = None,
 ) -> Swept: ...
+def compare(
+    arms: Sequence[str] | str,
+    *,
+    data: Sequence[str | Path] | str | Path | TextSource | None = None,
+    budget: str | None = "20m",
+    tasks: Sequence[str | Path] | str | Path | None = (),
+    task_budget: str | None = "3epochs",
+    pairs: Sequence[str | Path] | str | Path | None = (),
+    pair_examples: int | None = 100,
+    seeds: int | None = 3,
+    trials: int | None = 1,
+    finalists: int | None = 2,
+    validation: float | None = 0.05,
+    test: float | None = 0.05,
+    order: int | None = 5,
+    seed: int | None = 0,
+    out: str | Path | None = None,
+    size: str | None = None,
+    precision: Literal["float32", "bf16", "fp16", "auto"] | None = None,
+    batch: int | None = None,
+    length: int | None = None,
+    vocabulary: int | None = None,
+    tokenizer: str | Path | None = None,
+    words: Sequence[str] | str | Callable[[str], Sequence[str]] | None = None,
+    documents: Literal["file", "blank", "line"] | None = None,
+    column: str | None = None,
+    encoding: str | None = None,
+    errors: Literal["strict", "replace", "skip"] | None = None,
+    max_replaced: float | None = None,
+    deduplicate: Literal["exact", "near"] | None = None,
+    similarity: float | None = None,
+    min_length: str | int | None = None,
+    max_length: str | int | None = None,
+    language: Sequence[str] | str | None = None,
+    set: Sequence[str] | str | None = (),
+    resume: bool | Literal["auto"] | None = False,
+    changed_plugins: bool = False,
+    workers: int | None = 0,
+    progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
+    device: str | None = None,
+    verify: bool = True,
+    on: str | None = None,
+    plugin: Sequence[str | Path] | str | Path | None = (),
+    ignore_config_key: Sequence[str] | str | None = (),
+) -> Compared: ...
 def distill(
     teacher: str | Path,
     *,
@@ -290,9 +358,11 @@ def distill(
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,
     workers: int | None = 0,
+    changed_plugins: bool = False,
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> Pretrained: ...
 def finetune(
@@ -321,6 +391,7 @@ def finetune(
     question: str | None = None,
     source: str | None = None,
     prefix: str | None = None,
+    free_text: bool | None = None,
     from_scratch: bool = False,
     out: str | Path | None = None,
     epochs: float | None = None,
@@ -340,6 +411,7 @@ def finetune(
     source_tokenizer: str | Path | None = None,
     source_vocabulary: int | None = None,
     size: str | None = None,
+    recipe: Literal["published", "pocket", "muon", "hybrid", "causal-first"] | None = None,
     tokenizer: str | Path | None = None,
     vocabulary: int | None = None,
     length: int | None = None,
@@ -351,19 +423,20 @@ def finetune(
     keep: int | None = None,
     unfreeze: float | None = None,
     adversarial: Literal["fgm", "pgd", "freelb"] | None = None,
-    optimiser: Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"] | None = None,
+    optimiser: str | None = None,
     learning_rate: float | None = None,
     weight_decay: float | None = None,
     layer_decay: float | None = None,
     frozen: Sequence[str] | str | None = None,
-    schedule: Literal["constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt"]
-    | None = None,
+    schedule: str | None = None,
     warmup: float | None = None,
     clip: float | None = None,
     validate_every: int | None = None,
     save_every: int | None = None,
     save_at: Sequence[str] | str | None = None,
+    logger: Sequence[str] | str | None = None,
     tensorboard: bool | None = None,
+    normalise: Sequence[str] | str | None = None,
     encoding: str | None = None,
     errors: Literal["strict", "replace", "skip"] | None = None,
     max_replaced: float | None = None,
@@ -378,9 +451,11 @@ def finetune(
     set: Sequence[str] | str | None = (),
     resume: bool | Literal["auto"] | None = False,
     workers: int | None = 0,
+    changed_plugins: bool = False,
     progress: Literal["auto", "rich", "plain", "silent"] | None = "auto",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> Finetuned: ...
 def predict(
@@ -395,6 +470,7 @@ def predict(
     question: str | None = None,
     source: str | None = None,
     prefix: str | None = None,
+    free_text: bool | None = None,
     beams: int | None = None,
     on_note: Callable[[str], None] | None = None,
     data: Rows | None = None,
@@ -409,6 +485,7 @@ def predict(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> list[Predicted]: ...
 def evaluate(
@@ -427,10 +504,17 @@ def evaluate(
     question: str | None = None,
     source: str | None = None,
     prefix: str | None = None,
+    free_text: bool | None = None,
     metric: Sequence[str] | str | None = (),
     beams: int | None = None,
+    suite: str | None = None,
+    suite_data: str | Path | None = None,
+    beside: Sequence[str | Path] | str | Path | None = (),
+    milestones: bool = False,
+    budget: str | None = None,
     resamples: int | None = 1000,
     on_note: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
     data: Rows | None = None,
     task: str | None = None,
     columns: str | None = None,
@@ -443,9 +527,12 @@ def evaluate(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
-) -> Evaluated: ...
-def tasks(*, family: str | None = None) -> list[TaskCell]: ...
+) -> Evaluated | SuiteResult: ...
+def tasks(
+    *, family: str | None = None, plugin: Sequence[str | Path] | str | Path | None = ()
+) -> list[TaskCell]: ...
 def translate(
     model: str | Path | Model,
     texts: Sequence[str] | str | None = (),
@@ -463,6 +550,7 @@ def translate(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -485,6 +573,7 @@ def summarize(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -511,6 +600,8 @@ def generate(
     returns: int | None = None,
     no_repeat_ngram: int | None = None,
     repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
     stop: Sequence[str] | str | None = None,
     window: bool | None = None,
     draft_tokens: int | None = None,
@@ -528,6 +619,7 @@ def generate(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -545,6 +637,7 @@ def fill(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -560,6 +653,7 @@ def replaced(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -577,17 +671,66 @@ def score(
     memory: int | None = None,
     segment: int | None = None,
     words: Sequence[str] | str | Callable[[str], Sequence[str]] | None = (),
+    out: str | Path | None = None,
     on_note: Callable[[str], None] | None = None,
     on_progress: Callable[[str], None] | None = None,
     quantize: Literal["int8"] | None = None,
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
     max_replaced: float | None = 0.01,
 ) -> list[Score]: ...
+def surprisal(
+    model: str | Path | Model,
+    texts: Sequence[str] | str | None = (),
+    *,
+    file: Path | None = None,
+    by: Literal["text", "line", "sentence"] | None = None,
+    window: int | None = None,
+    overlap: int | None = None,
+    memory: int | None = None,
+    segment: int | None = None,
+    pll: Literal["token", "within-word"] | None = "token",
+    words: Sequence[str] | str | Callable[[str], Sequence[str]] | None = (),
+    guesses: int | None = 3,
+    out: str | Path | None = None,
+    on_note: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+    device: str | None = None,
+    verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
+    ignore_config_key: Sequence[str] | str | None = (),
+    encoding: str | None = "utf-8",
+    errors: Literal["strict", "replace", "skip"] | None = "strict",
+    max_replaced: float | None = 0.01,
+) -> list[TextSurprisal]: ...
+def pairs(
+    models: Sequence[str | Path | Model] | str | Path | Model,
+    *,
+    data: Rows | None = None,
+    good: str | None = None,
+    bad: str | None = None,
+    paradigm: str | None = None,
+    field: str | None = None,
+    examples: int | None = None,
+    measure: Literal["sum", "token", "byte"] | None = "sum",
+    pll: Literal["token", "within-word"] | None = "token",
+    seq2seq: Literal["infilling", "target"] | None = None,
+    milestones: bool = False,
+    out: str | Path | None = None,
+    on_progress: Callable[[str], None] | None = None,
+    device: str | None = None,
+    verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
+    ignore_config_key: Sequence[str] | str | None = (),
+    encoding: str | None = "utf-8",
+    errors: Literal["strict", "replace", "skip"] | None = "strict",
+    max_replaced: float | None = 0.01,
+) -> Pairs: ...
 def prompt(
     model: str | Path | Model,
     task: str | Path | Mapping[str, Any],
@@ -603,6 +746,7 @@ def prompt(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -624,6 +768,7 @@ def embed(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -650,6 +795,7 @@ def probe(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -669,6 +815,7 @@ def context(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
@@ -686,8 +833,50 @@ def attention(
     precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
     device: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> AttentionMaps: ...
+def explain(
+    model: str | Path | Model,
+    texts: Sequence[str] | str,
+    *,
+    objective: str | None = None,
+    seed: int | None = 0,
+    length: int | None = None,
+    samples: int | None = 3,
+    set: Sequence[str] | str | None = (),
+    tokenizer: str | Path | None = None,
+    teacher: str | Path | None = None,
+    out: str | Path | None = None,
+    verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
+    ignore_config_key: Sequence[str] | str | None = (),
+) -> Explanation: ...
+def serve(
+    models: Sequence[str] | str,
+    *,
+    port: int | None = 8000,
+    host: str | None = "127.0.0.1",
+    api_key: str | None = None,
+    allow_origin: Sequence[str] | str | None = (),
+    allow_host: Sequence[str] | str | None = (),
+    rows: int | None = 64,
+    cache_memory: str | None = None,
+    queue: int | None = 512,
+    max_tokens: int | None = 4096,
+    max_body: str | None = "4MB",
+    timeout: float | None = 300.0,
+    drain: int | None = 30,
+    preload: bool = False,
+    log_texts: bool = False,
+    on_note: Callable[[str], None] | None = None,
+    quantize: Literal["int8"] | None = None,
+    precision: Literal["float32", "bf16", "fp16", "auto"] | None = "float32",
+    device: str | None = None,
+    verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
+    ignore_config_key: Sequence[str] | str | None = (),
+) -> None: ...
 def convert(
     source: str | Path,
     target: str | Path,
@@ -702,15 +891,20 @@ def convert(
     quantize: Literal["int8"] | None = None,
     data: Path | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
     encoding: str | None = "utf-8",
     errors: Literal["strict", "replace", "skip"] | None = "strict",
     max_replaced: float | None = 0.01,
 ) -> Converted: ...
+def new(
+    kind: Literal["objective", "family", "task", "masking"], name: str, *, out: str | Path | None = "."
+) -> NewPlugin: ...
 def show(
     folder: str | Path,
     *,
     size: str | None = None,
     verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> Shown | ShownStore: ...

@@ -160,7 +160,10 @@ def spread(arguments: Sequence[str], verbs: Mapping[str, str] = etymon.VERBS) ->
     places = [option for option in options if option.is_argument]
     missing = sum(option.default is ... for option in places)
     has_data = any(word.partition("=")[0] == "--data" for word in arguments)
-    takes_texts = any(is_list(option) and not (has_data and option.default is not ...) for option in places)
+    takes_texts = any(
+        is_list(option) and not option.leads and not (has_data and option.default is not ...)
+        for option in places
+    )
     named = {option.flag: option for option in options if not option.is_argument}
     words, last, awaits_value = [arguments[0]], "", False
     for word, following in zip_longest(arguments[1:], arguments[2:], fillvalue=""):

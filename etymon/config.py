@@ -30,6 +30,7 @@ Config = TypeVar("Config")
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """What to say after "unknown ...:": the closest choice as a question, or else all the choices."""
     choices = list(choices)
+    # Without case: LAYERS is as far from layers as any other word of six letters.
     close = get_close_matches(word.lower(), [choice.lower() for choice in choices], n=1, cutoff=0.6)
     if close:
         return f"did you mean {next(choice for choice in choices if choice.lower() == close[0])!r}?"
@@ -122,9 +123,11 @@ LONGEST_DURATION = 100 * 365 * 86400
 def parse_duration(text: str) -> float:
     """Seconds in a duration such as "90s", "10m", "1.5h", "1h30m" or "2d"."""
     word = str(text).strip().lower()
+    # A number alone could be steps, seconds or minutes: guessing wrong costs a night.
     if re.fullmatch(r"\d+(\.\d+)?", word):
         raise EtymonError(f"duration {word!r} has no unit: write {word}s, {word}m or {word}h")
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", word)
+    # Decimals: 1.1h is 3960 seconds, not 3960.0000000000005.
     seconds = float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
     if seconds <= 0 or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[smhd])+", word):
         raise EtymonError(f"cannot read {text!r} as a duration: write e.g. 90s, 10m, 1h30m or 2d")
@@ -142,6 +145,7 @@ def parse_count(text: str | int) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmbgt]?)", word)
     if not match:
         raise EtymonError(f"cannot read {text!r} as a count: write e.g. 512, 32k, 1.5M or 2B")
+    # Exact: as a float, 4.1M would be 4099999.9999999995, and refused as no whole number.
     count = Decimal(match[1]) * _COUNT_UNITS[match[2]]
     if count != int(count):
         raise EtymonError(f"the count {text!r} is not a whole number")
@@ -165,6 +169,7 @@ def _parse_yaml(text: str, where: str) -> Any:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value:
+                # Several merges in a mapping are allowed.
                 if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
                     continue
                 if key.value in seen:
@@ -176,6 +181,7 @@ def _parse_yaml(text: str, where: str) -> Any:
             made = super().construct_mapping(node, deep)
             return {key if isinstance(key, str) else json.dumps(key, default=str): made[key] for key in made}
 
+    # PyYAML follows YAML 1.1: there 1e-3 is text, `no` is false and 1:30 is 90.
     Loader.yaml_implicit_resolvers = {}
     for kind, pattern, first in (
         ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -194,6 +200,7 @@ def _parse_yaml(text: str, where: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
+        # Anchors inside anchors: a few lines can stand for billions of values.
         if _count_values(node, {}) > MOST_VALUES:
             raise EtymonError(
                 f"{where} has more than {MOST_VALUES:,} values, with what its anchors stand for"
@@ -242,6 +249,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             )
         place[key] = inner
         place = inner
+    # Read as a run file would be, so that layers=6 is a number and sizes=[1, 2] a list.
     place[keys[-1]] = _parse_yaml(value, f"the override {override!r}")
 
 

@@ -85,6 +85,7 @@ class LocalExecutor:
         self, make: Make, arguments: tuple[Any, ...], jobs: Iterable[Any], *, at_home: int = AT_HOME
     ) -> Iterator[tuple[Any, Any]]:
         jobs = iter(jobs)
+        # What this process may use: in a container or under a scheduler that is less than the machine has.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         number = cores if self.workers is None else self.workers
         if self.workers is None or number == 1:
@@ -108,6 +109,7 @@ class LocalExecutor:
                     waiting.append((job, team.submit(_run_job, job)))
                 finally:
                     sys.modules["__main__"] = main
+                # In order: the oldest is waited for, while the others go on.
                 if len(waiting) > AHEAD * number:
                     yield waiting[0][0], waiting.popleft()[1].result()
             while waiting:
@@ -169,15 +171,18 @@ class RayExecutor:
         ray = self.ray
         self._require_room()
         needs = {"num_cpus": self.threads, "num_gpus": self.gpus}
+        # A worker may be lost with its machine: Ray gives the job to another one.
         task = ray.remote(max_retries=RETRIES, **needs)(_run_remote_job)
+        # Sent once and kept by its checksum: a tokenizer of megabytes does not travel with every job.
         setup = pickle.dumps((make, arguments))
         key, stored = hashlib.sha256(setup).hexdigest(), [ray.put(setup)]
+        plugins = os.environ.get("ETYMON_PLUGINS", "")  # those of this command
         most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)) // self.threads)
         waiting: deque[tuple[Any, Any]] = deque()
         errors: list[EtymonError] = []
         try:
             for job in _until_error(chain([first], jobs), errors):
-                waiting.append((job, task.remote(key, stored, self.threads, os.getcwd(), job)))
+                waiting.append((job, task.remote(key, stored, self.threads, os.getcwd(), plugins, job)))
                 if len(waiting) > most:
                     yield waiting[0][0], self._result(waiting.popleft()[1])
             while waiting:
@@ -185,6 +190,7 @@ class RayExecutor:
             if errors:
                 raise errors[0]
         finally:
+            # Whoever stops reading wants no further work done: others may use the cluster, too.
             for _, reference in waiting:
                 ray.cancel(reference)
 
@@ -215,13 +221,16 @@ _functions: dict[str, Callable[[Any], Any]] = {}
 """What this worker has built, by the checksum of what it was built from."""
 
 
-def _run_remote_job(key: str, stored: list[Any], threads: int, folder: str, job: Any) -> Any:
+def _run_remote_job(key: str, stored: list[Any], threads: int, folder: str, plugins: str, job: Any) -> Any:
     if key not in _functions:
         import ray
 
         with suppress(OSError):  # a machine without that folder can do jobs that need no files
             os.chdir(folder)
         os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+        # Before anything is unpickled that a plugin has defined.
+        os.environ["ETYMON_PLUGINS"] = plugins
+        # A worker lives as long as the cluster, and sees many commands.
         while len(_functions) > AHEAD:
             _functions.pop(next(iter(_functions)))
         make, arguments = pickle.loads(ray.get(stored[0]))
@@ -264,7 +273,10 @@ def _connect(on: str, workers: int | None) -> Iterator[Any]:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].partition(". ")[0]
         advice = "is the cluster up?"
         if "timeout" in reason:  # somebody listens there
-            advice = "if it asks for a token, RAY_AUTH_MODE=token and that token are needed here, too"
+            advice = (
+                "if it asks for a token, RAY_AUTH_MODE=token and that token are needed here, too; "
+                "a busy head may need longer (RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S=60)"
+            )
         raise EtymonError(f"cannot run on {on}: {reason or type(error).__name__}; {advice}") from error
     try:
         _require_versions(ray, on)
@@ -286,6 +298,7 @@ def _require_answer(address: str) -> None:
 
 def _require_versions(ray: Any, on: str) -> None:
     here, there = _versions(), _remote_versions(ray)
+    # Another version of tokenizers may cut a text otherwise, and nobody would see it.
     for package, version in here.items():
         if there[package] != version:
             raise EtymonError(

@@ -50,9 +50,9 @@ def _code_of(name: str) -> str:
     return code if code.isalpha() and (LOCALE / code).is_dir() else "en"
 
 
-def translated(text: str, context: Context) -> str:
-    """The text in the user's language, or as it is if there is no entry for it."""
-    code = language()
+def translated(text: str, context: Context, code: str | None = None) -> str:
+    """The text in the user's language or that of `code`, or as it is if there is no entry for it."""
+    code = language() if code is None else _code_of(code)
     return text if code == "en" else _translate(code, context, text).text
 
 

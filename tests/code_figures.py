@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import math
 import sys
 import tempfile
 import tokenize
@@ -28,7 +29,7 @@ DIRECTIVES = ("# type:", "# noqa", "# fmt:", "# ---")
 SHARED_NAMES = {"Shape"}
 """Class names that every family has."""
 LIMITS = {
-    "tokens": 345_000,
+    "tokens": 434_000,
     "long files": 0,
     "class names used twice": 0,
     "empty words": 10,
@@ -36,6 +37,8 @@ LIMITS = {
     "lines left unformatted": 14,
 }
 """Not to be exceeded. Lower them whenever the figures fall."""
+FEWEST_COMMENTS = 4.0
+"""A hundred lines: where a reader would ask why it is like this, a comment says so."""
 
 
 def source_figures(room: str = "") -> dict[str, Any]:
@@ -169,6 +172,12 @@ def main() -> None:
             for name, limit in LIMITS.items()
             if sizes[name] > limit
         ]
+        if (share := 100 * figures["comments"] / figures["lines"]) < FEWEST_COMMENTS:
+            missing = math.ceil((FEWEST_COMMENTS * figures["lines"] / 100 - figures["comments"]) / 0.96)
+            over.append(
+                f"comments a hundred lines {share:.2f} (at least {FEWEST_COMMENTS}: {missing} more, where "
+                "somebody would ask why it is like this)"
+            )
         if over:
             sys.exit(f"over the limits of tests/code_figures.py: {', '.join(over)}")
 

@@ -1,12 +1,13 @@
 """Writes what is generated from the declarations of settings: `python -m tests.signatures`.
 
 `etymon/__init__.pyi` has the typed signatures of all verbs, for type checkers and editors; docs/settings.md has the tables
-of all settings. `tests/test_signatures.py` says whether both are current.
+of all settings, docs/verbs.md every verb with its options. `tests/test_signatures.py` says whether they are current.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -77,6 +78,7 @@ def stub() -> str:
         + "from etymon.families.loading import build as build, load as load\n"
         + "from etymon.families.saving import save as save\n"
         + "from etymon.nn.trace import trace as trace\n"
+        + "from etymon.registry import load_plugin as load_plugin, register as register\n"
         + f"__version__: str\nVERBS: dict[str, str]\n__all__ = [{public}]\n{body}\n"
     )
 
@@ -136,20 +138,54 @@ def tables() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _row(option: Option) -> str:
+def verb_reference() -> str:
+    """The text of docs/verbs.md."""
+    parts = [
+        "# All verbs",
+        "Written from their declarations by `python -m tests.signatures`. Each is a command (`etymon VERB --help`) and a "
+        "function of the same name (`etymon.VERB(...)`); the settings of training are in [settings.md](settings.md).",
+        "\n".join(
+            [
+                "| verb | |",
+                "|---|---|",
+                *(f"| [`{name}`](#{name}) | {text} |" for name, text in etymon.VERBS.items()),
+            ]
+        ),
+    ]
+    for name, summary in etymon.VERBS.items():
+        verb = getattr(import_module(f"etymon.verbs.{name}"), name)
+        shown = [option for option in verb.options if option.seen_by in ("all", "command line")]
+        places = [option for option in shown if option.is_argument]
+        usage = " ".join([f"etymon {name}", *(option.name.upper() for option in places), "[OPTIONS]"])
+        explained = " ".join((inspect.getdoc(verb.__wrapped__) or "").split())
+        rows = [
+            f"| {option.name.upper() if option.is_argument else f'`{option.flag}`'} | {_usual(option)} | "
+            f"{option.limits} | {option.help.replace('|', '&#124;')} |"
+            for option in [*places, *sorted((o for o in shown if not o.is_argument), key=lambda o: o.flag)]
+        ]
+        table = "\n".join(["| | default | range | |", "|---|---|---|---|", *rows])
+        parts.append(f"## {name}\n\n{summary} {explained}\n\n```\n{usage}\n```\n\n{table}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _usual(option: Option) -> str:
+    """The default of an option, as a cell of a table."""
     usual = option.default
+    if isinstance(usual, tuple) and usual:
+        return f"`[{', '.join(map(str, usual))}]`"
     default = "" if usual in (None, ..., "", (), {}) else f"`{usual}`"
-    if isinstance(usual, str):
-        default = default.replace("\n", "\\n")
-    elif isinstance(usual, tuple) and usual:
-        default = f"`[{', '.join(map(str, usual))}]`"
+    return default.replace("\n", "\\n") if isinstance(usual, str) else default
+
+
+def _row(option: Option) -> str:
     name = f"`{option.field}`"
     if option.name != option.field:
         name += f" (`{option.flag}`)"
-    return f"| {name} | {default} | {option.limits} | {option.help.replace('|', '&#124;')} |"
+    return f"| {name} | {_usual(option)} | {option.limits} | {option.help.replace('|', '&#124;')} |"
 
 
-GENERATED = {ROOT / "__init__.pyi": stub, ROOT.parent / "docs" / "settings.md": tables}
+DOCS = ROOT.parent / "docs"
+GENERATED = {ROOT / "__init__.pyi": stub, DOCS / "settings.md": tables, DOCS / "verbs.md": verb_reference}
 
 if __name__ == "__main__":
     for path, make in GENERATED.items():

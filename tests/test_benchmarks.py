@@ -17,12 +17,24 @@ import pytest
 import etymon
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-PARTS = {"__init__", "__main__", "harness", "arms", "toy_data"}
-EXPERIMENTS = ("encoders", "memory", "tasks", "plan", "low_resource")
+PARTS = {"__init__", "__main__", "harness", "arms", "toy_data", "plain_mlm"}
+EXPERIMENTS = (
+    "encoders",
+    "recipes",
+    "memory",
+    "tasks",
+    "plan",
+    "low_resource",
+    "chinese",
+    "panel",
+    "demo",
+    "comparing",
+)
 COMPARISONS = {
     "preparing": ["preparing", "deduplicating"],
     "sentence-encoding": ["sentence-encoding", "sentence-encoding-float32", "sentence-encoding-rounded"],
     "prompting": ["prompting"],
+    "pairs": [f"pairs-{family}-{shape}" for family in ("gpt2", "bert") for shape in ("6x384", "12x768")],
     "generation": [
         "generation-float32-ctranslate2-float32-batch-2", "generation-float32-transformers-batch-2",
         "generation-int8-ctranslate2-int8-batch-2", "generation-int8-float32-batch-2",
@@ -39,6 +51,7 @@ COMPARISONS = {
     ],
     "shakespeare": ["shakespeare"],
     "sharding": ["sharding"],
+    "serving": ["serving-2", "serving-3", "serving-offline-2", "serving-offline-3", "serving-embeddings"],
 }  # fmt: skip
 """What each benchmark leaves."""
 
@@ -105,9 +118,21 @@ def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> N
     elif name == "low_resource":
         assert set(kept["scores"]) == set(module.arms())
         assert all(score["bits_per_byte"] > 0 for each in kept["scores"].values() for score in each)
+    elif name == "chinese":
+        tuned = {f"{arm}-{task}" for arm in module.ARMS for task in module.TASKS}
+        assert tuned <= set(kept["scores"]) and kept["scores"]["gpt2-unigram"]["bits_per_byte"] > 0
     elif name == "plan":
         (run,) = kept["runs"]
         assert 0.4 < run["ratios"]["bytes"] < 2.5 and run["ratios"]["step_seconds"] > 0
+    elif name == "recipes":
+        wanted = {arm for _, arms in module.ROUNDS for arm in arms}
+        assert {run["arm"] for run in kept["runs"]} == wanted
+        assert all(run["masked"] > 0 and run["tags pretrained"] >= 0 for run in kept["runs"])
+    elif name == "demo":
+        assert all(each["xz"] > 0 for scores in kept["scores"].values() for each in scores)
+    elif name == "comparing":
+        decided = [criterion for criterion in kept["criteria"] if criterion["decides"]]
+        assert len(decided) == 1 and len(decided[0]["scores"]) == 2 and decided[0]["baselines"]
     elif name == "memory":
         assert set(module.ARMS) <= set(kept) and kept["context"]
     else:

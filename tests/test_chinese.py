@@ -53,6 +53,7 @@ def page_commands(name: str) -> list[list[str]]:
         "tokenizer": ["--progress", "silent"],
         "pretrain": "--size test --batch 8 --length 64 --validate-every 4 --progress silent".split(),
         "finetune": "--batch 16 --learning-rate 5e-3 --validate-every 10 --progress silent".split(),
+        "translate": "--max-new-tokens 8".split(),
     }
     lines = commands(block(name, "sh", PAGE))
     for words in lines:
@@ -60,6 +61,10 @@ def page_commands(name: str) -> list[list[str]]:
             words[words.index("--budget") + 1] = "20steps" if words[0] == "finetune" else "4steps"
         if "--size" in words:
             words[words.index("--size") + 1] = "400"
+        if "--vocabulary" in words:
+            words[words.index("--vocabulary") + 1] = "400"
+        if "--from-scratch" in words:
+            words += ["--size", "test"]
         words += [] if "--show" in words else small.get(words[0], [])
     return lines
 
@@ -98,14 +103,76 @@ def test_the_refusal_shows_the_table_decoded(
     assert not Path("另一个词表").exists()
 
 
-def test_full_width_forms_are_changed_only_where_it_is_asked_for(
+def test_forms_are_changed_only_where_it_is_asked_for(
     sheets: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (words,) = page_commands("normalise")
-    run(words, capsys)
-    place = words.index("--normalise")
-    run([*words[:place], *words[place + 2 :], "--out", "全角词表"], capsys)
-    narrow, plain = (Tokenizer.load(Path(name)) for name in ("半角词表", "全角词表"))
-    assert list(narrow.encode("１２０元，好")) == list(narrow.encode("120元,好"))
-    assert list(plain.encode("１２０元，好")) != list(plain.encode("120元,好"))
-    assert "NFKC" in Path("半角词表/tokenizer.json").read_text(encoding="utf-8")
+    learning, training = page_commands("normalise")
+    assert "的字会变，再转回去后" in run(learning, capsys)
+    place = learning.index("--normalise")
+    run([*learning[:place], *learning[place + 2 :], "--out", "原样词表"], capsys)
+    changed, plain = (Tokenizer.load(Path(name)) for name in ("简体词表", "原样词表"))
+    assert list(changed.encode("１２０元，服務")) == list(changed.encode("120元，服务"))
+    assert list(plain.encode("１２０元，服務")) != list(plain.encode("120元，服务"))
+    run(training, capsys)
+    history = json.loads(Path("简体预训练/model/history.json").read_text(encoding="utf-8"))["history"]
+    assert history[-1]["normalise"]["steps"] == ["tw2s", "quotes"]
+
+
+# ------------------------------------------------------------ public data sets
+
+
+def write_sets() -> None:
+    """Small tables in the layout of ChnSentiCorp, CLUENER and Tatoeba's pairs."""
+    draw = random.Random(0)
+    for folder in ("chnsenticorp", "cluener", "tatoeba-en-zh"):
+        Path(folder).mkdir()
+    for split in ("train", "dev", "test"):
+        rows = [f'{n % 2}\t{"，".join(draw.sample((BAD, GOOD)[n % 2], 3))}。"好" {n}' for n in range(60)]
+        Path(f"chnsenticorp/{split}.tsv").write_text(
+            "\n".join(["label\ttext_a", *rows, ""]), encoding="utf-8"
+        )
+        people = [(f"{draw.choice('赵钱孙李')}小军", draw.choice(["北京", "台湾"])) for _ in range(40)]
+        entities = [
+            {
+                "text": f"{name}认为，{place}的酒店位置很好。",
+                "label": {"name": {name: [[0, 2]]}, "address": {place: [[6, 7]]}},
+            }
+            for name, place in people
+        ]
+        if split == "test":
+            entities = [{"id": n, "text": row["text"]} for n, row in enumerate(entities)]
+        # As it was published: objects over several lines, one after the other.
+        records = [json.dumps(row, ensure_ascii=False, indent=2) for row in entities]
+        Path(f"cluener/{split}.json").write_text("\n".join(records), encoding="utf-8")
+    licence = "CC-BY 2.0 (France) Attribution: tatoeba.org #1 (CM) & #2 (Martha)"
+    pairs = [f"{english} {n}.\t{chinese}{n}。\t{licence}" for n in range(20) for english, chinese in (("Run", "跑"), ("Hi", "你好"), ("Stop", "停"))]  # fmt: skip
+    Path("tatoeba-en-zh/cmn.txt").write_text("\n".join([*pairs, ""]), encoding="utf-8")
+
+
+def run_examples(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [run(words, capsys) for words in page_commands("datasets")]
+
+
+def test_the_examples_of_public_data_run_as_written(
+    sheets: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sets()
+    *_, evaluated, _, tagged, _, _ = run_examples(capsys)
+    assert "accuracy" in evaluated and "60" in evaluated and "小军" in tagged
+
+
+def test_the_examples_run_on_the_real_files(
+    shared: Path, sheets: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On their beginnings: what matters is that they are read as they were published."""
+    for place in ("chnsenticorp/{}.tsv", "cluener/{}.json", "tatoeba-en-zh/cmn.txt"):
+        for split in ("train", "dev", "test"):
+            name = Path(place.format(split))
+            name.parent.mkdir(exist_ok=True)
+            text = (shared / "data" / name).read_text(encoding="utf-8")
+            end = text.index("\n}\n", 60_000) + 3 if name.suffix == ".json" else text.index("\n", 30_000) + 1
+            name.write_text(text[:end], encoding="utf-8")
+    *_, evaluated, _, _, _, _ = run_examples(capsys)
+    assert "accuracy" in evaluated
+    rows = Path("chnsenticorp/test.tsv").read_text(encoding="utf-8").count("\n") - 1
+    assert f"{rows:,} 行" in evaluated, "every row was read"

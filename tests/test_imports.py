@@ -25,15 +25,29 @@ ARROWS: dict[str, set[str]] = {
     "families": {"nn", "checkpoints", "text.framing", "text.tokenizer"},
     "objectives": {"nn", "sampling"},
     "training": {"objectives", "checkpoints"},
-    "generation": {"families"},
+    "generation": {"families", "text.token_stream"},
     "tasks": {"objectives", "generation", "tables"},
     "runs": {"tasks", "training", "report"},
     "lab": {"runs"},
-    "verbs": {"lab"},
+    "server": {"lab"},
+    "verbs": {"lab", "server"},
     "cli": {"verbs"},
+    "harness": {"generation"},
+    "sklearn": {"verbs"},
     "__main__": {"cli"},
 }
-VISIBLE_TO_ALL = {"errors", "display", "language", "files", "config", "settings", "executors"}
+VISIBLE_TO_ALL = {
+    "errors",
+    "display",
+    "language",
+    "files",
+    "config",
+    "settings",
+    "executors",
+    "plugins",
+    "plugin_settings",
+    "registry",
+}
 
 
 def reachable(room: str) -> set[str]:

@@ -58,6 +58,22 @@ def test_demo_and_what_it_suggests(here: Path, capsys: pytest.CaptureFixture[str
         )
 
 
+def test_both_languages_have_the_same_commands() -> None:
+    chinese = (Path(__file__).parents[1] / "README.zh.md").read_text(encoding="utf-8")
+    names = re.findall(r"<!-- run: (\w+) -->\n```(\w+)", README)
+    assert len(names) == 5
+    for name, language in names:
+        assert block(name, language, chinese) == block(name, language)
+
+
+def test_links_of_both_lead_somewhere() -> None:
+    root = Path(__file__).parents[1]
+    for page in ("README.md", "README.zh.md", "CONTRIBUTING.md"):
+        text = (root / page).read_text(encoding="utf-8")
+        links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "//" not in link]
+        assert links and not [link for link in links if not (root / link).exists()], page
+
+
 def test_commands_on_pairs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         f"ein {word} {number}\ta {word[::-1]} {number}" for number in range(40) for word in ("Hund", "Haus")

@@ -4,7 +4,7 @@ saved."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +19,9 @@ from etymon.checkpoints.weights import ADAPTERS, SHARD_SIZE, WHOLE, write_weight
 from etymon.config import check_keys
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, finite, holds, read_json, sha256, some, write_json
+from etymon.plugin_settings import note_records, read_records
+from etymon.plugins import PluginRecord
+from etymon.registry import TABLES
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -40,6 +43,8 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise EtymonError(f"no such folder: {folder}")
     if not (folder / CONFIG).is_file():
         raise EtymonError(f"no {CONFIG} in {folder}, but {holds(folder)}; give the folder of a saved model")
+    # Before anything of it is understood: without its plugin, it would be a family that nobody knows.
+    recognise_plugins(folder)
     config = read_json(folder / CONFIG)
     check_keys(ConfigKeys, config, str(folder / CONFIG))
     return config
@@ -55,13 +60,15 @@ def write_model_folder(
     tokenizer_saver: Callable[[Path], None] | None = None,
     extra: Mapping[str, Callable[[Path], object]] | None = None,
     adapters: bool = False,
+    plugins: Sequence[Mapping[str, str]] = (),
 ) -> None:
     """Write a Hugging Face model folder; it appears complete or not at all, and an older one of ours is
     replaced.
 
     Without `weights` (None), they are kept elsewhere. `adapters` says that config and weights are those of
     adapters, which have files of their own. `tokenizer_saver` is given the folder. `extra` maps names to
-    functions that are given `folder/name`, and write a file or a folder there.
+    functions that are given `folder/name`, and write a file or a folder there. `plugins` are records of what
+    the model was made with, beside what is built in.
     """
     # A link would be replaced by a folder, and "." has no name to put things beside.
     folder = Path(os.path.realpath(folder))
@@ -86,7 +93,8 @@ def write_model_folder(
                 save(aside / name)
             names = _files(aside)
             digests = {name: sha256(aside / name) for name in names if fnmatch(Path(name).name, DIGESTED)}
-            write_json(aside / MANIFEST, {"files": [*names, MANIFEST], "sha256": digests})
+            manifest: dict[str, Any] = {"files": [*names, MANIFEST], "sha256": digests}
+            write_json(aside / MANIFEST, manifest | ({"plugins": list(plugins)} if plugins else {}))
         except EtymonError as error:  # speak of the folder that was asked for, not of the one beside it
             raise EtymonError(str(error).replace(str(aside), str(folder))) from error
 
@@ -204,6 +212,30 @@ def _compare(
                 "folder again; if it "
                 f"was changed on purpose, say --no-verify (verify=False), or remove {MANIFEST}"
             ) from cause
+
+
+def saved_plugins(folder: Path) -> list[PluginRecord]:
+    """The plugins that a model was made with, as its manifest says; nothing of them is opened."""
+    if not (folder / MANIFEST).is_file():
+        return []
+    return read_records(read_json(folder / MANIFEST).get("plugins", []), str(folder / MANIFEST))
+
+
+def recognise_plugins(folder: Path) -> None:
+    """Notes plugins of a model that have changed since it was saved. Refuses one whose family is not here: a
+    folder brings no code."""
+    records = saved_plugins(folder)
+    # Asked for by name, so that what an opened plugin or an installed package has is there to be compared.
+    missing = [
+        record for record in records if record.kind in TABLES and record.name not in TABLES[record.kind]
+    ]
+    note_records(records, str(folder))
+    for record in missing:
+        if record.kind == "family":
+            raise EtymonError(
+                f"{folder} is a model of the family {record.name!r} of the plugin {record.source}, and a "
+                f"folder brings no code: {record.advice}"
+            )
 
 
 def saved_digests(folder: Path) -> dict[str, str]:

@@ -51,6 +51,7 @@ class ConfigKeys:
     forced_bos_token_id: TokenIds = None
     forced_eos_token_id: TokenIds = None
     etymon_prefix: bool | None = None
+    etymon_shifted: bool | None = None
     # Of T5: Transformers stores them beside `feed_forward_proj`, which says the same.
     dense_act_fn: str | None = None
     is_gated_act: bool | None = None
@@ -82,6 +83,7 @@ class EntryKeys:
     tasks: dict[str, dict[str, Any]] | None = None
     seen: dict[str, Any] | None = None
     grown: dict[str, Any] | None = None
+    plugins: list[dict[str, str]] | None = None
 
 
 @dataclass(frozen=True)

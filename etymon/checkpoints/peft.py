@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from etymon.checkpoints.folder import ADAPTER_CONFIG
+from etymon.checkpoints.folder import ADAPTER_CONFIG, recognise_plugins
 from etymon.checkpoints.keys import AdapterKeys
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.weights import ADAPTER_FILES, open_weights
@@ -183,6 +183,7 @@ def _outermost_module(name: str, others: Collection[str]) -> str:
 def read_adapter_config(folder: str | Path) -> dict[str, Any]:
     """The `adapter_config.json` of a folder, if it is one of adapters that we can put on a model."""
     path = Path(folder) / ADAPTER_CONFIG
+    recognise_plugins(Path(folder))
     config = read_json(path)
     if config.get("peft_type") != "LORA":
         raise EtymonError(

@@ -115,7 +115,7 @@ CARRIED = (
     *GENERATION_KEYS,
     *"""
         sep_token_id cls_token_id mask_token_id id2label label2id problem_type task_specific_params etymon
-        etymon_prefix etymon_weights etymon_features
+        etymon_prefix etymon_shifted etymon_weights etymon_features
     """.split(),
 )
 # Keys that Transformers reads and that change nothing about what a model with its weights computes.

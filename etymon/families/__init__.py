@@ -1,44 +1,26 @@
-"""The families, by name: an explicit table, and nothing is imported until it is asked for."""
+"""The families, by name; nothing is imported until it is asked for."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from etymon.config import did_you_mean
 from etymon.errors import EtymonError
+from etymon.registry import FAMILIES as REGISTRY
 
 if TYPE_CHECKING:
     from etymon.families.family import Family
 
-# Family name -> module with a `FAMILY`.
-REGISTRY = {
-    "gpt1": "etymon.families.gpt1",
-    "gpt2": "etymon.families.gpt2",
-    "gpt3": "etymon.families.gpt3",
-    "gptj": "etymon.families.gptj",
-    "bert": "etymon.families.bert",
-    "t5": "etymon.families.t5",
-    "roberta": "etymon.families.roberta",
-    "albert": "etymon.families.albert",
-    "distilbert": "etymon.families.distilbert",
-    "electra": "etymon.families.electra",
-    "bart": "etymon.families.bart",
-    "elmo": "etymon.families.elmo",
-    "transformer": "etymon.families.transformer",
-    "rnn": "etymon.families.rnn",
-    "xlnet": "etymon.families.xlnet",
-    "transformer-xl": "etymon.families.transformer_xl",
-}
+__all__ = ["REGISTRY", "family_of", "get_family"]
 
 
 def get_family(name: str) -> Family:
     """The family of that name (`gpt2`, `bert`, ...; upper case and hyphens do not matter)."""
-    plain = name.lower().replace("-", "").replace("_", "")
-    modules = {listed.replace("-", ""): module for listed, module in REGISTRY.items()}
-    if plain not in modules:
-        raise EtymonError(f"there is no family {name!r}: {did_you_mean(name, REGISTRY)}")
-    return import_module(modules[plain]).FAMILY
+    listed = {_plain(each): each for each in REGISTRY}
+    return REGISTRY.find(listed.get(_plain(name), name))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def family_of(model_type: str) -> Family:
@@ -47,6 +29,7 @@ def family_of(model_type: str) -> Family:
         family = get_family(name)
         if model_type in family.model_types:
             return family.as_model_type(model_type)
-    raise EtymonError(
-        f"model_type {model_type!r} is not a family known here: {did_you_mean(model_type, REGISTRY)}"
-    )
+    # Families of plugins, which folders name as they name themselves.
+    if model_type in REGISTRY:
+        return REGISTRY[model_type]
+    raise EtymonError(f"model_type {model_type!r} is not a family known here: {REGISTRY.advise(model_type)}")

@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
-from etymon.families import electra, encoders
+from etymon.families import electra, encoders, recipes
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice, classes
 from etymon.families.shape import ActivationName, Sizes, shape_class
 from etymon.nn.blocks import Body
@@ -112,6 +112,7 @@ SETTINGS = SettingsMap(
 
 
 OPTIONS = {"masking": "ngram"}
+MUON = replace(recipes.MUON, options=OPTIONS)
 FAMILY = Family(
     name="albert",
     title="ALBERT",
@@ -127,7 +128,7 @@ FAMILY = Family(
     names=names,
     settings=SETTINGS,
     initial=truncated_weights,
-    capabilities=frozenset({"bidirectional", "segments", "generator"}),
+    capabilities=encoders.CAPABILITIES | {"segments", "generator"},
     layers=lambda shape: (shape.layers * shape.inner_groups + 1, shape.dim),
     objective="masked-sentence-order",
     # LAMB with batches of 4,096 and 3,125 of 125,000 steps of warm-up (section 4.1); masks cover n-grams.
@@ -140,7 +141,8 @@ FAMILY = Family(
         warmup=0.025,
         options=OPTIONS,
     ),
-    size_recipes={"pocket": replace(encoders.POCKET_RECIPE, options=OPTIONS)},
+    size_recipes={"pocket": recipes.POCKET_RECIPE},
+    recipes=recipes.encoder_recipes(MUON, recipes.POCKET_RECIPE),
     fits_transformers=encoders.fits_transformers,
     tokenizer=TokenizerChoice(
         "unigram",

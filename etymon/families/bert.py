@@ -12,7 +12,7 @@ from torch import Tensor
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
-from etymon.families import electra, encoders
+from etymon.families import electra, encoders, recipes
 from etymon.families.family import Architecture, Family, Head, Recipe, classes
 from etymon.families.shape import Sizes
 from etymon.nn.blocks import Body
@@ -90,7 +90,7 @@ BERT = Family(
     settings=SETTINGS,
     # Truncated normals, as in Google's code; Transformers draws plain ones.
     initial=truncated_weights,
-    capabilities=frozenset({"bidirectional", "segments", "generator"}),
+    capabilities=encoders.CAPABILITIES | {"segments", "generator"},
     objective="masked-next-sentence",
     # 10,000 of 1,000,000 steps of warm-up (appendix A.2), and Adam without bias correction, as in Google's
     # code.
@@ -102,7 +102,8 @@ BERT = Family(
         schedule="linear",
         warmup=0.01,
     ),
-    size_recipes={"pocket": encoders.POCKET_RECIPE},
+    size_recipes={"pocket": recipes.POCKET_RECIPE},
+    recipes=recipes.encoder_recipes(recipes.MUON, recipes.POCKET_RECIPE),
     fits_transformers=encoders.fits_transformers,
     tokenizer=encoders.WORDPIECE,
     framing=framing.CLASS_FIRST,

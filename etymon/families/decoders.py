@@ -79,6 +79,8 @@ BYTE_BPE = TokenizerChoice("byte-bpe", {"begin": "<|endoftext|>", "end": "<|endo
 def pocket_recipe(rate: float) -> Recipe:
     """Minutes, not weeks: Muon needed far fewer steps for the same loss (docs/lab-notes.md)."""
     return Recipe(
+        name="pocket",
+        why="As published, with Muon, which needs far fewer steps for the same loss.",
         learning_rate=rate,
         optimiser="muon",
         betas=(0.9, 0.95),

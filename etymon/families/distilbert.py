@@ -12,7 +12,7 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.families import encoders
+from etymon.families import encoders, recipes
 from etymon.families.family import Family, Head, Recipe, classes
 from etymon.families.positions import PositionKind, check_positions
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, check_heads, shape_class
@@ -132,6 +132,8 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     return [*waves, *normal_weights(shape)]
 
 
+MUON = replace(recipes.MUON, weight_decay=0.0)
+POCKET_RECIPE = replace(recipes.POCKET_RECIPE, weight_decay=0.0)
 FAMILY = Family(
     name="distilbert",
     title="DistilBERT",
@@ -144,7 +146,7 @@ FAMILY = Family(
     names=names,
     settings=SETTINGS,
     initial=initial,
-    capabilities=frozenset({"bidirectional"}),
+    capabilities=encoders.CAPABILITIES,
     objective="masked",
     # Of the authors' training script; the paper (section 3) only gives the losses and batches of up to
     # 4,000.
@@ -157,7 +159,8 @@ FAMILY = Family(
         schedule="linear",
         warmup=0.05,
     ),
-    size_recipes={"pocket": replace(encoders.POCKET_RECIPE, weight_decay=0.0)},
+    size_recipes={"pocket": POCKET_RECIPE},
+    recipes=recipes.encoder_recipes(MUON, POCKET_RECIPE),
     tokenizer=encoders.WORDPIECE,
     # The tokens of BERT without its segments.
     framing=replace(framing.CLASS_FIRST, name="distilbert", pair_segments=()),

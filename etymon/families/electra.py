@@ -14,13 +14,14 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
-from etymon.families import encoders, summary
+from etymon.families import encoders, recipes, summary
 from etymon.families.family import Architecture, Family, Head, Recipe, classes
 from etymon.families.shape import ActivationName, Sizes, shape_class
 from etymon.nn.blocks import Body
 from etymon.nn.heads import DeepProjection, Projection
 from etymon.nn.initialise import truncated_weights
 from etymon.nn.layers import ACTIVATIONS, Rate
+from etymon.settings.training import PhaseFile
 from etymon.text import framing
 
 
@@ -147,6 +148,18 @@ RECIPE = Recipe(
 )
 # Rates that fall from layer to layer (table 7) are what makes ELECTRA's fine-tuning steady.
 TUNING = Recipe(learning_rate=1e-4, optimiser="adam-bert", epsilon=1e-6, layer_decay=0.8)
+# Of a generator that knows but the frequencies of words nothing can be learnt: both begin with masked words.
+POCKET_RECIPE = replace(
+    recipes.POCKET_RECIPE,
+    why="As for BERT, and half of the run on masked words before replaced ones: a discriminator whose "
+    "attention is still uniform calls every token original.",
+    objective="replaced",
+    options={},
+    phases=(
+        PhaseFile(share=0.5, objective="masked", options={"density": 0.4}),
+        PhaseFile(share=0.5),
+    ),
+)
 FAMILY = Family(
     name="electra",
     title="ELECTRA",
@@ -162,15 +175,16 @@ FAMILY = Family(
     names=names,
     settings=SETTINGS,
     initial=truncated_weights,
-    capabilities=frozenset({"bidirectional", "segments", "generator"}),
+    capabilities=encoders.CAPABILITIES | {"segments", "generator"},
     objective="replaced",
     recipe=RECIPE,
     size_recipes={
-        "pocket": encoders.POCKET_RECIPE,
+        "pocket": POCKET_RECIPE,
         "small": replace(RECIPE, learning_rate=5e-4, warmup=0.01),
         # The large model has a quarter of its tokens masked, and not 15%.
         "large": replace(RECIPE, warmup=0.025, options={"density": 0.25}),
     },
+    recipes=recipes.encoder_recipes(recipes.MUON, recipes.POCKET_RECIPE),
     tuning=TUNING,
     size_tunings={
         "small": replace(TUNING, learning_rate=3e-4),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import Constant, Field
-from etymon.families.family import Head, Recipe, TokenizerChoice
+from etymon.families.family import Head, TokenizerChoice
 from etymon.families.positions import PositionKind, Positions, check_positions
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, check_heads, shape_class
 from etymon.nn.attention import Attention
@@ -53,12 +53,8 @@ class EncoderShape:
         check_positions(self.position_kind, self.dim // self.heads)
 
 
+CAPABILITIES = frozenset({"bidirectional", "causal-rows"})
 POCKET = {"vocabulary": 8192, "positions": 128, "dim": 256, "layers": 4, "heads": 4, "inner_dim": 1024}
-# A pocket model trains for minutes, in which Adam does not get beyond the frequencies of words; Muon does
-# (docs/lab-notes.md).
-POCKET_RECIPE = Recipe(
-    learning_rate=4e-3, optimiser="muon", betas=(0.9, 0.95), epsilon=1e-6, weight_decay=0.01, warmup=0.1
-)
 WORDPIECE = TokenizerChoice(
     "wordpiece",
     {"pad": "[PAD]", "unknown": "[UNK]", "class": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"},

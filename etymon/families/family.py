@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap, config_keys
+from etymon.config import did_you_mean
+from etymon.errors import EtymonError
+from etymon.families.recipes import USUAL_TUNING, Recipe
 from etymon.families.shape import Sizes
 from etymon.nn.adaptive import choose_cutoffs
 from etymon.nn.features import FeatureHead, FeatureSettings
 from etymon.nn.initialise import Filler
-from etymon.settings.training import Hyperparameters
 from etymon.text.framing import Framing
 
 if TYPE_CHECKING:
@@ -114,33 +116,6 @@ class PublishedLayout(Protocol):
 
 
 @dataclass(frozen=True)
-class Recipe(Hyperparameters):
-    """The published way to train, as far as it carries over to any size; sizes may override the rate.
-
-    Beside the hyperparameters, the family's values of settings, used where a run says nothing.
-    """
-
-    optimiser: str = "adamw"
-    clip: float | None = 1.0
-    schedule: str = "linear"
-    warmup: float = 0.1
-    """Share of the steps."""
-    warmup_steps: int | None = None
-    """Instead of the share, where the number itself was published; half of a shorter run."""
-    final: float = 0.0
-    """Learning rate at the end, as a share of the peak."""
-    decay_end: float = 1.0
-    """The share of the steps after which a linear or cosine schedule has fallen."""
-    ramp: float = 0.0
-    """The share of the samples over which the batch grows from a sixteenth to its full size."""
-    length: int | None = None
-    """Of samples, where one was published that is not the number of positions."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the family's own objective, where they differ from that objective's usual ones. Of `tuning`, those
-    of any task that has them, and under its name those of one task alone."""
-
-
-@dataclass(frozen=True)
 class TokenizerChoice:
     """The family's own tokenizer: its kind and special tokens by role, in the order of their ids."""
 
@@ -174,7 +149,10 @@ class Family:
     tokenizer: TokenizerChoice
     framing: Framing
     size_recipes: Mapping[str, Recipe] = field(default_factory=dict)
-    tuning: Recipe = Recipe(learning_rate=5e-5)
+    """What a size is trained by unless somebody asks for another recipe; `recipe` where it has none."""
+    recipes: Sequence[Recipe] = ()
+    """Others that can be asked for by name."""
+    tuning: Recipe = USUAL_TUNING
     """The usual way to fine-tune a published size."""
     size_tunings: Mapping[str, Recipe] = field(default_factory=dict)
     """Of the sizes that have a way of their own."""
@@ -274,16 +252,41 @@ class Family:
         # Nothing was counted: the published places, as far as there are so many words.
         return {"cutoffs": tuple(cut for cut in shape["cutoffs"] if cut < tokenizer.size)}
 
-    def recipe_for(self, size: str | None) -> Recipe:
-        """The recipe of a size; the published one, not that of a pocket size, for a shape without a name."""
-        return self.recipe if size is None else self.size_recipes.get(size, self.recipe)
+    def recipe_for(self, size: str | None, name: str | None = None) -> Recipe:
+        """The recipe of that name for a size, or (None) the one that the size is trained by: the published one,
+        not that of a pocket size, for a shape without a name."""
+        usual = self.size_recipes.get(size or "", self.recipe)
+        named: dict[str, Recipe] = {recipe.name: recipe for recipe in (*self._all_recipes, usual)}
+        if name is not None and name not in named:
+            raise EtymonError(f"{self.title} has no recipe {name!r}: {did_you_mean(name, named)}")
+        return named[name or usual.name]
 
-    def tuning_for(self, size: str | None) -> Recipe:
-        """How a pretrained model is fine-tuned: one of a pocket size as it was trained, at half of the rate
-        (docs/lab-notes.md)."""
-        if size is not None and size in self.size_recipes and size.startswith(("pocket", "tiny")):
-            recipe = self.size_recipes[size]
-            return replace(recipe, learning_rate=recipe.learning_rate / 2)
+    @property
+    def _all_recipes(self) -> list[Recipe]:
+        """Of the recipes of one name the last is that of any size."""
+        pocket = (recipe for recipe in self.size_recipes.values() if recipe.name != "published")
+        return [*reversed(list(pocket)), *self.recipes, self.recipe]
+
+    @property
+    def recipe_names(self) -> list[str]:
+        return list(dict.fromkeys(recipe.name for recipe in reversed(self._all_recipes)))
+
+    def size_of(self, shape: Any) -> str | None:
+        """The size of this shape, whatever its vocabulary and with or without what recipes change, if any."""
+        wanted = {**asdict(shape), "vocabulary": 0}
+        changes = [{}, *(recipe.shape for recipe in self._all_recipes)]
+        for size, given in self.sizes.items():
+            for changed in changes:
+                if {**asdict(self.shape(**{**given, **changed})), "vocabulary": 0} == wanted:
+                    return size
+        return None
+
+    def tuning_for(self, size: str | None, name: str | None = None) -> Recipe:
+        """How a pretrained model is fine-tuned: one of a pocket size by its recipe at a share of the rate
+        (docs/lab-notes.md), others, or by the name `published`, as published."""
+        recipe = self.recipe_for(size, name)
+        if recipe.name != "published":
+            return replace(recipe, learning_rate=recipe.learning_rate * recipe.tuning_share)
         return self.tuning if size is None else self.size_tunings.get(size, self.tuning)
 
     def task_options(self, task: str, names: Container[str]) -> dict[str, Any]:

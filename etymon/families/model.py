@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from etymon.text.tokenizer import Tokenizer
 
 
-# Keys of our own in `config.json`: for models that read a prompt in both directions, for those whose task
-# heads read features, and for those whose weights have eight bits.
+# Keys of our own in `config.json`: for models that read a prompt in both directions, for those that predict a
+# masked token from the place before it, for those whose task heads read features, and for those whose weights
+# have eight bits.
 PREFIX_KEY = "etymon_prefix"
+SHIFTED_KEY = "etymon_shifted"
 FEATURES_KEY = "etymon_features"
 WEIGHTS_KEY = "etymon_weights"
 
@@ -170,9 +172,11 @@ class Model(Backbone):
     def hidden_behind_masks(self, batch: Batch, at_n: Tensor) -> Tensor:
         """Hidden states `[n, D]` of what stands behind the mask tokens at these places, which are in order. A
         model of two streams asks its query stream, unless its last training was on mask tokens."""
+        if self.predicts_shifted:
+            return self.hidden(batch)[0].index_select(0, at_n - 1)  # a framed text has a token before it
         last = str(self.history[-1].get("objective", "")) if self.history else ""
         if "two-stream" not in self.capabilities or last.startswith("masked"):
-            return self.hidden(batch)[0].index_select(0, at_n)
+            return self.states(batch, at_n)
         counts = batch.layout.row[at_n].bincount(minlength=batch.layout.rows).tolist()
         return self.two_stream(batch, QueryPositions(at_n, counts))[0]
 
@@ -201,6 +205,16 @@ class Model(Backbone):
     def reads_prefix(self, reads: bool) -> None:
         others = {key: value for key, value in self.carried.items() if key != PREFIX_KEY}
         self.carried = {**others, PREFIX_KEY: True} if reads else others
+
+    @property
+    def predicts_shifted(self) -> bool:
+        """Whether it was trained to predict a masked token from the state of the place before it."""
+        return bool(self.carried.get(SHIFTED_KEY))
+
+    @predicts_shifted.setter
+    def predicts_shifted(self, shifted: bool) -> None:
+        others = {key: value for key, value in self.carried.items() if key != SHIFTED_KEY}
+        self.carried = {**others, SHIFTED_KEY: True} if shifted else others
 
     @property
     def features(self) -> FeatureSettings | None:

@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from etymon.checkpoints.names import NameMap
 from etymon.checkpoints.settings import SettingsMap
-from etymon.families import encoders
+from etymon.families import encoders, recipes
 from etymon.families.family import Family, Head, Recipe, classes
 from etymon.families.shape import Sizes, shape_class
 from etymon.nn.blocks import Body
@@ -122,6 +122,8 @@ RECIPE = Recipe(
     warmup=0.048,
     options=OPTIONS,
 )
+MUON = replace(recipes.MUON, betas=(0.9, 0.98), options=OPTIONS)
+POCKET_RECIPE = replace(recipes.POCKET_RECIPE, betas=(0.9, 0.98), options={**OPTIONS, "density": 0.4})
 FAMILY = Family(
     name="roberta",
     title="RoBERTa",
@@ -134,13 +136,14 @@ FAMILY = Family(
     names=names,
     settings=SETTINGS,
     initial=initial,
-    capabilities=frozenset({"bidirectional", "generator"}),
+    capabilities=encoders.CAPABILITIES | {"generator"},
     objective="masked",
     recipe=RECIPE,
     size_recipes={
-        "pocket": replace(encoders.POCKET_RECIPE, betas=(0.9, 0.98), options=OPTIONS),
+        "pocket": POCKET_RECIPE,
         "large": replace(RECIPE, learning_rate=4e-4, warmup=0.06),
     },
+    recipes=recipes.encoder_recipes(MUON, POCKET_RECIPE),
     tuning=Recipe(learning_rate=2e-5, betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1, warmup=0.06),
     fits_transformers=encoders.fits_transformers,
     tokenizer=encoders.MASKED_BPE,

@@ -21,6 +21,7 @@ from etymon.families.model import FEATURES_KEY, PREFIX_KEY, Model
 from etymon.families.special_tokens import config_ids, generation_settings, reading_settings
 from etymon.files import finite, write_json
 from etymon.nn.int8 import int8_tensors
+from etymon.plugin_settings import record_of
 
 # The last maps of a layer's parts, into which a residual scale can be multiplied.
 BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
@@ -123,7 +124,16 @@ def save(
         tokenizer_saver=None if tokenizer is None else partial(tokenizer.save, reading=reading),
         extra=extra,
         adapters=model.lora is not None,
+        plugins=_plugin_records(model, past),
     )
+
+
+def _plugin_records(model: Model, history: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The plugins that the family and all trainings of a model have come from."""
+    family = record_of("family", model.family.name)
+    records = [] if family is None else [asdict(family)]
+    records += [record for entry in history for record in entry.get("plugins", ())]
+    return [record for place, record in enumerate(records) if record not in records[:place]]
 
 
 def save_published(model: Model, folder: str | Path) -> None:
@@ -176,6 +186,8 @@ def model_card(
     objective = _line(str(last.get("objective", "")))
     if model.carried.get(PREFIX_KEY):
         objective += " (it reads a prompt in both directions, which Transformers does not)"
+    if model.predicts_shifted:
+        objective += " (it predicts a masked token at the place before it, where Transformers does not look)"
     tokenizer = {}
     if model.tokenizer is not None:
         tokenizer = {"kind": model.tokenizer.kind, "size": model.tokenizer.size}
@@ -185,6 +197,8 @@ def model_card(
             if "grown" in entry
         ]
         tokenizer |= {"grown": ", then ".join(growths)} if growths else {}
+        if steps := model.tokenizer.normalise.steps:
+            tokenizer["normalised first"] = f"{', '.join(steps)}; Transformers does not: give it such text"
     training = {k: v for k, v in (last.get("training") or {}).items() if v not in (None, [])}
     card = ModelCard.from_template(
         data,

@@ -16,7 +16,7 @@ from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import SettingsMap
 from etymon.config import did_you_mean
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
-from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES
+from etymon.families.seq2seq import T5_POCKET_RECIPE, TASK_NAMES
 from etymon.families.shape import ACTIVATION_NAMES, Sizes, shape_class
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Body, EncoderDecoder, FeedForward, Stack
@@ -289,7 +289,7 @@ FAMILY = Family(
         learning_rate=1e-3, optimiser="adafactor", weight_decay=0, clip=None, schedule="constant", warmup=0
     ),
     # A pocket model trains for minutes, within which the published rate would not begin to fall.
-    size_recipes={"pocket": POCKET_RECIPE},
+    size_recipes={"pocket": T5_POCKET_RECIPE},
     tokenizer=TokenizerChoice("unigram", {"pad": "<pad>", "end": "</s>", "unknown": "<unk>"}, sentinels=100),
     framing=framing.TEXT_END,
     special_ids={"pad": 0, "end": 1},

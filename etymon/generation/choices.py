@@ -16,6 +16,7 @@ Legend: R rows, c choices, N tokens, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as SequenceOf
 
 import torch
 from torch import Tensor
@@ -55,25 +56,8 @@ def choose(
 ) -> list[list[Sequence]]:
     """The `returns` likeliest choices of every row, or as many draws. `scores_RV` are log-probabilities of
     the first token."""
-    settings, device = texts.settings, scores_RV.device
-    # The log-probability of every token of every choice, by row. The first tokens were scored with the
-    # prompt.
-    firsts = scores_RV[:, [ids[0] for ids in choices]].tolist()
-    log_probs = [[[first] for first in row] for row in firsts]
-    pairs = [
-        (row, number) for row in range(len(firsts)) for number, ids in enumerate(choices) if len(ids) > 1
-    ]
-    for begin in range(0, len(pairs), TOGETHER):
-        part = pairs[begin : begin + TOGETHER]
-        # Copies of the prompts' states: the prompts themselves are not read again.
-        branch = stepper.branch(torch.tensor([row for row, _ in part], device=device))
-        branch.extend([choices[number][:-1] for _, number in part])
-        targets = [choices[number][1:] for _, number in part]
-        scored_N = branch.target_log_probs(
-            torch.tensor([id_ for ids in targets for id_ in ids], device=device)
-        )
-        for (row, number), scored in zip(part, scored_N.split(list(map(len, targets))), strict=True):
-            log_probs[row][number] += scored.tolist()
+    settings = texts.settings
+    log_probs = choice_log_probs(stepper, scores_RV, choices)
     totals_Rc = torch.tensor(
         [[math.fsum(tokens) for tokens in row] for row in log_probs], dtype=torch.float64
     )
@@ -97,6 +81,31 @@ def choose(
         ]
         for row, numbers in enumerate(picked.tolist())
     ]
+
+
+def choice_log_probs(
+    stepper: Stepper, scores_RV: Tensor, choices: SequenceOf[tuple[int, ...]]
+) -> list[list[list[float]]]:
+    """The log-probability of every token of every choice, by row. `scores_RV` are those of the first
+    token."""
+    device = scores_RV.device
+    firsts = scores_RV[:, [ids[0] for ids in choices]].tolist()
+    log_probs = [[[first] for first in row] for row in firsts]
+    pairs = [
+        (row, number) for row in range(len(firsts)) for number, ids in enumerate(choices) if len(ids) > 1
+    ]
+    for begin in range(0, len(pairs), TOGETHER):
+        part = pairs[begin : begin + TOGETHER]
+        # Copies of the prompts' states: the prompts themselves are not read again.
+        branch = stepper.branch(torch.tensor([row for row, _ in part], device=device))
+        branch.extend([choices[number][:-1] for _, number in part])
+        targets = [choices[number][1:] for _, number in part]
+        scored_N = branch.target_log_probs(
+            torch.tensor([id_ for ids in targets for id_ in ids], device=device)
+        )
+        for (row, number), scored in zip(part, scored_N.split(list(map(len, targets))), strict=True):
+            log_probs[row][number] += scored.tolist()
+    return log_probs
 
 
 def _disjoint(totals_Rc: Tensor, choices: list[tuple[int, ...]]) -> Tensor:

@@ -7,7 +7,9 @@ Legend: R rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence as SequenceOf
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.families.special_tokens import forced_ids, start_id, token_ids
 from etymon.generation.beam import beam_search
-from etymon.generation.choices import choices_by_ids, choose
+from etymon.generation.choices import choice_log_probs, choices_by_ids, choose
 from etymon.generation.contrastive import contrastive_search
 from etymon.generation.processors import ScoreProcessor, draw, likeliest, token_log_probs, warp
 from etymon.generation.sequences import Continuations, OnToken, Sequence
@@ -46,7 +48,7 @@ def decode(
     the same tokenizer, which runs ahead: the texts are those of the model, only sooner.
     """
     settings = settings or DecodingSettings()
-    _check_generates(model)
+    check_generates(model)
     if not prompts:
         return []
     start = start_token(model, generating=True)
@@ -60,25 +62,15 @@ def decode(
     end_ids = settings.end_ids or token_ids(model, "end", generating=True)
     check_ids([list(end_ids)], vocabulary)
     choices = list(choices_by_ids(model, settings.choices))
-    limits = _token_limits(model, prompts, settings, limits, max(map(len, choices), default=None))
+    limits = token_limits(model, prompts, settings, limits, max(map(len, choices), default=None))
     longest = max(limits)
     if draft is not None:
-        _check_generates(draft)
+        check_generates(draft)
         check_draft(model, draft, settings, max(map(sum, zip(map(len, histories), limits, strict=True))))
         longest += settings.draft_tokens + 1  # room in the caches for drafts that are dropped again
     keys = keys or list(range(len(prompts)))
     texts = Continuations(settings, limits, keys, end_ids, model.tokenizer, on_token)
-    processor = ScoreProcessor(
-        settings,
-        histories,
-        vocabulary=vocabulary,
-        end_ids=end_ids,
-        absent=absent_ids(model, vocabulary),
-        device=model.device,
-        limits=limits,
-        first_ids=forced_ids(model, "forced_bos_token_id") if start is not None else (),
-        last_ids=forced_ids(model, "forced_eos_token_id"),
-    )
+    processor = score_processor(model, settings, histories, limits, end_ids)
     with eval_mode(model):
         slides = settings.window and model.decoder_positions is not None
         # Beams and choices add scores of several tokens up: those must be log-probabilities. A single token
@@ -100,6 +92,24 @@ def decode(
             ahead = Stepper(draft, normalised=False)
             ahead.prefill(prompts, longest, start_token(draft, generating=True))
             return Speculation(stepper, ahead, processor, texts).run(scores_RV)
+
+
+@torch.inference_mode()
+def score_answers(
+    model: Model, prompts: list[list[int]], answers: SequenceOf[tuple[int, ...]]
+) -> list[list[float]]:
+    """The log-probability of every answer behind every prompt, or given it as the source of an
+    encoder-decoder: exactly the model's own, of all the answer's tokens."""
+    check_generates(model)
+    start, vocabulary = start_token(model, generating=True), int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
+    check_ids(prompts, vocabulary if start is None else model.source_vocabulary)
+    longest = max(map(len, answers))
+    token_limits(model, prompts, DecodingSettings(), None, longest)  # refuses what there is no room for
+    with eval_mode(model):
+        stepper = Stepper(model, normalised=True)
+        scores_RV = stepper.prefill(prompts, longest, start)
+        rows = choice_log_probs(stepper, scores_RV, answers)
+    return [[math.fsum(tokens) for tokens in row] for row in rows]
 
 
 def _token_by_token(
@@ -132,10 +142,34 @@ def _token_by_token(
     return texts.results()
 
 
+def score_processor(
+    model: Model,
+    settings: DecodingSettings,
+    histories: list[list[int]],
+    limits: list[int],
+    end_ids: tuple[int, ...],
+) -> ScoreProcessor:
+    """The rules for the scores of rows with these histories: those of the settings and of the model's
+    folder."""
+    vocabulary = int(model.heads["vocabulary"].size)  # type: ignore[arg-type]
+    return ScoreProcessor(
+        settings,
+        histories,
+        vocabulary=vocabulary,
+        end_ids=end_ids,
+        absent=absent_ids(model, vocabulary),
+        device=model.device,
+        limits=limits,
+        first_ids=forced_ids(model, "forced_bos_token_id") if model.encoder_decoder else (),
+        last_ids=forced_ids(model, "forced_eos_token_id"),
+    )
+
+
 # --- what is checked before work starts
 
 
-def _check_generates(model: Model) -> None:
+def check_generates(model: Model) -> None:
+    """Refuses a model that does not write from left to right."""
     model.require_vocabulary("generate")
     if "state" not in model.capabilities:
         hint = ": it fills blanks (etymon fill)" if "bidirectional" in model.capabilities else ""
@@ -171,7 +205,7 @@ def first_token(model: Model, *, generating: bool = False) -> int:
     return ids[0]
 
 
-def _token_limits(
+def token_limits(
     model: Model,
     prompts: list[list[int]],
     settings: DecodingSettings,

@@ -16,19 +16,16 @@ import torch
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import check_ids, first_token, first_tokens, start_token
+from etymon.generation.input_rows import InputRow, Reader, Scored, read_log_probs, score_rows
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode
 from etymon.nn.vocabulary import Context
 
-BATCH_TOKENS = 8192
-"""Tokens that are computed together."""
 SEGMENT = 256
 """Tokens of a text that a model with a memory reads at once."""
 
 Kind = Literal["likelihood", "pseudo-likelihood"]
-Scored = tuple[int, np.ndarray, list[float]]
-"""The number of a text, some of its tokens and their log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,9 @@ class WordScore:
     surprisal: float
     """In bits, the sum over its tokens."""
     tokens: int
+    start: int = 0
+    stop: int = 0
+    """The characters of the text that it is."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,6 @@ class Score:
     log_probs: list[float]
     words: list[WordScore] | None = None
     """Of every word its surprisal, where that was asked for."""
-
-
-@dataclass(frozen=True)
-class InputRow:
-    """What a model reads at once, and the tokens to score at position `first` and those after it."""
-
-    text: int
-    """The number of the text that it is a part of."""
-    ids: np.ndarray
-    first: int
-    targets: np.ndarray
-    source: np.ndarray | None = None
-    prefix: int = 0
-    """How many ids are the given text of a target, which some models read in both directions."""
 
 
 def score_texts(
@@ -113,6 +99,7 @@ def score_texts(
         raise EtymonError(f"{title} reads a text as a whole: leave window and overlap out")
     scored_texts = list(texts if targets is None else targets)
     encoded = source_tokenizer_of(model).encode_batch(list(texts))
+    # A tokenizer with added tokens may know more of them than the model has rows.
     check_ids([ids.tolist() for ids in encoded], model.source_vocabulary)
     encoded_targets = None if targets is None else tokenizer.encode_batch(scored_texts)
     scored_ids = encoded if encoded_targets is None else encoded_targets
@@ -122,15 +109,15 @@ def score_texts(
     if memory is not None:
         scored = _score_with_memory(model, encoded, encoded_targets, memory, segment)
     elif model.encoder_decoder:
-        scored = _score_rows(model, _conditional_rows(model, encoded, scored_ids))
+        scored = score_rows(model, _conditional_rows(model, encoded, scored_ids))
     elif is_causal:
-        scored = _score_rows(model, _causal_rows(model, encoded, encoded_targets, window, overlap))
+        scored = score_rows(model, causal_rows(model, encoded, encoded_targets, window, overlap))
     elif "bidirectional" in model.capabilities and tokenizer.id("mask") is not None:
         if targets is not None:
             raise EtymonError(
                 f"{title} reads both sides at once and has no likelihood of a target: leave it out"
             )
-        scored = _score_rows(model, _masked_rows(model, encoded))
+        scored = score_rows(model, _masked_rows(model, encoded))
     else:
         raise EtymonError(f"{title} gives no likelihood of a text")
     kind: Kind = "likelihood" if is_causal or model.encoder_decoder else "pseudo-likelihood"
@@ -145,6 +132,7 @@ def score_texts(
         pieces = [tokenizer.tokens[id_] for id_ in ids_by_text[number]]
         # Where there is no token to predict the first one from, its characters do not count either.
         begin = 0 if len(pieces) >= len(scored_ids[number]) else int(tokenizer.offsets(text)[2][0])
+        # fsum: adding a book's log-probabilities one by one loses digits.
         total, size = math.fsum(log_probs), len(text[begin:].encode())
         bits, perplexity = _rates(total, len(pieces), size)
         bits = bits if kind == "likelihood" else None
@@ -208,6 +196,7 @@ def score_parts(
     def count_bytes() -> Iterator[tuple[np.ndarray, bool]]:
         nonlocal size
         for ids, width, is_scored in parts:
+            # The ends alone: all of the ids are in a part of megabytes.
             check_ids([[int(ids.min()), int(ids.max())]] if len(ids) else [], model.shape.vocabulary)
             size += width * is_scored
             yield ids, is_scored
@@ -223,8 +212,12 @@ def score_parts(
 
 @torch.inference_mode()
 def read_segments(
-    model: Model, parts: Iterable[tuple[np.ndarray, bool]], memory: int, segment: int | None = None
-) -> Iterator[tuple[np.ndarray, list[float]]]:
+    model: Model,
+    parts: Iterable[tuple[np.ndarray, bool]],
+    memory: int,
+    segment: int | None = None,
+    read: Reader = read_log_probs,
+) -> Iterator[tuple[np.ndarray, list[Any]]]:
     """The scored tokens of one text and their log-probabilities, segment by segment, in a memory of constant
     size.
 
@@ -241,7 +234,7 @@ def read_segments(
             if is_scored.any():
                 targets = ids[1:][is_scored]
                 at, targets_n = (torch.from_numpy(c).to(device) for c in (np.flatnonzero(is_scored), targets))
-                log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))
+                log_probs_n = read(head, hidden_ND, at, targets_n, Context(batch))
                 yield targets, log_probs_n.tolist()
 
 
@@ -277,7 +270,7 @@ def windows(length: int, context: int, overlap: int) -> Iterator[tuple[int, int,
         done = end
 
 
-def _causal_rows(
+def causal_rows(
     model: Model,
     encoded: list[np.ndarray],
     targets: list[np.ndarray] | None,
@@ -337,46 +330,3 @@ def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[InputRow]:
             masked = framed.ids.copy()
             masked[place] = tokenizer.id("mask")
             yield InputRow(number, masked, int(place), framed.ids[place : place + 1])
-
-
-@torch.inference_mode()
-def _score_rows(model: Model, rows: Iterable[InputRow]) -> Iterator[Scored]:
-    head: Any = model.heads["vocabulary"]
-    framing = tokenizer_of(model).framing
-    with eval_mode(model):
-        for part in _batches(rows):
-            ids = [row.ids for row in part]
-            prefix = [row.prefix for row in part] if model.reads_prefix else None
-            batch = Batch.of(ids, segments=framing.segments(ids), prefix=prefix, device=model.device)
-            places = [np.arange(row.first, row.first + len(row.targets)) for row in part]
-            at = batch.layout.flat(places)
-            if model.encoder_decoder:
-                sources = [row.source for row in part if row.source is not None]
-                hidden_ND, _ = model.decode(batch, model.encode(Batch.of(sources, device=model.device)))
-            elif "causal" in model.capabilities:
-                hidden_ND, _ = model.hidden(batch)
-            else:
-                hidden_ND = model.hidden_behind_masks(batch, at)
-                at = torch.arange(len(at), device=model.device)
-            targets = np.concatenate([row.targets for row in part]).astype(np.int64)
-            targets_n = torch.from_numpy(targets).to(model.device)
-            log_probs_n = head.target_log_probs(hidden_ND, at, targets_n, Context(batch))
-            for row, log_probs in zip(
-                part, log_probs_n.split([len(row.targets) for row in part]), strict=True
-            ):
-                yield row.text, row.targets, log_probs.tolist()
-
-
-def _batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
-    """Rows of about `BATCH_TOKENS` tokens together."""
-    part: list[InputRow] = []
-    tokens = 0
-    for row in rows:
-        size = len(row.ids) + (0 if row.source is None else len(row.source))
-        if part and tokens + size > BATCH_TOKENS:
-            yield part
-            part, tokens = [], 0
-        part.append(row)
-        tokens += size
-    if part:
-        yield part

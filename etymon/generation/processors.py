@@ -25,6 +25,19 @@ def penalise_repetition(scores_RV: Tensor, history_RT: Tensor, penalty: float) -
     return padded.scatter(1, history_RT, seen)[:, :-1]
 
 
+def penalise_counts(
+    scores_RV: Tensor, history_RT: Tensor, given_R: Tensor, presence: float, frequency: float
+) -> Tensor:
+    """Takes `presence` off the scores of tokens that stand behind the `given_R` first ones of a row's
+    history, and `frequency` for each time. Cells beyond a row's length hold V."""
+    rows, vocabulary = scores_RV.shape
+    places_T = torch.arange(history_RT.shape[1], device=scores_RV.device)
+    new_RT = history_RT.masked_fill(places_T < given_R[:, None], vocabulary)
+    counts = scores_RV.new_zeros(rows, vocabulary + 1)
+    counts_RV = counts.scatter_add_(1, new_RT, torch.ones_like(new_RT, dtype=counts.dtype))[:, :-1]
+    return scores_RV - presence * (counts_RV > 0) - frequency * counts_RV
+
+
 def forbid_repeated_ngrams(scores_RV: Tensor, history_RT: Tensor, lengths_R: Tensor, size: int) -> Tensor:
     """Forbids tokens that would complete the same `size` tokens a second time. Cells beyond a row's length
     hold V."""
@@ -141,9 +154,10 @@ class ScoreProcessor:
         self.first_ids, self.last_ids = (torch.tensor(ids, device=device) for ids in (first_ids, last_ids))
         self.limits_R = torch.tensor(limits or [0] * len(histories), device=device)
         self.history_RT: Tensor | None = None
-        if settings.repetition_penalty != 1 or settings.no_repeat_ngram:
+        self.counts = bool(settings.presence_penalty or settings.frequency_penalty)
+        if settings.repetition_penalty != 1 or settings.no_repeat_ngram or self.counts:
             rows = [torch.tensor(row, dtype=torch.long) for row in histories]
-            self.lengths_R = torch.tensor([len(row) for row in rows], device=device)
+            self.lengths_R = self.given_R = torch.tensor([len(row) for row in rows], device=device)
             padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=vocabulary)
             self.history_RT = padded.to(device)
 
@@ -153,6 +167,9 @@ class ScoreProcessor:
             scores_RV = scores_RV.index_fill(1, self.absent, NEVER)
         if self.history_RT is not None and settings.repetition_penalty != 1:
             scores_RV = penalise_repetition(scores_RV, self.history_RT, settings.repetition_penalty)
+        if self.history_RT is not None and self.counts:
+            penalties = settings.presence_penalty, settings.frequency_penalty
+            scores_RV = penalise_counts(scores_RV, self.history_RT, self.given_R, *penalties)
         if self.history_RT is not None and settings.no_repeat_ngram:
             scores_RV = forbid_repeated_ngrams(
                 scores_RV, self.history_RT, self.lengths_R, settings.no_repeat_ngram
@@ -189,3 +206,4 @@ class ScoreProcessor:
         self.new_R, self.limits_R = self.new_R[rows], self.limits_R[rows]
         if self.history_RT is not None:
             self.history_RT, self.lengths_R = self.history_RT[rows], self.lengths_R[rows]
+            self.given_R = self.given_R[rows]

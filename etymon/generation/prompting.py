@@ -21,7 +21,7 @@ import torch
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.decoding import check_ids, decode, first_token, first_tokens, start_token
-from etymon.generation.likelihood import BATCH_TOKENS
+from etymon.generation.input_rows import BATCH_TOKENS
 from etymon.generation.stepper import Stepper, prefix_state, sharable
 from etymon.generation.text import Generation, encode_prompts, new_generation, tokenizer_of
 from etymon.nn.layers import eval_mode

@@ -86,6 +86,7 @@ class Stepper:
             prompts = [[start]] * len(prompts)
         shared = sharable(model, prompts) if self.shares_prompts and len(prompts) > 1 else 0
         shared = shared if shared >= SHARED else 0
+        # Reserved at once: caches that grow would be copied.
         longest = max(map(len, prompts)) + new_tokens
         self.state = prefix_state(model, prompts[0][:shared], len(prompts), longest)
         starts = [shared] * len(prompts) if shared else None
@@ -141,8 +142,14 @@ class Stepper:
         if copies > 1:
             self.state = self.state.fork(copies)
 
+    def join(self, other: Stepper, rows: int, cells: int) -> None:
+        """Adds the rows of another decode of the same model (`state.can_join`) behind its own; `rows` and
+        `cells` are those that will be needed."""
+        self.state.join(other.state, rows, cells)
+
     def branch(self, rows: Tensor) -> Stepper:
         """Another decode, which goes on from copies of the given rows."""
+        # Shallow: the model is shared, the state is not.
         other = copy(self)
         other.state = self.state.select(rows)
         return other
@@ -162,6 +169,7 @@ def fork_rows(copies: int, scores_RV: Tensor, processor: ScoreProcessor, *steppe
     """Makes `copies` rows of every row, side by side, and returns their scores."""
     if copies == 1:
         return scores_RV
+    # The prompt was read once for all of them.
     rows = torch.arange(len(scores_RV), device=scores_RV.device).repeat_interleave(copies)
     processor.select(rows)
     for stepper in steppers:

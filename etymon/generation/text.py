@@ -12,7 +12,8 @@ from etymon.generation.choices import choices_by_ids
 from etymon.generation.decoding import decode
 from etymon.generation.sequences import Sequence as Decoded
 from etymon.settings.decoding import DecodingSettings
-from etymon.text.tokenizer import Tokenizer, TokenStream
+from etymon.text.token_stream import TokenStream
+from etymon.text.tokenizer import Tokenizer
 
 OnText = Callable[[int, int, str], None]
 """Called with the number of the prompt, of the text among its texts, and a piece of new text."""

@@ -49,7 +49,7 @@ def _self_maps(model: Model, source: str, target: str | None) -> list[AttentionM
     _check_length(model, len(ids))
     with trace(model) as traces:
         model.hidden(Batch.of([ids], segments=[segments], device=model.device))
-    tokens = _readable_tokens(tokenizer, ids)
+    tokens = readable_tokens(tokenizer, ids)
     layers = [each.attention for each in traces.values() if each.attention]
     return [AttentionMap("self", tokens, tokens, _stack(attention)) for attention in layers]
 
@@ -69,8 +69,8 @@ def _encoder_decoder_maps(model: Model, source: str, target: str | None) -> list
     with trace(model) as traces:
         memory = model.encode(Batch.of([source_ids], device=model.device))
         model.decode(Batch.of([input_ids], device=model.device), memory)
-    sources = _readable_tokens(source_tokenizer_of(model), source_ids)
-    outputs, inputs = (_readable_tokens(tokenizer, ids) for ids in (output_ids, input_ids))
+    sources = readable_tokens(source_tokenizer_of(model), source_ids)
+    outputs, inputs = (readable_tokens(tokenizer, ids) for ids in (output_ids, input_ids))
     maps = []
     for name, each in traces.items():
         if each.cross:  # a row is named by what the step writes, not by what it was fed
@@ -87,11 +87,13 @@ def _stack(layers: Iterable[Tensor]) -> np.ndarray:
     return torch.stack([weights_RHQT[0] for weights_RHQT in layers]).float().cpu().numpy()
 
 
-def _readable_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+def readable_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     return [_readable_token(tokenizer, int(number)) for number in ids]
 
 
 def _readable_token(tokenizer: Tokenizer, number: int) -> str:
+    if number >= tokenizer.size:  # of a padded vocabulary: a model may guess it all the same
+        return f"id:{number}"
     text = tokenizer.decode([number], skip_special=False)
     if text.strip() and "\ufffd" not in text:
         return text

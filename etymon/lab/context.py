@@ -25,7 +25,8 @@ from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.files import atomic_write, json_text
 from etymon.generation.decoding import check_ids
-from etymon.generation.likelihood import BATCH_TOKENS, SEGMENT
+from etymon.generation.input_rows import BATCH_TOKENS
+from etymon.generation.likelihood import SEGMENT
 from etymon.generation.text import tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode

@@ -24,6 +24,7 @@ from etymon.files import finite, read_json, write_json
 from etymon.lab.sweep_jobs import SWEEP_FILE, RunJob, RunTrainer
 from etymon.lab.sweep_report import Cell, Ranking, RunOutcome, Swept, write_sweep_report
 from etymon.objectives import objective_class
+from etymon.plugin_settings import as_plain, read_records, records_in, require_records
 from etymon.runs.folder import Job, lock_folder, require_free
 from etymon.runs.run import USUAL_BUDGET
 from etymon.runs.run_file import RunFile, assemble, find_difference, plain
@@ -137,7 +138,8 @@ class Sweep:
         """Checks all settings before any work; `options` are those of `Job` (device, workers)."""
         saved: dict[str, Any] = {"cells": []}
         if resume:
-            saved, file = _read_saved(folder, file, grid, seeds)
+            changed = bool(options.get("changed_plugins"))
+            saved, file = _read_saved(folder, file, grid, seeds, changed)
             grid, seeds = dict(saved["grid"]), saved["seeds"]
         seeds = seeds or 1
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -170,7 +172,7 @@ class Sweep:
 
     def _plan_runs(self) -> tuple[list[Cell], list[SweepRun]]:
         """All cells, and a run for every seed of each; the first seed of all cells comes first."""
-        last_words = [key.rpartition(".")[2] for key in self.grid]
+        last_words = [_last_word(key) for key in self.grid]
         keys = last_words if len({*last_words}) == len(last_words) else list(self.grid)
         cells: list[Cell] = []
         for values in product(*self.grid.values()):
@@ -293,7 +295,8 @@ class Sweep:
             settings = load_yaml(twin.folder / "run.yaml", RunFile).training
             assert settings is not None
             file = replace(file, budget=f"{settings.steps}steps", validate_every=settings.validate_every)
-        return RunJob(planned.folder, file, self.source, shared, progress, self.options)
+        marker = self.folder / SWEEP_FILE
+        return RunJob(planned.folder, file, self.source, shared, progress, self.options, marker)
 
     def _rank(self) -> list[Ranking]:
         groups: dict[tuple[Any, ...], list[Cell]] = {}
@@ -329,9 +332,13 @@ class Sweep:
             {**asdict(ranking), "cells": [[cell.name, cell.mean, cell.spread] for cell in ranking.cells]}
             for ranking in rankings
         ]
+        settings = plain(asdict(self.file))
         saved = {
             "etymon": etymon.__version__,
-            "settings": plain(asdict(self.file)),
+            "settings": settings,
+            "plugins": as_plain(
+                records_in([settings, {_last_word(key): each for key, each in self.grid.items()}])
+            ),
             "grid": list(self.grid.items()),  # a list: the order of the keys names the cells
             "seeds": self.seeds,
             "cells": [asdict(cell) for cell in self.cells],
@@ -340,11 +347,15 @@ class Sweep:
         write_json(self.folder / SWEEP_FILE, finite(saved))
 
 
-def _read_saved(folder: Path, file: RunFile, grid: Grid, seeds: int | None) -> tuple[dict[str, Any], RunFile]:
+def _read_saved(
+    folder: Path, file: RunFile, grid: Grid, seeds: int | None, changed_plugins: bool
+) -> tuple[dict[str, Any], RunFile]:
     """sweep.json and its settings; settings given now may repeat those, and anything else is refused."""
     if not (folder / SWEEP_FILE).is_file():
         raise EtymonError(f"there is no sweep in {folder} to resume: it has no {SWEEP_FILE}")
     saved = read_json(folder / SWEEP_FILE)
+    records = read_records(saved.get("plugins", []), str(folder / SWEEP_FILE))
+    require_records(records, str(folder), changed=changed_plugins)
     before = strict(RunFile, saved["settings"], str(folder / SWEEP_FILE))
     difference = find_difference(file, before)
     is_same = file.family == before.family and grid in ({}, dict(saved["grid"]))
@@ -354,6 +365,11 @@ def _read_saved(folder: Path, file: RunFile, grid: Grid, seeds: int | None) -> t
             f"the sweep in {folder} began with another {name}: leave that out, or give another --out"
         )
     return saved, before
+
+
+def _last_word(key: str) -> str:
+    """`masking` of the dotted key `options.masking`."""
+    return key.rpartition(".")[2]
 
 
 def _value_text(value: Any) -> str:

@@ -113,7 +113,7 @@ class Attention(nn.Module):
             q_NHK, k_NHK, v_NHK = self._heads(self.query(inputs.select(x_ND))), *self.project(x_ND)
         else:
             # One product for all three, then the wanted queries.
-            q_NHK, k_NHK, v_NHK = map(self._heads, together.chunk(3, -1))
+            q_NHK, k_NHK, v_NHK = together.view(-1, 3, self.heads, self.head_dim).unbind(1)
             q_NHK = inputs.select(q_NHK)
         view, cache = inputs.view, inputs.cache
         if self.rotary is not None:
@@ -172,10 +172,10 @@ class Attention(nn.Module):
         if isinstance(view, CachedView):
             assert cache is not None
             k_MHK, v_MHK = cache.parts
-        dtype, q_NHK = q_NHK.dtype, q_NHK.to(k_MHK.dtype)  # caches may have another type
         scoring = Scoring(self.scale, self.dropout if self.training else 0.0, self.seen, pairs)
-        out_NHK = view.attend(q_NHK, k_MHK, v_MHK, scoring)
-        return self.output(out_NHK.reshape(-1, self.heads * self.head_dim).to(dtype))
+        # Caches may have another type than what is computed in.
+        out_NHK = view.attend(follow(q_NHK, k_MHK), k_MHK, v_MHK, scoring)
+        return self.output(follow(out_NHK.reshape(-1, self.heads * self.head_dim), q_NHK))
 
 
 class RelativeKeys(nn.Module):

@@ -38,7 +38,7 @@ class Batch:
 
     `positions` count from 0 (a family adds its own offset). `hidden_keys` marks tokens that nobody may see,
     such as padding in a rectangle that came from elsewhere. `prefix` is, for every token, the length of its
-    row's prefix, which causal layers read in both directions.
+    row's prefix, which is read in both directions; what follows it is read from left to right.
     """
 
     ids: Tensor
@@ -55,6 +55,9 @@ class Batch:
     backward: int | None = None
     """For models that count distances: so many rows, the last ones, are texts that were turned round. None:
     as the model's shape says."""
+    seen_until: Tensor | None = None
+    """For rows that are trees, depth first: the place in its row from which on nobody sees a token, which is
+    where its branch ends. Only for causal layers that see everything before."""
     last_position: int = 0
     counted: bool = True
     """Positions are 0, 1, 2, ... in every row."""
@@ -124,7 +127,17 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         moved = {
             name: value.to(device)
-            for name in ("ids", "positions", "segments", "prefix", "hidden_keys", "letters", "order")
+            # Whatever has an entry a token.
+            for name in (
+                "ids",
+                "positions",
+                "segments",
+                "prefix",
+                "hidden_keys",
+                "letters",
+                "order",
+                "seen_until",
+            )
             if (value := getattr(self, name)) is not None
         }
         # Views hold tensors of the old device, and are compiled anew.

@@ -196,6 +196,7 @@ class Stack(nn.Module):
         places = None if state is None else Places(batch.layout, state.lengths)
         if self.seen is not None:
             self.seen.append(x_ND)
+        layers = list(self.layers)  # a module's list spells out every index as a text
         for number, (physical, rule) in enumerate(zip(self.schedule, self.rules, strict=True)):
             inputs = LayerInputs(view=views[rule], places=places, memory=memory, cross_view=cross_view)
             if state is not None:
@@ -204,7 +205,7 @@ class Stack(nn.Module):
             if narrow is not None and number == len(self.schedule) - 1:
                 inputs.at, inputs.view = at, self._with_bias(flat_view(FullRule(), narrow, batch), x_ND.dtype)
                 inputs.cross_view = None if memory is None else self._cross_view(narrow, memory, None)
-            x_ND = self.layers[physical](x_ND, inputs)
+            x_ND = layers[physical](x_ND, inputs)
             if self.seen is not None:
                 self.seen.append(x_ND)
         if self.norm is not None:
@@ -220,13 +221,17 @@ class Stack(nn.Module):
         """The tokens `at` as a batch of rows of one token, if each sees all of its row in the last layer;
         else None."""
         plain = self.rules[-1].plain(batch.layout.longest) if batch.prefix is None else None
-        # A first token sees its whole row without a causal order, a last one in any case.
-        sees_all = at is batch.layout.last or (plain == "full" and at is batch.layout.first)
+        layout = batch.layout
+        # A last token sees its whole row in any case, others without a causal order.
+        sees_all = at is layout.last or (
+            plain == "full" and (at is layout.first or (len(at) == layout.rows and _one_a_row(layout, at)))
+        )
         # A traced run shows every token, so nothing is left out then.
         if plain is None or not sees_all or self.seen is not None:
             return None
-        layout = Layout([1] * batch.layout.rows, batch.device)
-        return Batch(batch.ids[at], layout, batch.positions[at], counted=False)
+        return Batch(
+            batch.ids[at], Layout([1] * layout.rows, batch.device), batch.positions[at], counted=False
+        )
 
     def _with_bias(self, view: FlatView | CachedView, dtype: torch.dtype) -> FlatView | CachedView:
         position_bias = self.position_bias
@@ -245,6 +250,11 @@ class Stack(nn.Module):
             # A source does not grow while a text is decoded: its lengths are those of the first call.
             state.cross_lengths = memory.batch.layout.lengths
         return cached_view(FullRule(), batch, state.cross_lengths, fixed=True)
+
+
+def _one_a_row(layout: Layout, at: Tensor) -> bool:
+    """Whether the flat places are one of every row, in order."""
+    return torch.equal(layout.row[at], torch.arange(layout.rows, device=at.device))
 
 
 class Body(nn.Module):

@@ -61,6 +61,8 @@ class Cache:
         self.capacity = capacity
         self.parts: list[Tensor] = []
         """Keys and values; none before the first tokens."""
+        self.arrays: list[Tensor] = []
+        """The arrays that these are the first rows of, where there is room for rows that join."""
 
     def append(self, k_NHK: Tensor, v_NHK: Tensor, places: Places) -> None:
         """Writes the new tokens of every row behind its past ones."""
@@ -90,8 +92,30 @@ class Cache:
         self.parts = [
             like.new_zeros(rows, like.shape[1], grown, like.shape[2], dtype=dtype) for _ in range(2)
         ]
+        self.arrays = []
         for part, before in zip(self.parts, old):
             part[:, :, :room] = before
+
+    def make_room(self, rows: int, cells: int, filled: int) -> None:
+        """Room for so many rows of so many cells, of which `filled` are worth keeping; rows that come later
+        are then written in place."""
+        arrays = []
+        for part, array in zip(self.parts, self.arrays or self.parts, strict=True):
+            # After `reorder` the rows lie in another array than the one with the room.
+            if array.data_ptr() != part.data_ptr() or len(array) < rows or array.shape[2] < cells:
+                array = part.new_zeros(rows, part.shape[1], cells, part.shape[3])
+                array[: len(part), :, :filled] = part[:, :, :filled]
+            arrays.append(array)
+        self.parts = [array[: len(part)] for array, part in zip(arrays, self.parts, strict=True)]
+        self.arrays = arrays
+
+    def join(self, other: Cache, filled: int) -> None:
+        """Adds the rows of another cache, of which `filled` cells are worth copying, behind its own; there is
+        room for them (`make_room`)."""
+        for number, (array, new) in enumerate(zip(self.arrays, other.parts, strict=True)):
+            rows = len(self.parts[number])
+            array[rows : rows + len(new), :, :filled] = new[:, :, :filled]
+            self.parts[number] = array[: rows + len(new)]
 
     def pick(self, rows: Tensor, filled: int) -> Cache:
         """Chosen rows, of which `filled` cells are worth copying."""
@@ -101,6 +125,7 @@ class Cache:
 
     def keep(self, rows: int, to: Tensor, source: Tensor, filled: int) -> None:
         """The first `rows` rows go on, some of them as copies of others."""
+        # Most steps of a beam search move nobody.
         if len(to):
             for part in self.parts:
                 cells = part[:, :, :filled]
@@ -176,12 +201,7 @@ class PointerWindow:
             before_RMD = hidden_ND.new_zeros(layout.rows, before, hidden_ND.shape[1])
             before_RM = ids_N.new_full((layout.rows, before), -1)
         else:
-            columns = torch.tensor(self.new, device=ids_N.device)[:, None] + torch.arange(
-                before, device=ids_N.device
-            )
-            # Behind a crop the oldest cells are none: they are spare ones, which nobody looks at.
-            places = torch.arange(layout.rows, device=ids_N.device)[:, None], columns.clamp(min=0)
-            before_RMD, before_RM = self._hidden_RMD[places], self._ids_RM[places]
+            before_RMD, before_RM = self._latest()
         # -1 is no word: blank cells behind short rows can never be copied.
         new_RT = layout.pad(ids_N).masked_fill(~layout.real, -1)
         self._hidden_RMD = torch.cat([before_RMD, layout.pad(hidden_ND)], 1)
@@ -193,6 +213,21 @@ class PointerWindow:
         self.new = tuple(new - drop for new, drop in zip(self.new, dropped, strict=True))
         if min(self.new, default=0) < -SPARE:
             raise ValueError(f"a window can be cropped by {SPARE} tokens before the last call")
+
+    def join(self, other: PointerWindow) -> None:
+        """Adds the rows of another window behind its own."""
+        mine, theirs = self._latest(), other._latest()
+        self._hidden_RMD, self._ids_RM = (torch.cat(pair) for pair in zip(mine, theirs, strict=True))
+        self.new = (0,) * len(self._ids_RM)
+
+    def _latest(self) -> tuple[Tensor, Tensor]:
+        """What the next call looks back at: hidden states and ids `[R, reach + SPARE, ...]`."""
+        device = self._ids_RM.device
+        columns = torch.tensor(self.new, device=device)[:, None]
+        columns = columns + torch.arange(self.reach + SPARE, device=device)
+        # Behind a crop the oldest cells are none: they are spare ones, which nobody looks at.
+        places = torch.arange(len(columns), device=device)[:, None], columns.clamp(min=0)
+        return self._hidden_RMD[places], self._ids_RM[places]
 
     def select(self, rows: Tensor) -> PointerWindow:
         other = PointerWindow(self.reach)
@@ -271,6 +306,43 @@ class KeyValueState:
             _move(self.cross_caches, cross, moved, max(self.cross_lengths, default=0))
         self._rows_of(self, rows)
 
+    def can_join(self, other: Any) -> bool:
+        """Whether the rows of another decode of the same model may go on beside these."""
+        return True
+
+    def make_room(self, rows: int, cells: int) -> None:
+        """Arrays of its own tokens for `rows` rows of `cells` cells, where they are smaller: others may then
+        join without copying these again."""
+        for cache in self.self_caches:
+            cache.make_room(rows, max(cells, self.filled_cells), self.filled_cells)
+
+    def join(self, other: Any, rows: int, cells: int) -> None:
+        """Adds the rows of another decode behind its own, and makes room for `rows` rows of `cells` cells."""
+        rows = max(rows, len(self.lengths) + len(other.lengths))
+        self.make_room(rows, max(cells, other.filled_cells))
+        for mine, new in zip(self.self_caches, other.self_caches, strict=True):
+            mine.join(new, other.filled_cells)
+        if self.cross_lengths:
+            for each in (self, other):
+                each._part_sources()
+            filled = max(other.cross_lengths)
+            for mine, new in zip(self.cross_caches, other.cross_caches, strict=True):
+                mine.make_room(rows, max(*self.cross_lengths, filled), max(self.cross_lengths))
+                mine.join(new, filled)
+            self.cross_lengths += other.cross_lengths
+        self.lengths += other.lengths
+        self.sources = tuple(range(len(self.lengths)))
+        self.spare = None
+        if self.window is not None:
+            self.window.join(other.window)
+
+    def _part_sources(self) -> None:
+        """To each row its own row of the cross caches."""
+        if len(self.cross_lengths) < len(self.lengths):
+            self.cross_caches = self._picked_cross(torch.tensor(self.sources))
+            self.cross_lengths = tuple(self.cross_lengths[row] for row in self.sources)
+            self.sources = tuple(range(len(self.lengths)))
+
     def _picked_cross(self, rows: Tensor) -> list[Cache]:
         return [cache.pick(rows, max(self.cross_lengths, default=0)) for cache in self.cross_caches]
 
@@ -287,6 +359,7 @@ class KeyValueState:
         return torch.tensor(wanted, dtype=torch.long, device=rows.device)
 
     def _rows_of(self, other: KeyValueState, rows: Tensor) -> None:
+        # Lengths are on the host, where views are made without waiting for a device.
         order, cross = rows.tolist(), other._cross_rows(rows).tolist()
         self.lengths = tuple(other.lengths[row] for row in order)
         self.cross_lengths = tuple(other.cross_lengths[row] for row in cross) if other.cross_lengths else ()

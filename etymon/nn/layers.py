@@ -72,6 +72,9 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.rate) if self.training else x
 
+    # Without the machinery for hooks: a token of GPT-2 goes through 38 of these, which do nothing then.
+    __call__ = forward
+
     def extra_repr(self) -> str:
         return f"{self.rate:g}"
 
@@ -154,8 +157,9 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == self.weight.dtype or x.device.type == "cpu":
-            # On a processor the kernel takes half-precision inputs with float32 weights.
-            return super().forward(x)
+            # On a processor the kernel takes half-precision inputs with float32 weights. By its plain name:
+            # two wrappers around it take longer than a row of 768 (3.7 against 1.7 µs, 25 times a token).
+            return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 

@@ -151,6 +151,10 @@ class SlidingState(KeyValueState):
             raise ValueError(f"a decode that drops what is out of reach can be cropped by {SPARE} tokens")
         super().crop(lengths)
 
+    def can_join(self, other: Any) -> bool:
+        # One number describes all rows: those that have dropped others cannot go on beside these.
+        return self.dropped == other.dropped
+
     def mark(self) -> Mark:
         return (*super().mark(), self.dropped, self.self_caches)
 

@@ -46,6 +46,7 @@ class ComputesInPrecision:
 def set_precision(module: nn.Module, precision: Precision) -> None:
     """From now on the models in `module` compute in this precision; their weights stay as they are."""
     dtype = None if precision == "float32" else DTYPES[precision]
+    # Only where numbers enter: everything behind follows their type.
     for part in module.modules():
         if isinstance(part, ComputesInPrecision):
             part.compute_dtype = dtype
@@ -129,6 +130,7 @@ ROWS = 1024
 def choose_precision(model: nn.Module, device: torch.device) -> tuple[Precision, str]:
     """What `auto` stands for here, and why, in words: half precision if two products of the model's own
     sizes are clearly faster in it."""
+    # The largest two take most of a step: small ones may even be slower in half precision.
     sizes = {(part.shape[0], part.shape[1]) for part in model.parameters() if part.dim() == 2}
     largest = sorted(sizes, key=lambda size: (size[0] * size[1], size))[-2:]
     refusal = ""

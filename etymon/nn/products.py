@@ -163,6 +163,7 @@ def _time_pass(product: Product, x: Tensor, matrices: Sequence[Tensor], bias: Te
 
 def prefer(times: dict[str, list[float]]) -> Preferences:
     """The products to take, by their times for each of `ROWS`. All rows share one kind of copy."""
+    # Float32 has every product that any type has.
     copying = {name for name, product in products(torch.float32).items() if product.pack is not None}
     fastest = [min(each) for each in zip(*times.values(), strict=True)]
     packed = min(
@@ -173,6 +174,7 @@ def prefer(times: dict[str, list[float]]) -> Preferences:
     preferences = {}
     for place, rows in enumerate(ROWS):
         reading = min(times.keys() - copying, key=lambda name: times[name][place])
+        # A tenth faster at least: a copy costs the memory of the matrix, and measurements scatter by less.
         wins = packed is not None and times[packed][place] * WORTH_A_COPY < times[reading][place]
         preferences[str(rows)] = [packed, reading] if packed is not None and wins else [reading]
     return preferences
@@ -196,6 +198,7 @@ def choose_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, cop
         torch.device("cpu"),
         partial(measure_products, outputs, inputs, dtype),
     )
+    # Four rows go with eight: what is best changes with the logarithm of the rows.
     point = next(point for point in reversed(ROWS) if point <= max(1, 2 * rows))
     ranking = UNMEASURED if preferences is None else preferences[str(point)]
     usable = (name for name in ranking if name in available and (copies or available[name].pack is None))
@@ -294,6 +297,7 @@ class Multiplied:
         return self.products.multiply(x, weight_FD, bias_F)
 
     def train(self, mode: bool = True) -> Any:
+        # Training changes matrices at every step: a copy would be packed anew each time.
         if mode:
             self.products = None
         return super().train(mode)  # type: ignore[misc]

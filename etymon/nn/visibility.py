@@ -61,17 +61,6 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class FullRule:
-    """Every query sees every key of its row (encoders, cross-attention)."""
-
-    def plain(self, longest: int) -> str | None:
-        return "full"
-
-    def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
-        return torch.ones_like(query_RQ[:, :, None] + key_RT[:, None, :], dtype=torch.bool)
-
-
-@dataclass(frozen=True)
 class CausalRule:
     """A query sees itself and what came before (decoders). Within a row's prefix, if it has one, it sees
     what comes after as well."""
@@ -82,6 +71,19 @@ class CausalRule:
     def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
         before = key_RT[:, None, :] <= query_RQ[:, :, None]
         return before if prefix_RT is None else before | (key_RT < prefix_RT)[:, None, :]
+
+
+@dataclass(frozen=True)
+class FullRule:
+    """Every query sees every key of its row (encoders); where rows have prefixes, it is as in a decoder."""
+
+    def plain(self, longest: int) -> str | None:
+        return "full"
+
+    def allowed(self, query_RQ: Tensor, key_RT: Tensor, prefix_RT: Tensor | None = None) -> Tensor:
+        if prefix_RT is not None:  # rows of a hybrid objective, some of them read from left to right
+            return CausalRule().allowed(query_RQ, key_RT, prefix_RT)
+        return torch.ones_like(query_RQ[:, :, None] + key_RT[:, None, :], dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
     order, spans = group_rows(query.layout.lengths, key.layout.lengths)
     # Without a mask the fused kernels are fastest: hidden keys and prefixes need one.
     plain = rule.plain(key.layout.longest) if key.hidden_keys is None else None
-    if plain == "causal" and key.prefix is not None:
+    if key.prefix is not None or (plain == "causal" and key.seen_until is not None):
         plain = None
     groups = []
     for start, stop in spans:
@@ -259,6 +261,8 @@ def flat_view(rule: Rule, query: Batch, key: Batch | None = None) -> FlatView:
             )
             prefix_RT = None if key.prefix is None else _pad_rows(key.prefix, key, keys, rows)
             mask = rule.allowed(index_RQ, index_RT, prefix_RT)
+            if key.seen_until is not None:
+                mask = mask & (index_RQ[:, :, None] < _pad_rows(key.seen_until, key, keys, rows)[:, None, :])
             if key.hidden_keys is not None:
                 mask = mask & ~_pad_rows(key.hidden_keys, key, keys, rows)[:, None, :]
         # Blank cells come last in a row, so a causal query can never see one.

@@ -1,4 +1,4 @@
-"""The objectives, by name: an explicit table, and nothing is imported until it is asked for."""
+"""The objectives, by name; nothing is imported until it is asked for."""
 
 from __future__ import annotations
 
@@ -6,28 +6,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from etymon.config import did_you_mean, strict
+from etymon.config import strict
 from etymon.errors import EtymonError
+from etymon.registry import OBJECTIVES as REGISTRY
 
 if TYPE_CHECKING:
     from etymon.objectives.objective import Objective
     from etymon.text.tokenizer import Tokenizer
-
-REGISTRY = {
-    "causal": "etymon.objectives.causal:CausalLM",
-    "recurrent": "etymon.objectives.recurrent:Recurrent",
-    "prefix": "etymon.objectives.prefix:PrefixLM",
-    "masked": "etymon.objectives.masked:MaskedLM",
-    "masked-next-sentence": "etymon.objectives.masked:MaskedNextSentence",
-    "masked-sentence-order": "etymon.objectives.masked:MaskedSentenceOrder",
-    "permutation": "etymon.objectives.permutation:Permutation",
-    "bidirectional": "etymon.objectives.bidirectional:Bidirectional",
-    "replaced": "etymon.objectives.replaced:Replaced",
-    "distilled-masked": "etymon.objectives.distillation:DistilledMasked",
-    "distilled-causal": "etymon.objectives.distillation:DistilledCausal",
-    "denoising": "etymon.objectives.denoising:Denoising",
-    "span-corruption": "etymon.objectives.denoising:SpanCorruption",
-}
 
 
 def objective_class(name: str) -> type[Objective]:
@@ -37,10 +22,7 @@ def objective_class(name: str) -> type[Objective]:
     """
     if "=" in name or "," in name:
         return import_module("etymon.objectives.mixture").Blend(name)
-    if name not in REGISTRY:
-        raise EtymonError(f"there is no objective {name!r}: {did_you_mean(name, REGISTRY)}")
-    module, member = REGISTRY[name].split(":")
-    return getattr(import_module(module), member)
+    return REGISTRY.find(name)
 
 
 def get_objective(name: str, tokenizer: Tokenizer, length: int, **options: Any) -> Objective:

@@ -131,8 +131,10 @@ class Denoising(Objective):
                 f"an input of {length} tokens is too short to be corrupted: use {around + 2} or more"
             )
         if self.noise.target == "sentinels":
-            if noise == "spans":
-                needed = algebra.noise_counts(self.raw_length, density, mean_span)[1] + random_roll
+            if self.noise.cut == "spans":
+                members = getattr(self.noise, "members", [(density, mean_span)])
+                counts = [algebra.noise_counts(self.raw_length, *member)[1] for member in members]
+                needed = max(counts) + random_roll
             else:  # the number of runs varies: six deviations above its mean hardly ever come
                 mean = self.raw_length * density * (1 - density) + 1
                 needed = math.ceil(mean + 6 * math.sqrt(mean))

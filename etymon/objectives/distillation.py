@@ -25,7 +25,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.trace import Trace, trace
 from etymon.nn.vocabulary import Context
 from etymon.objectives.causal import CausalBatch, CausalLM, CausalOptions
-from etymon.objectives.masked import MaskedBatch, MaskedLM, MaskedOptions, SchemeName
+from etymon.objectives.masked import MaskedBatch, MaskedLM, PackedOptions, SchemeName
 from etymon.objectives.objective import Term, Unit
 from etymon.settings import option, settings
 from etymon.settings.distillation import DistillationSettings, EncoderDistillationSettings
@@ -93,7 +93,7 @@ class Teaching:
 
 
 @settings
-class DistilledMaskedOptions(MaskedOptions, EncoderDistillationSettings):
+class DistilledMaskedOptions(PackedOptions, EncoderDistillationSettings):
     masking: SchemeName = option("rare", "how tokens are chosen and shown")
 
 

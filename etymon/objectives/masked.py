@@ -75,8 +75,14 @@ class MaskingOptions:
 
 
 @settings
-class MaskedOptions(MaskingOptions):
+class PackedOptions(MaskingOptions):
     packing: Packing = option("stream", "how the text is cut into samples")
+
+
+@settings
+class MaskedOptions(PackedOptions):
+    # So that masked and next words are read in the same way (GPT-BERT, Charpentier & Samuel 2024, section 2).
+    shifted: bool = option(False, "predict a masked token from the state of the place before it")
 
 
 class MaskedLM(Objective):
@@ -101,6 +107,7 @@ class MaskedLM(Objective):
         needed_id(tokenizer, "mask", self.name)  # refused by the name of this objective
         self.separator = needed_id(tokenizer, "separator", self.name)
         self.masking = Masking(options.masking, tokenizer, options.density, length)
+        self.shifted = getattr(options, "shifted", False)
         self.whole_words = self.masking.scheme.whole_words
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
@@ -153,15 +160,28 @@ class MaskedLM(Objective):
                 spans = ((start, stop), (second_start, second_stop))
                 texts = [flags.tokens[first:last].astype(bool) for first, last in spans]
             segmented = place_word_starts(framed.special, texts)
-        places, shown = self.masking.draw(ids, special, split, rng, segmented)
+        places, shown = self.draw(ids, special, split, rng, segmented)
+        if self.shifted:
+            places = places[places > 0]  # before the first token there is no state to read
         return MaskedExample(shown, framed.segments, places, ids[places], label)
+
+    def draw(
+        self,
+        ids: np.ndarray,
+        special: np.ndarray,
+        split: Split,
+        rng: np.random.Generator,
+        segmented: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The places to predict, in order, and the ids that the model is shown."""
+        return self.masking.draw(ids, special, split, rng, segmented)
 
     def collate(self, examples: Sequence[MaskedExample]) -> MaskedBatch:
         examples = by_length(examples)
         segments = [example.segments for example in examples]
         batch = Batch.of([example.ids for example in examples], segments=segments)
         # Logits are computed at these places only, 15% of all.
-        at = batch.layout.flat([example.places for example in examples])
+        at = batch.layout.flat([example.places - self.shifted for example in examples])
         return MaskedBatch(
             counts=self._counts(len(at), batch.layout.tokens, len(examples)),
             tokens=batch.layout.tokens,

@@ -1,7 +1,7 @@
 """Which tokens are hidden from the model, and what it is shown instead: the published ways, by name.
 
-A new scheme is a function that chooses places (`_tokens` is the model of one) and its row in `SCHEMES`; the
-objectives' option `masking` then takes its name.
+A new scheme is a function that chooses places (`_tokens` is the model of one): in a plugin, or here with a
+row in `PUBLISHED` and its name in `registry.MASKING`. The objectives' option `masking` then takes its name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from etymon.objectives.objective import needed_id
+from etymon.registry import MASKING as SCHEMES
 from etymon.sampling import noise
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ class Masking:
     hidden."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, density: float, longest: int) -> None:
-        self.name, self.scheme, self.density, self.longest = name, SCHEMES[name], density, longest
+        self.name, self.scheme, self.density, self.longest = name, scheme_of(name), density, longest
         self.mask, self.word_starts = needed_id(tokenizer, "mask", "masked"), tokenizer.word_starts
         # fairseq draws replacements from behind the special tokens, the other releases from all ids.
         first = 0
@@ -113,7 +114,13 @@ class Scheme:
     whole_words: bool = False
 
 
-SCHEMES = {
+def scheme_of(name: str) -> Scheme:
+    """The scheme of that name; a plugin's may be the function alone that chooses places."""
+    scheme = SCHEMES.find(name)
+    return scheme if isinstance(scheme, Scheme) else Scheme(scheme)
+
+
+PUBLISHED = {
     # BERT: a rounded share of the input's length, at least one token, never special ones.
     "bert": Scheme(_tokens),
     # BERT's later models: the same, but all tokens of a word or none.

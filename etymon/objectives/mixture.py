@@ -97,6 +97,7 @@ class WeightedMixture(Mixture):
     def __init__(self, blend: Blend, parts: dict[str, Objective], tokenizer: Tokenizer) -> None:
         super().__init__(blend.name, parts)
         self.requires, self.weights = blend.requires, blend.weights
+        self.shifted = any(part.shifted for part in parts.values())
         self.folder, self.needs_teacher, self.companions = blend.folder, blend.needs_teacher, blend.companions
         likelihoods = [f"{name}/{part.likelihood}" for name, part in parts.items() if part.likelihood]
         self.likelihood = likelihoods[0] if len(likelihoods) == 1 else None

@@ -1,7 +1,7 @@
 """What an objective is: what is hidden from the model, what it predicts, and how that is scored.
 
-A new objective is a class in a file of this folder and a line in `etymon.objectives.REGISTRY`. It has a
-`name`, the `heads` that it needs, the capabilities that it `requires` of a family, the class of
+A new objective is a class, in a plugin (docs/extending.md) or here with a line in `registry.OBJECTIVES`. It has
+a `name`, the `heads` that it needs, the capabilities that it `requires` of a family, the class of
 its `Options`, `__init__(tokenizer, length, options)`, and four methods that run one after the other:
 
 1. `plan(split, seed, epoch)`: a table with a row for every sample of the epoch (`etymon.sampling.plans` has
@@ -133,6 +133,8 @@ class Objective(Protocol):
     """Whether a step may leave some of its heads out."""
     streaming: bool = False
     """Whether its samples are segments of streams, which go on from step to step: see `Streaming`."""
+    shifted: bool = False
+    """Whether a masked token is predicted from the state of the place before it."""
     whole_words: bool = False
     """Whether it needs to know where words begin."""
 
@@ -194,6 +196,7 @@ def weighted_loss(terms: Mapping[str, Term], counts: Mapping[str, float]) -> Ten
 ABILITIES = {
     "pairs": "able to tell two texts apart",
     "prefix": "able to read a prefix",
+    "causal-rows": "able to read some rows from left to right",
     "memory": "able to remember earlier segments",
 }
 """What messages call capabilities whose names do not say it."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch.nn.functional as F
 
-from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM, MaskedOptions, Packing, SchemeName
+from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM, PackedOptions, Packing, SchemeName
 from etymon.objectives.objective import Term, Unit
 from etymon.settings import option, settings
 from etymon.text.store import Split
@@ -21,7 +21,7 @@ from etymon.text.tokenizer import Tokenizer
 
 
 @settings
-class DetectionOptions(MaskedOptions):
+class DetectionOptions(PackedOptions):
     masking: SchemeName = option("electra", "how tokens are chosen and shown")
     packing: Packing = option("segments", "how the text is cut into samples")
     # Binary losses are far smaller than those over a vocabulary: ELECTRA's λ is 50 (section 3.1).

@@ -106,6 +106,7 @@ class MemoryTable:
         ends = [shared.share(self.footprint(point, precision)) for point in points]
 
         def held(count: int) -> Footprint:
+            # Measured where it was measured: a straight line misses even its own points by a rounding.
             return ends[points.index(count)] if count in points else interpolate(count, points, ends)
 
         footprint = held(rows)
@@ -128,6 +129,7 @@ class MemoryTable:
     def fewest_devices(self, precision: Precision) -> int | None:
         """How many such devices could hold the model in parts with a sample each; None: no number of them."""
         footprint, room = self.footprint(1, precision), self.cluster.device.memory
+        # What is cut halves with twice the devices; what each needs beside it does not.
         cut = replace(self.plan, processes=2, parts=2).share(footprint)
         kept = cut.weights + cut.gradients + cut.optimiser
         alone = cut.total - kept
@@ -137,6 +139,7 @@ class MemoryTable:
 def _largest(fits: Callable[[int], bool]) -> int:
     """The largest number that fits, if all smaller ones do."""
     low, high = 0, 1
+    # Doubled, then halved: memory grows with rows, so fifty questions at most find any number.
     while high < MOST_ROWS and fits(high):
         low, high = high, 2 * high
     while high - low > 1:

@@ -28,8 +28,8 @@ class Device:
     """Bytes that a run may take."""
     peaks: dict[Precision, float]
     """Operations a second of large matrix products; a precision that is not there cannot be computed in."""
-    bandwidth: float | None
-    """Bytes a second between memory and cores, where it is published."""
+    watts: float | None
+    """The most that it draws, where that is published."""
     source: str
 
     @property
@@ -47,25 +47,28 @@ class Device:
 
 
 # Gigabytes, teraflops in float32 (without TensorFloat-32, which PyTorch leaves off), bfloat16 and float16
-# (dense products, added up in float32), gigabytes a second. None: the device does not compute in it.
-PUBLISHED: dict[str, tuple[float, float, float | None, float, float]] = {
-    "A100-40": (40, 19.5, 312, 312, 1555),
-    "A100-80": (80, 19.5, 312, 312, 2039),
-    "H100": (80, 67, 989, 989, 3350),
-    "H200": (141, 67, 989, 989, 4800),
-    "V100-16": (16, 15.7, None, 125, 900),
-    "V100-32": (32, 15.7, None, 125, 900),
-    "T4": (16, 8.1, None, 65, 320),
-    "L4": (24, 30.3, 121, 121, 300),
-    "L40S": (48, 91.6, 362, 362, 864),
-    "A10": (24, 31.2, 125, 125, 600),
-    "A6000": (48, 38.7, 155, 155, 768),
-    "RTX3090": (24, 35.6, 71, 71, 936),
-    "RTX4090": (24, 82.6, 165, 165, 1008),
-    "M1": (16, 2.6, 2.6, 2.6, 68),
-    "M1-Max": (64, 10.4, 10.4, 10.4, 400),
-    "M2": (24, 3.6, 3.6, 3.6, 100),
-    "M2-Ultra": (192, 27.2, 27.2, 27.2, 800),
+# (dense products, added up in float32), watts. None: the device does not compute in it, or nobody says it.
+# A100, H100, H200 and V100 are those on SXM boards: the cards for PCIe draw less and compute slower.
+# docs/planning.md says where each figure comes from, and which of them follow from others.
+PUBLISHED: dict[str, tuple[float, float, float | None, float, float | None]] = {
+    "A100-40": (40, 19.5, 312, 312, 400),
+    "A100-80": (80, 19.5, 312, 312, 400),
+    "H100": (80, 67, 989, 989, 700),
+    "H200": (141, 67, 989, 989, 700),
+    "V100-16": (16, 15.7, None, 125, 300),
+    "V100-32": (32, 15.7, None, 125, 300),
+    "T4": (16, 8.1, None, 65, 70),
+    "L4": (24, 30.3, 121, 121, 72),
+    "L40S": (48, 91.6, 362, 362, 350),
+    "A10": (24, 31.2, 125, 125, 150),
+    "A6000": (48, 38.7, 155, 155, 300),
+    # Half of what they do when sums are kept in float16, unlike the cards above.
+    "RTX3090": (24, 35.6, 71, 71, 350),
+    "RTX4090": (24, 82.6, 165, 165, 450),
+    "M1": (16, 2.6, 2.6, 2.6, None),
+    "M1-Max": (64, 10.4, 10.4, 10.4, None),
+    "M2": (24, 3.6, 3.6, 3.6, None),
+    "M2-Ultra": (192, 27.2, 27.2, 27.2, None),
 }
 OWN = re.compile(r"(\d+(?:\.\d+)?)GB@(\d+(?:\.\d+)?)TFLOPS", re.IGNORECASE)
 COUNTED = re.compile(r"(?:(\d+)x)?(.+)", re.IGNORECASE)
@@ -94,13 +97,13 @@ def read_devices(text: str) -> tuple[int, Device]:
             f"there is no device {name!r} in the table: {did_you_mean(name, [*PUBLISHED, 'cpu'])}; or say "
             "its memory and speed, as in 2x24GB@71TFLOPS"
         )
-    memory, float32, bf16, fp16, bandwidth = PUBLISHED[published_name]
+    memory, float32, bf16, fp16, watts = PUBLISHED[published_name]
     given = {"float32": float32, "bf16": bf16, "fp16": fp16}
     return count, Device(
         published_name,
         USABLE * memory * GIGA,
         {precision: peak * TERA for precision, peak in given.items() if peak},  # type: ignore[misc]
-        bandwidth * GIGA,
+        watts,
         "published",
     )
 

@@ -17,17 +17,18 @@ from etymon.checkpoints.settings import pass_over
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Recipe
-from etymon.runs.run_file import find_difference, read_run_file, shown
+from etymon.registry import LOGGERS
+from etymon.runs.run_file import find_difference, read_run_file, require_plugins, shown
 from etymon.runs.training_settings import training_settings
 from etymon.training.distributed import World, open_world
 from etymon.training.progress import Progress
 from etymon.training.sharding import require_compiler
-from etymon.training.state import require_tensorboard
 
 Built = TypeVar("Built")
 
 RUN_FILES = frozenset(
-    "checkpoints metrics.jsonl milestones model report.html run.yaml source tensorboard tokenizer".split()
+    "checkpoints loggers metrics.jsonl milestones model report.html run.yaml source tensorboard "
+    "tokenizer".split()
 )
 """What a run's folder holds, beside its stores."""
 LOCK = ".lock"
@@ -51,6 +52,8 @@ class Job:
     """`full` or `hybrid`: processes have parts of the model."""
     recompute: bool = False
     compile: bool = False
+    changed_plugins: bool = False
+    """Whether a resumed run goes on though a plugin of it has changed."""
     world: World = field(default_factory=World)
 
     @property
@@ -65,6 +68,7 @@ def resume_job(job: Job) -> Job:
     `job.file` may repeat them, or leave them out; a setting that differs is refused.
     """
     folder, given = job.folder, job.file
+    require_plugins(folder, changed=job.changed_plugins)
     file = read_run_file(folder, type(given))
     # By family, not by name: upper case and hyphens do not matter.
     if get_family(file.family) is not get_family(given.family):
@@ -90,8 +94,8 @@ def check_job(job: Job, recipe: Recipe, model_name: str = "model") -> None:
     if not job.resuming:
         require_free(job.folder)
     ensure_replaceable(job.folder / model_name)
-    if job.file.tensorboard:
-        require_tensorboard()
+    for name in job.file.logger_names:
+        LOGGERS.find(name).require()
     if job.compile:
         require_compiler()
 

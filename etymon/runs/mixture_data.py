@@ -31,6 +31,7 @@ from etymon.runs.validation import Evaluation, Log, MixtureValidator, PhasePlan,
 from etymon.settings.reading import TextSettings
 from etymon.tables.table import Table, read_table
 from etymon.tasks.language_model import family_options
+from etymon.tasks.metrics import check_metrics
 from etymon.tasks.task import MOST_TOKENS, Task, value_to_minimise
 from etymon.text.reading import Document
 from etymon.text.sources import PreparedText, Texts, TextSource, text_source
@@ -113,7 +114,8 @@ class MixtureData(SupervisedData):
         )
         self.fingerprint = hashlib.sha256("".join(digests).encode()).hexdigest()
         require_same_rows(job, self.fingerprint)
-        self.criterion = value_to_minimise((file.metrics or ("loss",))[0])
+        self.metrics = file.metrics or ("loss",)
+        self.criterion = value_to_minimise(self.metrics[0])
         check_job(job, plan.recipe)
 
     def _part(self, file: MemberFile) -> MixturePart:
@@ -141,7 +143,7 @@ class MixtureData(SupervisedData):
         metrics = tuple(name.removeprefix(prefix) for name in self.file.metrics if name.startswith(prefix))
         task = family_task(file.task, file.options, plan.family)
         plan.heads |= task.fit(plan.family).heads
-        task.check_metrics(metrics)
+        check_metrics(task, metrics)
         held_out = read_table(file.validation, file.columns, self.file) if file.validation else None
         table = read_table(file.data, file.columns, self.file)
         labels = task.labels(table)  # of all rows: a rare label may well be held out

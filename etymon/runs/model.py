@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from etymon.checkpoints.sharded import is_sharded
 from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.family import Family, Recipe
-from etymon.families.loading import build, load, model_folder, read_shape, shape_of
+from etymon.families.loading import build, load, model_folder, read_history, read_shape, shape_of
 from etymon.families.model import Model
 from etymon.families.saving import save
 from etymon.families.surgery import (
@@ -59,36 +59,46 @@ class ModelPlan:
     fields: dict[str, int] = field(default_factory=dict)
     """Fields of the shape that only a tokenizer or a teacher decides."""
 
+    def choices(self, file: CommonFile) -> dict[str, Any]:
+        """What a run's file is to say of the recipe, so that the run goes on as it began whatever the recipe of
+        that name is by then."""
+        # A model to go on from has its shape.
+        shape = file.shape if file.start is not None else {**self.recipe.shape, **file.shape}
+        return {"recipe": self.recipe.name, "shape": shape}
+
 
 def plan_model(file: CommonFile, resuming: bool) -> ModelPlan:
     """Returns the model that a run file asks for: of a size, or of the shape of the model to go on from."""
     family = get_family(file.family)
     if isinstance(file, TaskFile) and file.features is not None:
         family = family.with_features(file.features)
-    size, shape = file.size, shape_of(family, file.size, **file.shape)
+    size, name = file.size, file.recipe
+    if resuming and name is None and family.recipe_for(size).name == "pocket":
+        # A run from before recipes had names: as the paper's, with another optimiser.
+        name = "muon" if "muon" in family.recipe_names else None
+    recipe = family.recipe_for(size, name)
+    shape = shape_of(family, size, **{**recipe.shape, **file.shape})
     # A resumed run has its size in its file: the model that it began with may be gone.
     if file.start is not None and not resuming:
         with pass_over(file.ignore_config_key):
             start_family, shape = read_shape(file.start)
         if start_family.name != family.name:
             raise EtymonError(f"{file.start} is {start_family.title}, not {family.title}")
-        size = _size_of(family, shape)
+        size = family.size_of(shape)
+        if size is None and name is None:
+            # A pocket model with some field otherwise: it says itself how it was trained.
+            history = read_history(model_folder(file.start))
+            name = next(
+                (entry["recipe"] for entry in history if entry.get("recipe") in family.recipe_names), None
+            )
+        recipe = family.recipe_for(size, name)
     if isinstance(file, TaskFile) and file.start is not None:
-        recipe = family.tuning_for(size)
-    else:
+        recipe = family.tuning_for(size, name)
+    elif isinstance(file, RunFile) and file.teacher is not None:
         # A student's shape may be that of another size than the one it was made from.
-        is_student = isinstance(file, RunFile) and file.teacher is not None
-        recipe = family.recipe_for(_size_of(family, shape) if is_student else size)
+        recipe = family.recipe_for(family.size_of(shape), name)
     title = f"{family.title} {size if file.start is None else f'from {file.start}'}"
     return ModelPlan(family, size, shape, recipe, file.vocabulary or int(shape.vocabulary), title)
-
-
-def _size_of(family: Family, shape: Any) -> str | None:
-    """Returns the family's size that has this shape, whatever its vocabulary; None if there is none."""
-    fields = {**asdict(shape), "vocabulary": 0}
-    return next(
-        (size for size in family.sizes if {**asdict(shape_of(family, size)), "vocabulary": 0} == fields), None
-    )
 
 
 # --- where its weights come from
@@ -189,6 +199,7 @@ def complete_model(plan: ModelPlan, file: CommonFile, start: StartModel, tokeniz
     if start.model is None:
         suggested = plan.family.suggest_cutoffs(tokenizer, file.size, file.shape)
         shape = {
+            **plan.recipe.shape,
             **suggested,
             **file.shape,
             **plan.family.tokenizer_fields(tokenizer),
@@ -310,6 +321,7 @@ def build_unit(
         else:
             companions["generator"] = generator_for(model, file.generator, file.seed)
     model.reads_prefix = "prefix" in objectives[-1].requires
+    model.predicts_shifted = objectives[-1].shifted
     return TrainingUnit(model, objectives[0], companions, bridges, teacher)
 
 

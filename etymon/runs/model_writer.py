@@ -13,10 +13,11 @@ from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
 from etymon.files import remove
+from etymon.plugin_settings import records_in
 from etymon.runs.folder import Job
 from etymon.runs.model import StartModel, models_of, save_models
 from etymon.runs.run_file import plain, read_run_file
-from etymon.training.budgets import Milestone, Revision, parse_budget
+from etymon.training.budgets import Milestone, Revision, parse_milestones
 from etymon.training.checkpoint_writer import CheckpointWriter
 from etymon.training.loop import Trainer
 from etymon.training.state import RunFolder
@@ -40,15 +41,23 @@ class ModelWriter:
     def history(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
         """Returns the runs before this one, and this one as far as it has come."""
         file, trainer = self.data.file, self.trainer
+        training = plain(asdict(trainer.plan.final_settings(trainer.settings)))
+        # What the file leaves open is the family's own.
+        usual = {"objective": getattr(file, "objective", None) or self.data.model_plan.family.objective}
+        records = [asdict(record) for record in records_in([plain(asdict(file)), training, usual])]
+        # Models that are trained together read with one tokenizer.
+        tokenizer = next(iter(self.models.values())).tokenizer
         entry = {
             **self.data.history_entry(),
+            **({"normalise": tokenizer.normalise.describe()} if tokenizer and tokenizer.normalise else {}),
             **({"started_from": file.start} if file.start else {}),
             **({"grown": self.start.grown} if self.start.grown else {}),
             **({"replaced_tokenizer": replaced} if (replaced := self.start.replaced_tokenizer) else {}),
             **file.card_statements(),
             "seen": trainer.state.seen(),
-            "training": plain(asdict(trainer.plan.final_settings(trainer.settings))),
+            "training": training,
             "metrics": metrics,
+            **({"plugins": records} if records else {}),
         }
         return [*self.start.history, entry]
 
@@ -79,15 +88,16 @@ class ModelWriter:
 
     def milestones(self) -> list[Milestone]:
         """Returns the amounts at which the model is saved for good."""
+        # By the names of their folders: `babylm` is many of them.
         return [
-            Milestone(parse_budget(amount), partial(self._save_milestone, amount))
-            for amount in self.data.file.save_at
+            Milestone(amount, partial(self._save_milestone, name))
+            for name, amount in parse_milestones(self.data.file.save_at).items()
         ]
 
-    def _save_milestone(self, amount: str) -> None:
+    def _save_milestone(self, name: str) -> None:
         place, trainer = self.job.folder / "milestones", self.trainer
         # A checkpoint of its own: one of the run would count as taken, without the milestone if it died now.
-        parts = RunFolder(place / f".{amount}.partial")
+        parts = RunFolder(place / f".{name}.partial")
         if self.job.world.is_sharded:
             writer = CheckpointWriter(parts, self.unit, trainer.optimiser, self.job.world)
             writer.save(trainer.state, self.save_checkpoint, keep=1)
@@ -95,7 +105,7 @@ class ModelWriter:
         with self.whole_models(parts, trainer.state.step) as models:
             if self.job.world.first:
                 model = models[self.data.model_plan.folder]
-                save(model, place / amount, history=self.history({}))
+                save(model, place / name, history=self.history({}))
                 remove(parts.folder)
 
     def record_revisions(self, revisions: Sequence[Revision]) -> None:

@@ -47,7 +47,8 @@ TOKENS_A_WORD = 1.33
 """Assumed where a text is given by its words: 0.75 English words a token are usual."""
 DIRECT_SECONDS = 2.0
 """A slice of so many seconds at the peak is timed as it is; a longer one by a few of its layers."""
-TIMED_STEPS = 3
+TIMED_STEPS, TIMED_SECONDS = 6, 8.0
+"""Steps that are timed at most; after these seconds three of them are enough."""
 
 
 @dataclass
@@ -81,6 +82,8 @@ class TrainingPlan:
     """Of the steps alone: validations and checkpoints come on top."""
     device_hours: float
     price: float | None = None
+    watts: float | None = None
+    """Of a device."""
     kilowatt_hours: float | None = None
     notes: list[str] = field(default_factory=list)
     command: str | None = None
@@ -107,6 +110,7 @@ def plan_run(
     """A run of `etymon pretrain` with these settings on these devices. Precision and sharding are those that
     fit, the fastest precision and the least communication first, unless they are given."""
     _check_choice(cluster, precision, shard)
+    # Read before anything is counted: a mistyped budget is refused at once.
     budget = parse_budget(file.budget or USUAL_BUDGET)
     text_tokens = None if words is None else parse_count(words) * TOKENS_A_WORD
     if budget.unit == "epochs" and text_tokens is None:
@@ -124,6 +128,7 @@ def plan_run(
                 f"{name} {amount:,} cannot be shared by {cluster.size:,} devices: give a multiple of "
                 f"{cluster.size:,}"
             )
+    # Every device computes a slice at least.
     slices, device = max(file.slices, cluster.size), cluster.device
 
     table = MemoryTable(replace(memory_plan, slices=slices // cluster.size), cluster)
@@ -133,6 +138,7 @@ def plan_run(
         for each in ([precision] if precision else device.peaks)
         for sharding in ([shard] if shard else shardings)
     ]
+    # In the order of `rows`: the least communication first.
     preferred = precision or device.best_precision
     fitting = [row for row in rows if row.largest_rows]
     chosen = next((row for row in fitting if row.precision == preferred), next(iter(fitting), None))
@@ -154,6 +160,7 @@ def plan_run(
         timed = replace(
             memory_plan, samples=[replace(samples, rows=chosen.rows)], slices=slices, precision=preferred
         )
+        # One process is timed with all cores, of which each device has an equal part.
         utilisation = measured_utilisation(timed, measured, peak * cluster.per_node)
         source = "measured here"
         if utilisation is not None and utilisation > 1:
@@ -250,7 +257,8 @@ def measured_utilisation(plan: Plan, footprint: Footprint, peak: float) -> float
     tokenizer = stand_in_tokenizer(plan.family, plan.shape.vocabulary)
     objective = get_objective(samples.objective, tokenizer, samples.length, **samples.options)
     earlier, first, later = stand_in_slices(objective, tokenizer, samples.length, samples.rows, TIMED_STEPS)
-    times = []
+    times: list[float] = []
+    # Whoever plans from a program keeps the random numbers that would have come next.
     with torch.random.fork_rng():
         # The stand-in may have more words than a tiny vocabulary.
         shape = with_vocabulary(plan.shape, max(plan.shape.vocabulary, tokenizer.size))
@@ -262,14 +270,21 @@ def measured_utilisation(plan: Plan, footprint: Footprint, peak: float) -> float
             torch.nn.init.normal_(value, std=0.02)
         optimiser = build_optimiser(unit, matching_choice(plan.optimiser, unit))
         unit.train()
+        start = time.perf_counter()
         for batch in (*earlier, first, *later):
             begin = time.perf_counter()
+            if len(times) > 3 and begin - start > TIMED_SECONDS:
+                break
             weighted_loss(unit(batch), batch.counts).backward()
             passed = time.perf_counter()
+            # As the loop does: on a small model, clipping is a measurable part of a step.
             torch.nn.utils.clip_grad_norm_(unit.parameters(), 1.0)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
+            # The optimiser moves once a step, whatever the number of slices.
             step = passed - begin + (time.perf_counter() - passed) / plan.slices
             times.append(step * footprint.tokens / batch.tokens)
-    # The first one warms caches up; of a stream, it also remembers less than later ones.
-    return footprint.operations / median(times[1:]) / peak
+    # The first one warms caches up; of a stream, the first ones remember less than later ones. Whoever else
+    # uses the machine makes steps longer and never shorter, so the faster half tells.
+    usual = sorted(times[max(1, len(earlier)) :])
+    return footprint.operations / median(usual[: (len(usual) + 1) // 2]) / peak

@@ -44,15 +44,17 @@ def xz_bits_per_byte(store: TokenStore, tokenizer: Tokenizer) -> float | None:
     if tokenizer.byte_lengths is None or total > XZ_LIMIT or not len(store.validation):
         return None
     if (key := json.dumps(store.description, sort_keys=True)) not in _XZ_BITS:
-        # xz, too, may learn from the training text: what it needs beyond that compares with a model's bits.
-        training, validation = _text(store.train, tokenizer), _text(store.validation, tokenizer)
-        # The strongest setting: its window of 64 MB sees all of a text up to the limit.
-        strongest = 9 | lzma.PRESET_EXTREME
-        both, alone = (
-            len(lzma.compress(text, preset=strongest)) for text in (training + validation, training)
-        )
-        _XZ_BITS[key] = 8 * (both - alone) / len(validation)
+        _XZ_BITS[key] = xz_bits(_text(store.train, tokenizer), _text(store.validation, tokenizer))
     return _XZ_BITS[key]
+
+
+def xz_bits(training: bytes, text: bytes) -> float:
+    """Returns the bits per byte that xz needs for a text when it has seen the training text."""
+    # xz, too, may learn from the training text: what it needs beyond that compares with a model's bits.
+    # The strongest setting: its window of 64 MB sees all of a text up to the limit.
+    strongest = 9 | lzma.PRESET_EXTREME
+    both, alone = (len(lzma.compress(each, preset=strongest)) for each in (training + text, training))
+    return 8 * (both - alone) / len(text)
 
 
 def _text(split: Split, tokenizer: Tokenizer) -> bytes:

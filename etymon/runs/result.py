@@ -36,14 +36,16 @@ class Pretrained:
     @property
     def exit_code(self) -> int:
         """The command's exit code: 128 + signal, as of a shell (130: Ctrl-C, 143: SIGTERM), or 0."""
+        # So that scripts and schedulers see that it was stopped and can be resumed.
         return 128 + self.signal if self.stopped and self.signal else 0
 
 
 @dataclass
 class Finetuned(Pretrained):
-    """The same of a fine-tuning run; `metrics` are those of the best model over all validation rows."""
+    """The same of a fine-tuning run; `metrics` are those of the kept model over all validation rows."""
 
     best_step: int | None = None
+    """Of the model that was kept; None if no rows were held out."""
     scores: dict[str, MetricScore] = field(default_factory=dict)
     """By metric, with their confidence intervals."""
     beside: dict[str, dict[str, MetricScore]] = field(default_factory=dict)

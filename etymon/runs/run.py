@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
+from etymon.files import some
 from etymon.nn.lora import merge
 from etymon.nn.precision import DTYPES, Precision, choose_precision, require_precision, set_precision
 from etymon.runs.folder import Job, join_processes, lock_folder
@@ -27,12 +28,13 @@ from etymon.runs.model import (
 from etymon.runs.model_writer import ModelWriter
 from etymon.runs.report import write_run_report
 from etymon.runs.result import Finetuned, Pretrained
-from etymon.runs.run_file import CommonFile
+from etymon.runs.run_file import CommonFile, plain
 from etymon.runs.task_file import TaskFile
 from etymon.runs.training_settings import VALIDATIONS, steps_within, training_settings
 from etymon.runs.validation import Evaluation, PhasePlan, Validator
-from etymon.training.budgets import Pace, TimeBudget, mean_pace, parse_budget
+from etymon.training.budgets import Pace, TimeBudget, mean_pace, parse_budget, parse_milestones
 from etymon.training.feeding import Phase, StepStream
+from etymon.training.loggers import OpenLoggers
 from etymon.training.loop import Trainer
 from etymon.training.optimisers import parameters_by_name
 from etymon.training.settings import TrainingSettings
@@ -119,9 +121,13 @@ def run(job: Job, data: TrainingData) -> Pretrained:
         # The trainer calls the writer, which writes down how far the trainer has come: one has to be first.
         writer.trainer = trainer
         pace = mean_pace([(phase.share, phase.feed) for phase in phases])
-        for amount in file.save_at:
-            if pace.exact_steps(parse_budget(amount)) > settings.steps + 1:
-                job.note(f"nothing will be kept at {amount}: the run ends before it gets there")
+        out_of_reach = [
+            name
+            for name, amount in parse_milestones(file.save_at).items()
+            if pace.exact_steps(amount) > settings.steps + 1
+        ]
+        if out_of_reach:
+            job.note(f"nothing will be kept at {some(out_of_reach, 5)}: the run ends before it gets there")
         with world.first_alone() as is_first:
             if is_first:
                 # Measuring and earlier attempts leave no metrics; a resumed run repeats those after its
@@ -129,9 +135,11 @@ def run(job: Job, data: TrainingData) -> Pretrained:
                 folder.forget_after(state.step if checkpoint is not None else -1)
                 if not job.resuming:
                     resolved = data.resolved_file(file.budget or USUAL_BUDGET, phases)
-                    replace(resolved, training=settings).write(job.folder / "run.yaml")
-                if file.tensorboard:
-                    folder.write_tensorboard(state.step)
+                    replace(resolved, training=settings, **plan.choices(file)).write(job.folder / "run.yaml")
+                if file.logger_names:
+                    folder.loggers = OpenLoggers(
+                        file.logger_names, job.folder, plain(asdict(file)), state.step, job.note
+                    )
 
         # Training, with a validation every so many steps.
         try:
@@ -147,9 +155,16 @@ def run(job: Job, data: TrainingData) -> Pretrained:
             )
 
         # The best model instead of the last, where the run waited for it, and its evaluation.
+        # A run that came to its end keeps its last model where that is as good as can be told.
         is_restored = state.best_step not in (None, state.step) and (
             data.keeps_best or (file.patience is not None and not result.stopped)
         )
+        if is_restored and state.step >= trainer.plan.steps and data.keeps_last(result.metrics, state.best):
+            is_restored = False
+            job.note(
+                f"the model of the last step is kept: that of step {state.best_step:,} was not better by more than "
+                "the standard error of the score"
+            )
         if is_restored:
             restore_models(unit, folder.checkpoint(state.best_step or 0), plan.folder)
             job.note(f"the best model is that of step {state.best_step:,}")
@@ -182,7 +197,8 @@ def run(job: Job, data: TrainingData) -> Pretrained:
         verb, out = "finetune" if is_task else "pretrain", shlex.quote(str(job.folder))
         command = f"etymon {verb} {name} --out {out} --resume"
         scored = evaluation or Evaluation()
-        task_fields = {"best_step": state.best_step, "scores": scored.scores, "beside": scored.beside}
+        kept_step = state.step if state.best_step is not None and not is_restored else state.best_step
+        task_fields = {"best_step": kept_step, "scores": scored.scores, "beside": scored.beside}
         return (Finetuned if is_task else Pretrained)(
             folder=job.folder,
             model_folder=job.folder / plan.folder,
@@ -316,8 +332,8 @@ def build_stream(job: Job, data: TrainingData, phases: list[PhasePlan], steps: i
         starts.append(round(share * steps))
         share += phase.share
     for number, (first, end) in enumerate(zip(starts, [*starts[1:], steps], strict=True), 1):
-        # A growing batch may pass over sizes where steps are few.
-        if end <= first and not data.file.grows(data.model_plan.recipe.ramp):
+        # A growing batch, and a recipe, may pass over phases where steps are few; what was asked for may not.
+        if end <= first and getattr(data.file, "phases", False) and not job.resuming:
             raise EtymonError(
                 f"phase {number} gets no step of {steps:,}: give the run a larger budget, or the phase a "
                 "larger share"

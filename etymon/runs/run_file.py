@@ -15,10 +15,12 @@ import yaml
 from etymon.config import load_yaml, override, read_yaml, strict
 from etymon.errors import EtymonError
 from etymon.files import atomic_write
+from etymon.plugin_settings import note_records, read_records, records_in, require_records
+from etymon.plugins import PluginRecord
+from etymon.registry import TOKENIZERS
 from etymon.settings import settings
 from etymon.settings.training import SHORT_FORMS, CardSettings, PhaseFile, PretrainSettings, RunSettings
-from etymon.text.tokenizer_training import KINDS
-from etymon.training.budgets import parse_budget
+from etymon.training.budgets import parse_budget, parse_milestones
 from etymon.training.settings import TrainingSettings
 
 
@@ -39,12 +41,14 @@ class CommonFile(RunSettings):
     training: TrainingSettings | None = None
     settled: str | None = None
     """A digest of the keys that `training` came of, by which an edited file is known."""
+    plugins: tuple[PluginRecord, ...] = ()
+    """What the run has from plugins, to be recognised; no code is found by it."""
 
     @property
     def kind(self) -> str | None:
         """The kind of tokenizer to train, if that is what was named."""
         named = "character" if self.tokenizer == "char" else self.tokenizer
-        return named if named in KINDS else None
+        return named if named in TOKENIZERS else None
 
     def grows(self, usual: float) -> bool:
         """Whether the batch grows in the course of the run; `usual` is the recipe's share of samples for
@@ -59,8 +63,7 @@ class CommonFile(RunSettings):
             raise EtymonError("a model to go on from has its shape: leave that out")
         if self.tokenizer is not None and self.vocabulary is not None and self.kind in (None, "byte"):
             raise EtymonError("give a tokenizer or the size of a vocabulary to train, not both")
-        if any(parse_budget(amount).unit in ("seconds", "flops") for amount in self.save_at):
-            raise EtymonError("save-at takes amounts such as 1Mwords or 500steps, not times or operations")
+        parse_milestones(self.save_at)
         return self
 
     def card_statements(self) -> dict[str, Any]:
@@ -68,8 +71,16 @@ class CommonFile(RunSettings):
         statements = {part.name: plain(getattr(self, part.name)) for part in fields(CardSettings)}
         return {name: value for name, value in statements.items() if value}
 
+    @property
+    def logger_names(self) -> list[str]:
+        """Where the curves are shown beside `metrics.jsonl`."""
+        return list(dict.fromkeys([*self.loggers, *(["tensorboard"] if self.tensorboard else [])]))
+
     def write(self, path: Path) -> None:
+        """Writes the file, with the plugins that its names stand for."""
         tree = plain(asdict(self))
+        # Of the names as they are now: the file of another run may have had other plugins.
+        tree["plugins"] = [asdict(record) for record in records_in(tree)]
         with atomic_write(path) as file:
             yaml.dump(
                 tree | {"settled": _digest(tree)}, file, _RunDumper, sort_keys=False, allow_unicode=True
@@ -114,6 +125,8 @@ def assemble(
     """A run file from YAML, then options that were given (not None), then dotted overrides; each beats the
     one before."""
     tree: dict[str, Any] = {} if config is None else read_yaml(config)
+    if "plugins" in tree:
+        note_records(read_records(tree.pop("plugins"), str(config)), str(config))
     options = {name: value for name, value in given.items() if value is not None}
     # `--lora 8` beats the whole section of a file, as any option does, and is not mixed into it.
     for name, key in SHORT_FORMS.items():
@@ -122,6 +135,11 @@ def assemble(
     family = options.get("family")
     if family is not None and tree.get("family", family) != family:
         raise EtymonError(f"{config} is for {tree['family']}, not {family}")
+    if tree.get("training") and options.get("recipe") not in (None, tree.get("recipe")):
+        raise EtymonError(
+            f"{config} is a run's own file, with all that its recipe {tree.get('recipe')} came to: begin with "
+            "another file, or leave --recipe out"
+        )
     if (
         set(options) - {"family", *TEXTS}
         or any(not each.startswith("training.") for each in overrides)
@@ -145,7 +163,9 @@ def is_edited(tree: Mapping[str, Any]) -> bool:
 def _digest(tree: Mapping[str, Any]) -> str:
     # Where the text lies and what it is called may change: only what decides about training counts.
     keys = {
-        name: value for name, value in tree.items() if name not in (*TEXTS, "text", "training", "settled")
+        name: value
+        for name, value in tree.items()
+        if name not in (*TEXTS, "text", "training", "settled", "plugins")
     }
     return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -166,11 +186,18 @@ def read_run_file(folder: Path, kind: type[File]) -> File:
     return file
 
 
+def require_plugins(folder: Path, *, changed: bool) -> None:
+    """Refuses to go on with a run whose plugins are not here, or are others than they were."""
+    if (folder / "run.yaml").is_file():
+        records = read_yaml(folder / "run.yaml").get("plugins", [])
+        require_records(read_records(records, str(folder / "run.yaml")), str(folder), changed=changed)
+
+
 def find_difference(given: CommonFile, before: CommonFile) -> tuple[str, Any, Any] | None:
     """The first setting that a resumed run was asked to have otherwise than it began; defaults ask for
     nothing."""
     usual = type(before)(family=before.family)
-    for name in (part.name for part in fields(usual) if part.name not in ("family", "phases")):
+    for name in (part.name for part in fields(usual) if part.name not in ("family", "phases", "plugins")):
         now, then = getattr(given, name), getattr(before, name)
         if isinstance(now, dict) and isinstance(then, dict):
             # The run has filled in what was left open: compare the keys that are given now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from etymon.runs.task_file import TaskFile
 from etymon.runs.task_report import describe_rows, error_sections, score_figures, validation_curve
 from etymon.runs.tokenizer import build_tokenizer
 from etymon.runs.training_settings import training_settings
-from etymon.runs.validation import Evaluation, Log, PhasePlan, TaskRows, TaskValidator
+from etymon.runs.validation import Evaluation, Log, PhasePlan, TaskRows, TaskValidator, error_name
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_class, task_for
+from etymon.tasks.metrics import check_metrics
 from etymon.tasks.task import Task, default_batch_tokens, value_to_minimise
 from etymon.text.sources import Texts, TextSource
 from etymon.text.tokenizer import Tokenizer
@@ -53,7 +55,19 @@ class SupervisedData:
     file: TaskFile
     model_plan: ModelPlan
     criterion: Criterion | None
+    metrics: Sequence[str]
     keeps_best = True
+
+    def keeps_last(self, figures: Mapping[str, Any], best: float | None) -> bool:
+        """Whether the model of the last step is to be kept although an earlier one had the `best` value of
+        the criterion: its own is worse by no more than the standard error of the score.
+
+        The best of ten validations is the luckiest of ten: judged by other rows it was no better than the
+        last, whose rate had fallen to the end (docs/lab-notes.md). What overfits loses by more than that.
+        """
+        if self.criterion is None or best is None or (last := self.criterion(figures)) is None:
+            return False
+        return last - best <= figures.get(error_name(self.metrics[0]), 0.0)
 
     @property
     def optimiser(self) -> OptimiserChoice:
@@ -123,7 +137,7 @@ class TableData(SupervisedData):
         if file.separate and not hasattr(plan.shape, "source_vocabulary"):
             raise EtymonError(f"{plan.family.title} has one vocabulary: leave those of the source out")
         check_job(job, plan.recipe)  # before the table is read, which may take its time
-        self.task.check_metrics(file.metrics)
+        check_metrics(self.task, file.metrics)
         if train is None and not file.train:
             raise EtymonError(
                 "there are no rows to train on: give --train with a table or two parallel files"
@@ -138,7 +152,7 @@ class TableData(SupervisedData):
         require_same_rows(job, self.fingerprint)
         self.train, self.held_out = hold_out_rows(self.task, table, held_out, file.hold_out)
         self.metrics = file.metrics or self.task.default_metrics  # which may depend on the labels
-        self.task.check_metrics(self.metrics)
+        check_metrics(self.task, self.metrics)
         self.criterion = value_to_minimise(self.metrics[0])
 
     # --- tokenizer, then task and examples

@@ -44,11 +44,13 @@ class MixtureFile:
     @property
     def active_members(self) -> list[MemberFile]:
         """The members that take part."""
+        # The three settings of one mixture that are compared: what do tasks add, what does text?
         kinds = {"hybrid": (True, False), "data-driven": (False,), "task-driven": (True,)}[self.setting]
         return [member for member in self.members if (member.task is not None) in kinds]
 
     def check(self) -> None:
         names = [member.name for member in self.members]
+        # Names are the first parts of metrics' names, name/loss, and folders of the run.
         if len(set(names)) < len(names) or any("/" in name for name in names):
             raise EtymonError(
                 f"members of a mixture need different names without a slash, not {', '.join(names)}"
@@ -81,9 +83,11 @@ class TaskFile(CommonFile, FinetuneSettings):
         super().check()
         if self.batch is not None and self.batch_tokens is not None:
             raise EtymonError("give a batch in rows or in tokens, not both")
+        # Equal slices, so that every process has as much to do.
         for batch, what in ((self.batch, "rows"), (self.batch_tokens, "tokens")):
             if batch is not None and batch % self.slices:
                 raise EtymonError(f"a batch of {batch} {what} cannot be cut into {self.slices} equal slices")
+        # Adapters correct frozen weights: frozen at random they would be noise.
         if self.start is None and self.lora is not None:
             raise EtymonError(
                 "adapters are for a model that is there already: leave --lora or --from-scratch out"
@@ -99,6 +103,7 @@ class TaskFile(CommonFile, FinetuneSettings):
         if self.start is not None and self.separate:
             raise EtymonError("a model to go on from has its tokenizers: leave those of the source out")
         if self.mixture is not None:
+            # A mixture's tables stand in its members: here they would belong to none of them.
             self.mixture.check()
             if self.train or self.validation:
                 raise EtymonError(

@@ -13,6 +13,7 @@ from etymon.tables.table import Table
 from etymon.tasks.baselines import baselines, with_typos
 from etymon.tasks.classify import Classify, LabelPrediction
 from etymon.tasks.label_scores import label_figures
+from etymon.tasks.metrics import score_answers
 from etymon.tasks.regress import Regress, ValuePrediction
 from etymon.tasks.scores import MetricScore
 from etymon.tasks.task import Task
@@ -27,6 +28,7 @@ def score_figures(scores: Mapping[str, MetricScore], metrics: Mapping[str, float
     for name, score in scores.items():
         interval = "" if score.low is None else f" ({score.low:.2f} to {score.high:.2f})"
         figures[f"validation {name}"] = in_language(f"{score.value:.2f}{interval}")
+    # Losses have no interval: they are means over targets, not scores of rows.
     losses = {name: bits for name, bits in metrics.items() if name.startswith("bits_per_")}
     return figures | {f"validation {name.replace('_', ' ')}": f"{bits:.3f}" for name, bits in losses.items()}
 
@@ -80,7 +82,7 @@ def compare_with_baselines(
             if isinstance(inner, Regress)
             else [LabelPrediction(guess if isinstance(guess, str) else tuple(guess), {}) for guess in guesses]
         )
-        beside[name] = inner.score(answers, held_out, metrics, resamples)
+        beside[name] = score_answers(inner, answers, held_out, metrics, resamples)
     # Only the texts are changed: the labels of the same rows are what the answers are scored by.
     changed = {column: with_typos(held_out.texts(column)) for column in inner.input_columns}
     rows: list[Any] = [
@@ -89,7 +91,7 @@ def compare_with_baselines(
     ]
     mistyped = Table(rows, held_out.places, held_out.description)
     answers = task.predict(model, mistyped, DecodingSettings(beams=beams))
-    return beside | {TYPOS: inner.score(answers, held_out, metrics, resamples)}
+    return beside | {TYPOS: score_answers(inner, answers, held_out, metrics, resamples)}
 
 
 def error_sections(

@@ -14,18 +14,13 @@ from etymon.families.loading import read_shape
 from etymon.families.model import Model
 from etymon.objectives import get_objective, objective_class, read_options
 from etymon.objectives.objective import check_fit
+from etymon.report.page import Paragraph, Section
 from etymon.runs.folder import Job, build_once, check_job
-from etymon.runs.memory import (
-    TOKENS_A_STEP,
-    USUAL_LENGTH,
-    Plan,
-    Samples,
-    require_training,
-    with_vocabulary,
-)
-from etymon.runs.model import ModelPlan, StartModel, build_unit, init_from_teacher, load_teacher, plan_model
+from etymon.runs.memory import Plan, require_training, with_vocabulary
+from etymon.runs.model import StartModel, build_unit, init_from_teacher, load_teacher, plan_model
 from etymon.runs.report import Records, ReportParts, language_table
 from etymon.runs.run_file import RunFile
+from etymon.runs.text_phases import TextPhase, recipe_phases, text_phases
 from etymon.runs.text_stores import (
     check_words,
     encode_languages,
@@ -35,9 +30,8 @@ from etymon.runs.text_stores import (
     verify_stores,
 )
 from etymon.runs.tokenizer import build_tokenizer
-from etymon.runs.training_settings import or_default, ramp_phases, training_settings
+from etymon.runs.training_settings import or_default, training_settings
 from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
-from etymon.settings.training import PhaseFile
 from etymon.text.filtering import filter_text, text_files_of
 from etymon.text.languages import LanguageStore, LanguageText
 from etymon.text.reading import Document
@@ -56,49 +50,12 @@ WHOLE_BYTES, BEGINNING_BYTES = 16 << 20, 2 << 20
 larger ones, the bytes of text that are read."""
 
 
-@dataclass(frozen=True)
-class TextPhase(Samples):
-    """A phase with everything that its run file left open filled in."""
-
-    share: float
-    """Of the run's steps."""
-    data: tuple[str, ...]
-    """Text of its own; none: that of the run."""
-
-
-def text_phases(file: RunFile, plan: ModelPlan) -> list[TextPhase]:
-    """Returns the phases of a run: one unless the file has several, or its batch grows."""
-    phases = file.phases or (PhaseFile(share=1.0),)
-    if not file.phases and (share := or_default(file.ramp, plan.recipe.ramp)):
-        batch = _text_phase(phases[0], file, plan).rows * file.slices
-        phases = ramp_phases(share, batch, file.slices)
-    return [_text_phase(phase, file, plan) for phase in phases]
-
-
-def _text_phase(phase: PhaseFile, file: RunFile, plan: ModelPlan) -> TextPhase:
-    """What a phase does not say is as in the run; what the run does not say is as in the family's recipe."""
-    run_objective = file.objective or plan.family.objective
-    objective = phase.objective or run_objective
-    options = dict(plan.recipe.options) if objective == plan.family.objective else {}
-    if phase.options is not None:
-        options |= phase.options
-    elif objective == run_objective:  # another objective does not have the options of the run's
-        options |= file.options
-    positions = getattr(plan.shape, "positions", None) or USUAL_LENGTH
-    length = phase.length or file.length or plan.recipe.length or min(positions, USUAL_LENGTH)
-    batch = phase.batch or file.batch
-    if batch is None:
-        batch = max(1, TOKENS_A_STEP // length)
-        # Each slice has as many rows.
-        batch = max(file.slices, batch - batch % file.slices)
-    return TextPhase(objective, options, length, batch // file.slices, phase.share, phase.data)
-
-
 class TextData:
     """Text to train on. Of a dry run, `beginning_only` reads no more than the beginning of large files."""
 
     criterion: Criterion | None = None
     keeps_best = False
+    keeps_last = staticmethod(lambda figures, best: False)  # a loss over many tokens has little luck
     languages: dict[str, dict[str, Any]] = {}
     """Of every language the samples of an epoch, their share, and passes over its text."""
 
@@ -277,21 +234,27 @@ class TextData:
 
     def resolved_file(self, budget: str, phases: list[PhasePlan]) -> RunFile:
         """Returns the run file with everything that was left open filled in."""
-        file, recipe = self.file, self.model_plan.recipe
+        file, plan, recipe = self.file, self.model_plan, self.model_plan.recipe
         file = replace(
             file,
             budget=budget,
-            objective=file.objective or self.model_plan.family.objective,
+            objective=file.objective or recipe.objective or plan.family.objective,
             text=file.text if self.source is None else self.source.description or file.text,
         )
-        if not file.phases:
-            batch, ramp = self.phases[-1].rows * file.slices, or_default(file.ramp, recipe.ramp)
-            return replace(file, length=phases[0].length, batch=batch, ramp=ramp)
+        phase_files = self.file.phases or recipe_phases(self.file, plan)
+        if not phase_files:
+            first, batch = self.phases[0], self.phases[-1].rows * file.slices
+            ramp = or_default(file.ramp, recipe.ramp)
+            return replace(file, length=first.length, batch=batch, ramp=ramp, options=dict(first.options))
         resolved = (
             replace(
-                phase_file, length=phase.length, batch=phase.rows * file.slices, objective=plan.objective.name
+                phase_file,
+                length=phase.length,
+                batch=phase.rows * file.slices,
+                objective=plan.objective.name,
+                options=dict(phase.options) or phase_file.options,
             )
-            for phase_file, phase, plan in zip(file.phases, self.phases, phases, strict=True)
+            for phase_file, phase, plan in zip(phase_files, self.phases, phases, strict=True)
         )
         return replace(file, ramp=None, phases=tuple(resolved))
 
@@ -299,6 +262,7 @@ class TextData:
         """Returns what the model's history says of the data."""
         return {
             "objective": ", then ".join(dict.fromkeys(phase.objective for phase in self.phases)),
+            "recipe": self.model_plan.recipe.name,
             "data": self.file.text if self.source is None else self.source.description,
             "length": max(phase.length for phase in self.phases),
             **self._words_entry(),
@@ -316,11 +280,18 @@ class TextData:
         self, job: Job, model: Model, evaluation: Evaluation | None, records: Records
     ) -> ReportParts:
         """Returns what the report adds to that of every run: of a finished one, a comparison with xz."""
-        if isinstance(store := self.stores[0], LanguageStore):
+        sections: list[Section] = []
+        if is_multilingual := isinstance(store := self.stores[0], LanguageStore):
             assert model.tokenizer is not None
             metrics = {} if evaluation is None else evaluation.metrics
-            return ReportParts(sections=[language_table(store, model.tokenizer, self.languages, metrics)])
-        return ReportParts(store=None if evaluation is None else store)
+            sections.append(language_table(store, model.tokenizer, self.languages, metrics))
+        if (recipe := self.model_plan.recipe).why:
+            sections.append(Paragraph(recipe.why, title=f"Recipe: {recipe.name}"))
+        return ReportParts(
+            store=None if evaluation is None or is_multilingual else store,
+            figures={"recipe": recipe.name},
+            sections=sections,
+        )
 
     # --- a dry run
 

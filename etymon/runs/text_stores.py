@@ -63,6 +63,7 @@ def encode_text(
 ) -> TokenStore:
     """Returns the store of a text in `folder`, encoded there, or linked to where it was prepared."""
     if isinstance(source, PreparedText):
+        # Where words begin is written when a text is encoded: another segmenter comes too late.
         segmenter, stored = open_segmenter(words), TokenStore.open(source.folder).description.get("words")
         if words is not None and stored != (segmenter and segmenter.describe()):
             raise EtymonError(
@@ -72,6 +73,7 @@ def encode_text(
         link_store(folder, source.folder)
         summary = TokenStore.open(folder, tokenizer).summary
     else:
+        # A note every half a minute: in a log file, a bar that moves would be thousands of lines.
         noted = monotonic()
 
         def note_bytes(done: int) -> None:
@@ -130,6 +132,7 @@ def check_words(
         f"{share:.0%} of the text is in scripts without spaces, where nothing shows which tokens are a word"
     )
     ways = "--words jieba (Chinese), MODULE:FUNCTION or spaces (text that is cut already)"
+    # Some foreign names are no reason to stop. A text that is mostly like that would quietly hide tokens.
     if is_asked and share > 0.5:
         raise EtymonError(
             f"whole words were asked for, but {finding}: say where words are with {ways}, or take "
@@ -174,6 +177,7 @@ def mix_languages(
 def verify_stores(stores: Iterable[TokenStore], folder: Path, world: World) -> None:
     """Refuses to resume the run in `folder` if its encoded text was changed; the first process looks."""
     with world.first_alone() as is_first:
+        # Phases may share a store, and all of it is read: once, by one process.
         for store in {store.folder: store for store in stores}.values() if is_first else ():
             try:
                 store.verify()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from etymon.text.sources import PreparedText, TextSource
 from etymon.text.text_sample import sample_texts
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.tokenizer_growing import covering_size, extends, grow_tokenizer
-from etymon.text.tokenizer_training import LOSSLESS, strips_accents, train_tokenizer
+from etymon.text.tokenizer_pipelines import strips_accents
+from etymon.text.tokenizer_training import LOSSLESS, train_tokenizer
 
 if TYPE_CHECKING:
     from etymon.families.family import Family
@@ -33,7 +34,7 @@ def training_choice(
     size: int | None,
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
-    form: str | None = None,
+    normalise: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Returns the arguments of `train_tokenizer`: the family's recipe, as far as it is not overridden.
 
@@ -72,7 +73,7 @@ def training_choice(
         "strip_accents": strip_accents
         if family is not None and kind not in LOSSLESS
         else bool(strip_accents),
-        "normalise": form,
+        "normalise": None if normalise is None else list(normalise),
         "specials": specials,
         "sentinels": sentinels,
         "framing": framing,
@@ -143,6 +144,12 @@ def build_tokenizer(
             f"the tokenizer that is there already is of the kind {present.kind!r}: leave --tokenizer "
             f"{file.tokenizer} out"
         )
+    # Its tokens were learnt from text in its own form.
+    if present is not None and file.normalise is not None:
+        raise EtymonError(
+            "the tokenizer that is there already says what is made the same in a text: leave --normalise "
+            f"{','.join(file.normalise)} out, or train another tokenizer"
+        )
     if is_kept:
         tokenizer = Tokenizer.load(place)
     elif ready is not None:
@@ -183,7 +190,7 @@ def _train_on_text(
     """Trains a tokenizer on the text, or grows `old` by it, unless an earlier attempt has done the same."""
     # There are 256 bytes, and all characters are taken: the room that the shape has does not matter.
     size = file.vocabulary if file.kind in ("byte", "character") else vocabulary
-    choice = training_choice(file.kind, family.name, size)
+    choice = training_choice(file.kind, family.name, size, normalise=file.normalise)
     origin = {name: value for name, value in choice.items() if name != "framing"}
     if old is not None:
         origin = {"size": size, "grown_from": old.fingerprint}

@@ -31,10 +31,17 @@ MIXTURE_SAMPLES = 128
 FEW_ROWS, MANY_ROWS, FEW_TOKENS = 200, 1000, 32_768
 """Rows that the validations of a task answer during a run: a few, or, where a head answers, up to many with
 not too many tokens. When the run is over, all are answered."""
-RESAMPLES = 1000
+RESAMPLES, FEW_RESAMPLES = 1000, 200
+"""Of rows, for intervals of the last scores; and for the standard errors of those during a run."""
 SHOWN_ANSWERS = 3
 SAMPLE_TOKENS = 60
 """Tokens of a text that the model writes to show itself."""
+
+
+def error_name(metric: str) -> str:
+    """The name of the standard error of a metric among the figures of a validation."""
+    return f"{metric}_error"
+
 
 Log = Callable[[dict[str, Any]], None]
 """Writes a record into the run's metrics."""
@@ -234,8 +241,13 @@ class TaskValidator:
             self.few = table.at(places.astype(int).tolist())
             self._few_examples = self.task.encode(self.few)
 
+    def _score(self, answers: Sequence[Any], table: Table, resamples: int = 0) -> dict[str, MetricScore]:
+        from etymon.tasks.metrics import score_answers  # which pretraining has no use for
+
+        return score_answers(self.task, answers, table, self.scored, resamples)
+
     def validate(self, step: int, phase: int, is_last: bool) -> dict[str, Any]:
-        job, scores = self.job, dict.fromkeys(self.scored, 0.0)
+        job, scores = self.job, dict.fromkeys([*self.scored, *map(error_name, self.scored)], 0.0)
         if self.rows.table is None:
             if step == 0:
                 job.note("no rows are held out: only the training loss will tell how good the model is")
@@ -244,14 +256,16 @@ class TaskValidator:
         with fully_gathered(self.unit):
             figures, answers = self._answer(self._few_examples, self.few, job.world)
         if self.scored and job.world.first:
-            values = self.task.score(answers, self.few, self.scored)
+            # With errors: the luckiest validation is not to be taken for the best.
+            values = self._score(answers, self.few, FEW_RESAMPLES)
             scores = {name: score.value for name, score in values.items()}
+            scores |= {error_name(name): score.standard_error for name, score in values.items()}
             for place in range(min(SHOWN_ANSWERS, len(self.few))):
                 self.log({"step": step, "sample": self.task.format_row(self.few, place, answers[place])})
         scores = job.world.add(scores)  # only the first process has answered
         if self.scored and step != self._noted_step:  # measuring a time budget validates once more
             self._noted_step = step
-            listed = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+            listed = ", ".join(f"{name} {scores[name]:.2f}" for name in self.scored)
             unit = "byte" if "bits_per_byte" in figures else "target"
             loss = figures[f"bits_per_{unit}"]
             job.note(f"step {step:,}: {listed}, a loss of {loss:.3f} bits per {unit}")
@@ -272,7 +286,7 @@ class TaskValidator:
         figures, answers = self._answer(examples, table, World(), DecodingSettings(beams=beams))
         if not self.scored:
             return Evaluation(figures)
-        scores = self.task.score(answers, table, self.scored, RESAMPLES)
+        scores = self._score(answers, table, RESAMPLES)
         figures |= {name: score.value for name, score in scores.items()}
         beside: dict[str, dict[str, MetricScore]] = {}
         if self.baseline_rows is not None and scores:
@@ -289,7 +303,7 @@ class TaskValidator:
         if self.scored and self.rows.table is not None:
             model: Any = self.unit.model
             few = self.few.at(range(min(2, len(self.few))))
-            self.task.score(self.task.predict(model, few), few, self.scored)
+            self._score(self.task.predict(model, few), few)
 
     def extra_cost(self) -> float:
         # Each beam is decoded like a row of its own.

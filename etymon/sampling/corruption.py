@@ -8,7 +8,7 @@ place, and what the decoder has to write.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -109,6 +109,24 @@ class Corruption:
         return shown, noise.span_target_with_sentinels(ids, mask, amounts.sentinels)
 
 
+@dataclass(frozen=True)
+class DenoiserMixture(Corruption):
+    """One of several amounts of the same noise, drawn for every sample, each as often as the others."""
+
+    members: tuple[tuple[float, float], ...] = ()
+    """Of each its density and mean span."""
+
+    @property
+    def amounts(self) -> Collection[str]:
+        return ("random_roll",)
+
+    def corrupt(self, text: Text, amounts: Amounts, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+        density, mean_span = self.members[int(rng.integers(len(self.members)))]
+        return super().corrupt(text, replace(amounts, density=density, mean_span=mean_span), rng)
+
+
+WHOLE = 1e9
+"""A mean span that no text reaches: there is one span, which is the end of the text."""
 MASKING = Corruption(cut="tokens", show="mask a token")
 NOISES = {
     # BART: what it was trained with, and what it was compared with (section 2.2 of the paper). Its shares of
@@ -127,4 +145,20 @@ NOISES = {
     "bert": Corruption(cut="tokens", show="mask a token", random_share=0.1),
     "mass": MASKING,
     "deshuffling": Corruption(order="shuffle"),
+    # UL2 (Tay et al. 2022, table 1): short spans and few (R), the end of the text (S), long spans or many (X).
+    # Its tokens that tell a sample's kind are left out.
+    "ul2": DenoiserMixture(
+        "sentinels",
+        cut="spans",
+        show="sentinels",
+        members=(
+            (0.15, 3),
+            (0.15, 8),
+            (0.25, WHOLE),
+            (0.5, 3),
+            (0.5, 8),
+            (0.15, 64),
+            (0.5, 64),
+        ),
+    ),
 }

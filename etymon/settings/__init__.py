@@ -88,15 +88,17 @@ def option(
     changes what is printed.
     """
     extra: Any = {"name": name, "seen_by": seen_by}
+    # A list or a dict made once would be shared by all that have not been given one.
     if callable(default):
         return Field(default_factory=default, description=help, json_schema_extra=extra, **limits)
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
-def argument(help: str, default: Any = ..., **limits: Any) -> Any:
+def argument(help: str, default: Any = ..., *, leads: bool = False, **limits: Any) -> Any:
     """An option that is given by its place: `etymon generate MODEL PROMPTS`, `etymon.generate(model,
-    prompts)`."""
-    return Field(default, description=help, json_schema_extra={"argument": True}, **limits)
+    prompts)`. One of several words that `leads` has all of them before the first `--option`."""
+    extra: Any = {"argument": True, "leads": leads}
+    return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
 def group(cls: type | list[Option], only: str = "", *, without: str = "", **defaults: Any) -> Any:
@@ -130,6 +132,8 @@ class Option:
     """What it is in this group unless given, where that is not what is usual elsewhere."""
     seen_by: str = "all"
     is_argument: bool = False
+    leads: bool = False
+    """Whether its words come before all others: behind `--tasks`, several are tasks."""
     takes_none: bool = False
     """Whether None says something, and not just that the option is left out."""
 
@@ -160,11 +164,13 @@ def options_of(cls: type) -> list[Option]:
             inner = {each.field: each for each in extra["group"]}
             visible = [field for field, each in inner.items() if each.seen_by != "file"]
             for field in extra["only"] or [field for field in visible if field not in extra["without"]]:
+                # A verb may have a usual value of its own; range and help stay those of the declaration.
                 preset = extra["defaults"].get(field)
                 default = inner[field].default if preset is None else preset
                 options.append(
                     replace(inner[field], section=name, default=default, preset=preset, seen_by="all")
                 )
+        # A field without help is nobody's option: it is set by programs alone.
         elif info.description:
             options.append(_option(name, info, extra))
     return sorted(options, key=lambda option: not option.is_argument)
@@ -184,6 +190,7 @@ def _option(name: str, info: FieldInfo, extra: Mapping[str, Any]) -> Option:
         limits=_limits(info),
         seen_by=extra.get("seen_by", "all"),
         is_argument=extra.get("argument", False),
+        leads=extra.get("leads", False),
         takes_none=NoneType in members or annotation is Any,
     )
 
@@ -208,6 +215,9 @@ def _expressible(annotation: Any) -> Iterator[Any]:
 
 
 def _spelled(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return _spelled(get_args(annotation)[0])
+    # As it stands in a signature, whose file imports these names.
     text = re.sub(r"\b(typing|pathlib|collections\.abc)\.", "", inspect.formatannotation(annotation))
     if get_origin(annotation) is Union:  # of Literal types, which Python does not join by |
         return " | ".join("None" if part is NoneType else _spelled(part) for part in get_args(annotation))
@@ -236,7 +246,8 @@ def in_table(table: Mapping[str, Any]) -> AfterValidator:
 
     def check(name: str) -> str:
         if name not in table:
-            raise ValueError(did_you_mean(name, table))
+            advise = getattr(table, "advise", lambda name: did_you_mean(name, table))
+            raise ValueError(advise(name))
         return name
 
     return AfterValidator(check)
@@ -255,6 +266,7 @@ def comma_separated(value: Any) -> Any:
     return tuple(part for word in words for part in word.split(","))
 
 
+LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]+)*$")]
 Words = Annotated[
     tuple[str, ...], BeforeValidator(one_or_several), Spelling("Sequence[str] | str", list[str])
 ]
@@ -286,7 +298,16 @@ class PassedOverKeys:
 
 
 @settings
-class OpeningOptions(PassedOverKeys):
+class PluginOptions:
+    """What every verb takes in which something may come from a plugin."""
+
+    plugin: Files = option(
+        (), "a file, folder or module of your own that adds objectives, families, tasks ..."
+    )
+
+
+@settings
+class OpeningOptions(PluginOptions, PassedOverKeys):
     """Options of every verb that opens models."""
 
     verify: bool = option(

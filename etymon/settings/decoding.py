@@ -23,10 +23,10 @@ class DecodingSettings:
     """Greedy unless told: `sample` draws, `beams` above 1 searches, `penalty_alpha` searches contrastively,
     `choices` picks.
 
-    Their meaning and order are those of Transformers: repetition penalty, repeated n-grams, minimum length,
-    then (when sampling) temperature, top-k, top-p, min-p, typical-p. Left at None, `max_new_tokens` is 64
-    or whatever room the model's positions leave; a number is taken at its word and refused if there is no
-    room for it and no `window`.
+    Their meaning and order are those of Transformers: repetition penalty (then presence and frequency, which
+    it does not have), repeated n-grams, minimum length, then (when sampling) temperature, top-k, top-p,
+    min-p, typical-p. Left at None, `max_new_tokens` is 64 or whatever room the model's positions leave; a
+    number is taken at its word and refused if there is no room for it and no `window`.
     """
 
     max_new_tokens: int | None = option(
@@ -79,6 +79,13 @@ class DecodingSettings:
     returns: int = option(1, "texts a prompt (sampling, beams or choices)", ge=1)
     no_repeat_ngram: int = option(0, "never repeat so many tokens in a row", ge=0)
     repetition_penalty: float = option(1.0, "above 1 makes tokens that were there less likely", gt=0)
+    # As OpenAI's protocol defines them: of new tokens alone.
+    presence_penalty: float = option(
+        0.0, "taken off the scores of new tokens that were there already", ge=-2, le=2
+    )
+    frequency_penalty: float = option(
+        0.0, "taken off the scores of new tokens for each time that they were there", ge=-2, le=2
+    )
     stop: Words = option((), "end before this string; may be repeated")
     window: bool = option(False, "beyond the model's positions, go on from the last half of them")
     draft_tokens: int = option(4, "how many tokens the draft runs ahead", ge=1, le=MOST_DRAFTED)
@@ -129,6 +136,8 @@ class DecodingSettings:
                 "max_new_tokens": self.max_new_tokens is not None,
                 "no_repeat_ngram": self.no_repeat_ngram,
                 "repetition_penalty": self.repetition_penalty != 1,
+                "presence_penalty": self.presence_penalty,
+                "frequency_penalty": self.frequency_penalty,
             }
             for name in (name for name, is_given in others.items() if is_given):
                 yield f"choices are scored whole, and {name} has no say in it: leave it out"

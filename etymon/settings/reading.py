@@ -6,11 +6,12 @@ import codecs
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from etymon.config import did_you_mean
 from etymon.settings import (
     Files,
+    LanguageCode,
     ProgressOptions,
     Spelling,
     comma_separated,
@@ -40,7 +41,6 @@ TextLength = Annotated[
     AfterValidator(_check_length),
     Spelling("str | int | None", str),
 ]
-LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]+)*$")]
 WORD_WAY = re.compile(r"([a-z]{2,3}(-[A-Za-z0-9]+)*=)?(jieba|spaces|tokens|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)")
 
 
@@ -130,6 +130,41 @@ class TextSettings(FilterSettings, EncodingSettings):
         "where words are: jieba (Chinese), spaces (text cut by a tool, whose spaces go), MODULE:FUNCTION; "
         "tokens: as tokens and spaces show them; zh=jieba for one language",
     )
+
+
+NORMALISE_HELP = (
+    "what is made the same in the text, several with commas: nfc, nfkc (unigram and bpe do that unless none "
+    "is said), width, punctuation, quotes, t2s (Traditional to Simplified), tw2s, hk2s, s2t, s2tw, s2hk"
+)
+NormaliseSteps = Annotated[
+    tuple[
+        Literal[
+            "none",
+            "nfc",
+            "nfkc",
+            "width",
+            "punctuation",
+            "quotes",
+            "t2s",
+            "tw2s",
+            "hk2s",
+            "s2t",
+            "s2tw",
+            "s2hk",
+        ],
+        ...,
+    ]
+    | None,
+    BeforeValidator(comma_separated),
+    Spelling("Sequence[str] | str | None", str),
+]
+
+
+@settings
+class NormaliseSettings:
+    """What is made the same in a text before a new tokenizer learns from it, and always afterwards."""
+
+    normalise: NormaliseSteps = option(None, f"for a tokenizer to train: {NORMALISE_HELP}")
 
 
 @settings

@@ -32,6 +32,10 @@ Scheme = Literal["IOB2", "BILOU"]
 # ------------------------------------------------------------ the options of each task
 
 
+# T5's own evaluation takes what was written, and what is no label is wrong (section 2.4).
+FREE_TEXT_HELP = "where answers are written: any text is an answer, as T5 was scored, and not only the labels"
+
+
 @settings
 class HeadOptions:
     """Options of every task that a head can do."""
@@ -73,6 +77,7 @@ class ClassifyOptions(TextOptions):
     multi_label: bool = option(False, "rows have any number of labels, a list or a|b")
     smoothing: float = option(0.0, "label smoothing in training (the family's own)", ge=0, lt=1)
     class_weights: Literal["none", "balanced"] = option("none", "balanced: rare labels count more")
+    free_text: bool = option(False, FREE_TEXT_HELP)
 
 
 @settings
@@ -87,6 +92,7 @@ class ChooseOptions(HeadOptions):
     )
     # Data sets differ: SWAG and HellaSwag count from 0, others from 1.
     first: int = option(0, "the number of the first choice")
+    free_text: bool = option(False, FREE_TEXT_HELP)
 
 
 @settings
@@ -159,7 +165,7 @@ TASK_OPTIONS = {
     "language-model": LanguageModelOptions,
 }
 """Here and not with the tasks, which import torch: `--help` has to be quick."""
-INPUT_COLUMNS = "text second context choices tokens question source prefix"
+INPUT_COLUMNS = "text second context choices tokens question source prefix free_text"
 TARGET_COLUMNS = "label tags entities answers target"
 LEARNING = "multi_label way smoothing class_weights symmetric language_model r_drop"
 

@@ -10,8 +10,10 @@ from pydantic import BeforeValidator, Field
 
 from etymon.config import strict
 from etymon.errors import EtymonError
+from etymon.registry import LOGGERS, OPTIMISERS, SCHEDULES
 from etymon.settings import (
     DeviceOptions,
+    LanguageCode,
     PassedOverKeys,
     PathText,
     PrecisionName,
@@ -19,16 +21,19 @@ from etymon.settings import (
     Spelling,
     Words,
     comma_separated,
+    in_table,
     one_or_several,
     option,
     settings,
 )
 from etymon.settings.adapters import FeatureSettings, LoraSettings
-from etymon.settings.reading import EncodingSettings, LanguageCode, LanguageSettings, TextSettings
+from etymon.settings.reading import EncodingSettings, LanguageSettings, NormaliseSettings, TextSettings
 from etymon.settings.tasks import TASK_OPTIONS
 
-OptimiserName = Literal["adamw", "adam-bert", "adafactor", "lamb", "muon", "adagrad"]
-ScheduleName = Literal["constant", "linear", "cosine", "inverse-square-root", "noam", "wsd", "wsd-sqrt"]
+OptimiserName = Annotated[str, in_table(OPTIMISERS)]
+ScheduleName = Annotated[str, in_table(SCHEDULES)]
+LoggerName = Annotated[str, in_table(LOGGERS)]
+RecipeName = Literal["published", "pocket", "muon", "hybrid", "causal-first"]
 
 
 # ------------------------------------------------------------ sections of their own
@@ -158,18 +163,28 @@ class Hyperparameters:
     """Patterns of parameters: biases (of recurrent layers, too), norms, and what mixes layers."""
     layer_decay: float | None = None
     """Every section trains at this share of the rate of the one above it."""
+    matrix_share: float = 1.0
+    """Muon's rate for matrices as a multiple of the rate for the rest. At 1, matrices move as far as AdamW
+    would move them; they bear more: at a rate of 0.002, 3 gives 256 wide layers the 0.02 that is usual in
+    Muon's own measure. What is large from the start, as T5's word vectors are, wants less than 1: the rest
+    then moves farther."""
 
 
 # Some of the hyperparameters again, as users see them: with help and range, and None for the family's own.
 # What they come to with the recipe (`runs.training_settings`) is checked against these ranges, too.
 @settings
 class OptimiserSettings:
-    optimiser: OptimiserName | None = option(None, "the optimiser (the family's own)")
+    optimiser: OptimiserName | None = option(
+        None, f"{', '.join(OPTIMISERS.places)}, or FILE.py:CLASS (the family's own)"
+    )
     learning_rate: float | None = option(None, "peak rate (the size's own; of a task, the family's)", gt=0)
     weight_decay: float | None = option(None, "decoupled weight decay (the family's own)", ge=0)
     layer_decay: float | None = option(None, "factor by which lower layers learn more slowly", gt=0, le=1)
     frozen: Words = option((), "patterns of parameters that are not trained: 'body.embeddings.*'")
-    schedule: ScheduleName | None = option(None, "how the rate runs (the family's own)")
+    schedule: ScheduleName | None = option(
+        None,
+        f"how the rate runs: {', '.join(SCHEDULES.places)}, or FILE.py:FUNCTION (the family's own)",
+    )
     warmup: float | None = option(None, "share of the steps in which the rate rises, from 0 to 1", ge=0, le=1)
     clip: float | None = option(None, "largest norm of the gradient, 0 for no limit (the family's own)", ge=0)
 
@@ -181,8 +196,19 @@ class CheckpointSettings:
     save_every: int | None = option(None, "steps between checkpoints (with every validation)", ge=1)
     save_at: Annotated[
         tuple[str, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", list[str])
-    ] = option((), "keep the model at these amounts: 1Mwords,2Mwords")
-    tensorboard: bool = option(False, "write TensorBoard events too")
+    ] = option(
+        (),
+        "keep the model at these amounts: babylm (after 1M to 10M words by millions, to 100M by tens, to "
+        "1000M by hundreds), words (1M 2M 5M), or 500steps, 20Mtokens, 3epochs",
+    )
+    loggers: Annotated[
+        tuple[LoggerName, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", list[str])
+    ] = option(
+        (),
+        "show the curves in tensorboard, trackio, wandb, mlflow, or FILE.py:CLASS, too; may be repeated",
+        name="logger",
+    )
+    tensorboard: bool = option(False, "the same as --logger tensorboard")
 
 
 DatasetName = Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?$")]
@@ -207,7 +233,9 @@ class CardSettings:
 
 
 @settings
-class RunSettings(LoopSettings, OptimiserSettings, CheckpointSettings, CardSettings, PassedOverKeys):
+class RunSettings(
+    LoopSettings, OptimiserSettings, CheckpointSettings, CardSettings, NormaliseSettings, PassedOverKeys
+):
     """What any training run can be asked for."""
 
     family: str = option(..., "the family of the model", seen_by="file")
@@ -215,10 +243,11 @@ class RunSettings(LoopSettings, OptimiserSettings, CheckpointSettings, CardSetti
     size: str | None = option(
         "pocket", "a published or pocket size of the family; none, where the model to go on from has its own"
     )
-    start: PathText = option(None, "folder or hub id of a model to go on from", name="from_")
-    shape: dict[str, Any] = option(
-        dict, "fields of the family's shape that differ from the size's", seen_by="file"
+    recipe: RecipeName | None = option(
+        None, "shape, objective, optimiser and the like together (of pocket sizes pocket, else published)"
     )
+    start: PathText = option(None, "folder or hub id of a model to go on from", name="from_")
+    shape: dict[str, Any] = option(dict, "fields of the shape that differ from the size's", seen_by="file")
     text: str | None = option(None, "what the data are, in words", seen_by="file")
     tokenizer: PathText = option(
         None, "folder of a tokenizer, or the kind to train: char, byte, ... (the family's)"
@@ -257,16 +286,16 @@ class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
         (), "text files, folders or globs, or a prepared store; several languages: zh=a.txt", seen_by="file"
     )
     batch: int | None = option(None, "samples a step (about 2,048 tokens unless told)", ge=1)
-    objective: str | None = option(None, "what to learn from the text (the family's own)")
+    objective: str | None = option(
+        None, "what to learn from the text: a name, a mixture, or FILE.py:CLASS (the family's own)"
+    )
     validation: float = option(0.05, "share of the text held out to validate on", ge=0, lt=1)
     replace_tokenizer: bool = option(
         False,
         "go on from a model with another tokenizer, --tokenizer's or one trained on the text: word vectors "
         "start from pieces that both have, or from those that spell a new one",
     )
-    teacher: str | None = option(
-        None, "folder or hub id of the model to learn from (distillation)", seen_by="file"
-    )
+    teacher: str | None = option(None, "folder or hub id of the model to learn from", seen_by="file")
     teacher_layers: Annotated[tuple[int, ...] | None, BeforeValidator(_layer_numbers)] = option(
         None,
         "the teacher's layers that the student begins with (evenly spread); none at all if empty",
@@ -349,6 +378,7 @@ class StartOptions(ProgressOptions, DeviceOptions):
     )
     # A thread is enough where samples are cheap; processes cost their start and memory.
     workers: int = option(0, "processes that prepare samples (0: a thread does)", ge=0)
+    changed_plugins: bool = option(False, "go on with a run though a plugin of it has changed")
 
 
 @settings
@@ -365,5 +395,5 @@ class TrainOptions(StartOptions):
 
     def placement(self) -> dict[str, Any]:
         """Where and how it is computed, as fields of a `Job`."""
-        names = ("device", "workers", "shard", "recompute", "compile")
+        names = ("device", "workers", "shard", "recompute", "compile", "changed_plugins")
         return {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""The tasks, by name: an explicit table, and nothing is imported until it is asked for."""
+"""The tasks, by name; nothing is imported until it is asked for."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from etymon.config import did_you_mean, strict
+from etymon.config import strict
 from etymon.errors import EtymonError
+from etymon.registry import TASKS as REGISTRY
 
 if TYPE_CHECKING:
     from etymon.families.family import Family
     from etymon.families.model import Model
     from etymon.tasks.task import Task
 
-REGISTRY = {
-    "classify": "etymon.tasks.classify:Classify",
-    "regress": "etymon.tasks.regress:Regress",
-    "choose": "etymon.tasks.choose:Choose",
-    "tag": "etymon.tasks.tag:Tag",
-    "answer": "etymon.tasks.answer:AnswerQuestion",
-    "text2text": "etymon.tasks.text2text:Text2Text",
-    "language-model": "etymon.tasks.language_model:LanguageModel",
-}
 HEADS = {
     "classification": "classify",
     "choice": "choose",
@@ -35,10 +27,7 @@ HEADS = {
 
 def task_class(name: str) -> type[Task]:
     """The class of that name."""
-    if name not in REGISTRY:
-        raise EtymonError(f"there is no task {name!r}: {did_you_mean(name, REGISTRY)}")
-    module, class_name = REGISTRY[name].split(":")
-    return getattr(import_module(module), class_name)
+    return REGISTRY.find(name)
 
 
 def get_task(name: str, options: Mapping[str, Any], family: Family) -> Task:

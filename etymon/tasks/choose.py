@@ -42,6 +42,7 @@ class Choose(HeadTask):
     metrics = ("accuracy",)
     record_fields = ("prediction", "probabilities")
     keeps_end = True
+    has_possible_texts = True
     options: ChooseOptions
 
     @property
@@ -160,6 +161,12 @@ class Choose(HeadTask):
 
     def target_texts(self, table: Table) -> list[str]:
         return [f"choice{number + 1}" for number in self.right_choices(table)]
+
+    def possible_texts(self, table: Table) -> list[tuple[str, ...]]:
+        return [tuple(f"choice{n + 1}" for n in range(len(choices))) for choices in self.choices(table)]
+
+    def choose_text(self, shares: np.ndarray) -> ChoicePrediction:
+        return ChoicePrediction(int(shares.argmax()), tuple(shares.tolist()))
 
     def parse_texts(self, texts: Sequence[str]) -> list[ChoicePrediction]:
         # `choice0` would count as the last one, and is refused like any other text.

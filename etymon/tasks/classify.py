@@ -253,6 +253,18 @@ class Classify(TextTask):
         # A row without labels: an empty target would leave the model nothing to write but its end.
         return [f" {MARK} ".join(names) or MARK for names in self.row_labels(table)]
 
+    @property
+    def has_possible_texts(self) -> bool:  # type: ignore[override]
+        # Any number of labels make too many texts, and of a published model nobody knows the labels.
+        return bool(self.label_names) and not self.options.multi_label
+
+    def possible_texts(self, table: Table) -> list[tuple[str, ...]]:
+        return [self.label_names] * len(table)
+
+    def choose_text(self, shares: np.ndarray) -> LabelPrediction:
+        label = self.label_names[int(shares.argmax())]
+        return LabelPrediction(label, dict(zip(self.label_names, shares.tolist())))
+
     def parse_texts(self, texts: Sequence[str]) -> list[LabelPrediction]:
         """Labels, where what was written is one; anything else is wrong. Where none were learnt, any text
         may be one."""

@@ -62,6 +62,9 @@ class HeadTask(Task):
     """In the order of the head's outputs."""
     problem_type: str | None = None
     """As Transformers calls it, where it has a name for it."""
+    has_possible_texts = False
+    """Whether a row has but a few answers that could be written: `possible_texts` of all rows, of which
+    `choose_text` takes one by their probabilities."""
     label_by_text: Mapping[str, str] = {}
     """The labels by how a model writes them."""
     teacher: Callable[[Table], np.ndarray] | None = None
@@ -77,11 +80,12 @@ class HeadTask(Task):
         options = self.options
         if self.head not in family.heads:
             raise EtymonError(f"{family.title} has no head for the task {self.name!r}")
-        if options.prefix:
-            raise EtymonError(
-                f"prefix is for answers that are written, and a head of {family.title} gives them: "
-                "leave it out, or say --way text"
-            )
+        for name in ("prefix", "free_text"):
+            if getattr(options, name, None):
+                raise EtymonError(
+                    f"{name} is for answers that are written, and a head of {family.title} gives them: "
+                    "leave it out, or say --way text"
+                )
         if family.features is not None and (options.language_model or getattr(options, "symmetric", False)):
             raise EtymonError(
                 "features take the place of a head that reads the last states: leave language_model "

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from etymon.errors import EtymonError
+from etymon.registry import METRICS
 from etymon.tasks.entities import unspaced, words_of
 
 CONFIDENCE = 95.0
@@ -34,6 +35,16 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+def is_plugin(metric: str) -> bool:
+    """Whether a metric is a plugin's; those of tasks are built in."""
+    return metric not in METRICS.places and metric in METRICS
+
+
+def falls(metric: str) -> bool:
+    """Whether less of a metric is better."""
+    return metric in FALLING or (is_plugin(metric) and bool(getattr(METRICS[metric], "falls", False)))
+
+
 @dataclass(frozen=True)
 class MetricScore:
     """Of 100, the more the better, unless it `falls`. `low` and `high` are the ends of the 95% interval, if
@@ -48,6 +59,11 @@ class MetricScore:
     """Whether less is better, as of an error in the units of the data (`FALLING`)."""
     rows: int | None = None
     """How many were scored; None if that is not known."""
+
+    @property
+    def standard_error(self) -> float:
+        """Of the value, by the width of its interval; 0 where there is none."""
+        return 0.0 if self.low is None or self.high is None else (self.high - self.low) / (2 * 1.96)
 
     @property
     def counted(self) -> str:

@@ -24,7 +24,7 @@ from etymon.objectives.objective import Objective
 from etymon.sampling.examples import NONE, Examples, bundles, bundles_of_rows
 from etymon.settings.decoding import DecodingSettings
 from etymon.tables.table import Table
-from etymon.tasks.scores import FALLING, MetricScore, library
+from etymon.tasks.scores import MetricScore, falls, library
 
 # A small table is not to be a few large steps: a batch has a fiftieth of its tokens, within these limits.
 MOST_TOKENS, FEWEST_TOKENS, STEPS_AN_EPOCH = 4096, 512, 50
@@ -203,6 +203,6 @@ def value_to_minimise(metric: str) -> Callable[[Mapping[str, Any]], float | None
     # The same loss by the byte, where there is a text: runs with different tokenizers can be compared.
     if metric == "loss":
         return lambda figures: figures.get("bits_per_byte", figures.get("bits_per_target"))
-    if metric.rpartition("/")[2] in FALLING:
+    if falls(metric.rpartition("/")[2]):
         return lambda figures: figures.get(metric)
     return lambda figures: None if figures.get(metric) is None else -figures[metric]

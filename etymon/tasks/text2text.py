@@ -21,7 +21,7 @@ from etymon.families import REGISTRY, get_family
 from etymon.families.family import Family
 from etymon.families.model import Model
 from etymon.families.special_tokens import token_ids
-from etymon.generation.decoding import decode
+from etymon.generation.decoding import decode, score_answers
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.vocabulary import DenseVocabulary
@@ -99,10 +99,7 @@ class Text2Text(Task):
         texts = self.texts(table)
         sources, targets = self.sources(texts["source"]), self.writer.encode_batch(texts["target"])
         length = self.limits["length"]
-        if self.has_encoder:
-            targets = [self.writer.framing.frame(ids).ids for ids in targets]
-        else:
-            targets = [np.append(ids, np.int32(self.end)) for ids in targets]
+        targets = [self.end_target(ids) for ids in targets]
         if learn:
             # A little more than the longest that was seen: what is longer has most likely lost its way.
             longest = max(map(len, targets))
@@ -117,6 +114,10 @@ class Text2Text(Task):
         return Examples(
             {"source": Ragged(sources), "target": Ragged(targets)}, sizes, words.reshape(2, -1).sum(0)
         )
+
+    def end_target(self, ids: np.ndarray) -> np.ndarray:
+        """The tokens of a text to write, with those that end it."""
+        return self.writer.framing.frame(ids).ids if self.has_encoder else np.append(ids, np.int32(self.end))
 
     def sources(self, texts: Sequence[str]) -> list[np.ndarray]:
         """What a model reads of texts (with their prefix) before it writes, whole."""
@@ -153,9 +154,13 @@ class Text2Text(Task):
         notify: Notify = ignore_note,
     ) -> list[str]:
         texts = [self.options.prefix + text for text in table.texts(self.options.source)]
-        prompts, cut = _cut(self.sources(texts), [self.room_for_sources] * len(texts), self.tail)
+        prompts, cut = self.prompts(texts)
         self._notify_cut(cut, table, self.options.source, notify)
         return self.write(model, prompts, decoding)
+
+    def prompts(self, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
+        """`sources` that leave room for what is to be written, and how many had to be cut."""
+        return _cut(self.sources(texts), [self.room_for_sources] * len(texts), self.tail)
 
     def _notify_cut(self, count: int, table: Table, column: str, notify: Notify) -> None:
         if count:
@@ -204,6 +209,19 @@ class Text2Text(Task):
                 written[number] = self.writer.decode(ids, whole=True).strip()
         return [written[number] for number in range(len(prompts))]
 
+    def choose(self, model: Model, prompts: Sequence[np.ndarray], answers: Sequence[str]) -> np.ndarray:
+        """The probability of each of the `answers` behind every prompt (see `sources`), if one of them is
+        written: `[prompts, answers]`. All are scored whole, so none is lost on the way to another."""
+        # With their ends, as they are learnt: otherwise "good" would count for "good one", too.
+        targets = [tuple(self.end_target(ids).tolist()) for ids in self.writer.encode_batch(list(answers))]
+        order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+        log_probs = np.empty((len(prompts), len(answers)))
+        for first in range(0, len(order), BATCH):
+            numbers = order[first : first + BATCH]
+            log_probs[numbers] = score_answers(model, [prompts[n].tolist() for n in numbers], targets)
+        shares = np.exp(log_probs - log_probs.max(1, keepdims=True))
+        return shares / shares.sum(1, keepdims=True)
+
     def score(
         self, predictions: Sequence[str], table: Table, metrics: Sequence[str], resamples: int = 0
     ) -> dict[str, MetricScore]:
@@ -232,9 +250,12 @@ def _cut(rows: Sequence[np.ndarray], rooms: Sequence[int], tail: int = 1) -> tup
 class WrittenTask(Task):
     """A task by way of text2text. Its options, columns, labels and scores are the task's own.
 
-    The task gives what the model reads of every row (`source_parts`: a mark and a text, in turns), what it is
-    to write (`target_texts`), and predictions for what it wrote (`parse_texts`), where what makes no sense is
-    a wrong one.
+    The task gives what the model reads of every row (`source_parts`: a mark and a text, in turns), and what
+    it is to write (`target_texts`). Where a row has but a few possible answers (`possible_texts`), each is
+    scored, and the task makes a prediction of their probabilities (`choose_text`): a model that writes
+    something else, as T5 writes sentinels after its pretraining, is asked which of them it would rather
+    write. Otherwise, or with `free_text`, it makes predictions of what was written (`parse_texts`), and
+    what makes no sense is a wrong one.
     """
 
     heads = frozenset({"vocabulary"})
@@ -257,6 +278,15 @@ class WrittenTask(Task):
         self.default_rows = task.default_rows  # type: ignore[misc]
         self.writing = Text2Text(Text2TextOptions())
         self.limits = self.writing.limits
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the likeliest of a few possible texts is the answer, and nothing else can be."""
+        return self.task.has_possible_texts and not self.options.free_text
+
+    @property
+    def writes_text(self) -> bool:  # type: ignore[override]
+        return not self.chooses
 
     def fit(self, family: Family) -> Fit:
         try:
@@ -347,7 +377,18 @@ class WrittenTask(Task):
         notify: Notify = ignore_note,
     ) -> list[Any]:
         sources = self.source_texts(table, self.writing.room_for_sources, notify)
-        return self.task.parse_texts(self.writing.predict(model, _as_table(table, source=sources), decoding))
+        if not self.chooses:
+            written = self.writing.predict(model, _as_table(table, source=sources), decoding)
+            return self.task.parse_texts(written)
+        prompts, _ = self.writing.prompts(sources)
+        rows_by_answers: dict[tuple[str, ...], list[int]] = {}
+        for number, answers in enumerate(self.task.possible_texts(table)):
+            rows_by_answers.setdefault(answers, []).append(number)
+        predictions: dict[int, Any] = {}
+        for answers, numbers in rows_by_answers.items():
+            shares = self.writing.choose(model, [prompts[number] for number in numbers], answers)
+            predictions |= zip(numbers, map(self.task.choose_text, shares), strict=True)
+        return [predictions[number] for number in range(len(table))]
 
     def describe(self) -> dict[str, Any]:
         return {**self.task.describe(), "limits": self.limits}

@@ -109,8 +109,12 @@ class Encoder:
         its units (what is encoded by itself) or its tokens."""
         words = None
         if self.segmenter is not None:
-            texts, words = segment_batch(self.segmenter, [(part.text, part.before) for part in batch])
-            batch = [part._replace(text=text) for part, text in zip(batch, texts, strict=True)]
+            is_cut = self.segmenter.way == "spaces"
+            # Words are looked for in the text as the model reads it; all other figures are of the given one.
+            read = str if is_cut else self.tokenizer.normalise
+            texts, words = segment_batch(self.segmenter, [(read(part.text), part.before) for part in batch])
+            if is_cut:
+                batch = [part._replace(text=text) for part, text in zip(batch, texts, strict=True)]
         text = "".join(part.text for part in batch)
         sizes = [len(part.text) for part in batch]
         stops = np.cumsum(sizes)
@@ -229,7 +233,7 @@ class Encoder:
         if self._size > REMEMBERED:
             self._forget()
         new = [word for word in words if word not in self._numbers]
-        encodings = self.tokenizer.backend.encode_batch_fast(new, add_special_tokens=False)
+        encodings = self.tokenizer.encode_texts(self.tokenizer.backend.encode_batch_fast, new)
         ids = [encoding.ids for encoding in encodings]
         self._numbers |= {word: number for number, word in enumerate(new, len(self._numbers))}
         self._size += sum(1 + len(word) // LONGEST for word in new)

@@ -92,10 +92,12 @@ class FeatureReader:
         for row, piece in zip(rows, pieces, strict=True):
             if self.needs_words:
                 row["words"] = len(word_list(piece.text))
+            # The beginning tells: parts of a long document are in the same language.
             if self.find_language is not None and piece.is_first:
                 row["language"] = self.find_language(piece.text[:LANGUAGE_TEXT])
             if self.needs_signature:
                 signature = self.minhash(num_perm=SLOTS, seed=1)
+                # Sorted, since the order of a set differs from process to process.
                 signature.update(sorted(shingles(piece.text)))
                 row["signature"] = signature.digest()
         return rows
@@ -114,6 +116,7 @@ def _language_finder(languages: tuple[str, ...]) -> Any:
         from py3langid import classify, rank
     except ImportError:
         raise EtymonError("--language needs another package: pip install 'etymon[filters]'") from None
+    # Refused before gigabytes are read: a name that the package does not know would match no document.
     names = sorted({name for name, _ in rank("")})
     for language in languages:
         if language not in names:
@@ -144,6 +147,7 @@ class NearCopies:
     def add(self, number: int, signature: np.ndarray) -> int | None:
         """The number of the earlier document that it is a copy of; None if there is none, and then it is
         remembered."""
+        # A band as one number: keys of a dictionary are small then.
         keys = (signature.reshape(-1, self.width) * self._factors).sum(axis=1, dtype=np.uint64).tolist()
         hits = zip(self._bands, keys, strict=True)
         candidates = sorted({band[key] for band, key in hits if key in band})
@@ -151,6 +155,7 @@ class NearCopies:
             if (self._signatures[candidate] == signature).mean() >= self.similarity:
                 return self._numbers[candidate]
         place = len(self._numbers)
+        # Twice as large, so that a document is moved a few times at most.
         if place == len(self._signatures):
             self._signatures = np.concatenate((self._signatures, np.zeros_like(self._signatures)))
         self._signatures[place] = signature
@@ -210,6 +215,7 @@ class DocumentFilter:
         if settings.text_language and language not in settings.text_language:
             return "in another language", {"language": language}
         if settings.deduplicate is not None:
+            # Digests, not texts: sixteen bytes a document, whatever its length.
             if (first := self._digests.setdefault(digest, number)) != number:
                 return "copies", {"copy_of": first}
             if self._near is not None and (near := self._near.add(number, features["signature"])) is not None:
@@ -264,6 +270,7 @@ class FilteredText:
                         characters, parts, joined = 0, 0, row
                     else:
                         joined["words"] += row["words"]
+                        # The smallest hash of a whole is the smallest of its parts' hashes.
                         joined["signature"] = np.minimum(joined["signature"], row["signature"])
                     digest.update(piece.text.encode())
                     characters += len(piece.text)
@@ -369,6 +376,7 @@ def filter_text(source: TextSource, settings: FilterSettings) -> TextSource:
             f"{source.folder} is a prepared text, which cannot be filtered any more: give the filters to "
             "etymon prepare"
         )
+    # A verb's options have more in them, which must not change a text's fingerprint.
     only = {name: getattr(settings, name) for name in FilterSettings.__annotations__}
     return FilteredText(source, FilterSettings(**only))
 

@@ -117,11 +117,13 @@ class MixedTexts:
     @cached_property
     def quotas(self) -> dict[str, int]:
         """Bytes of every language."""
+        # Shares follow what there was to read, not what was kept of it, which has the same limit for all.
         sizes = {code: sample.offered_bytes for code, sample in self.samples.items() if sample.size}
         return exact_quotas(min(sum(sizes.values()), self.limit), language_shares(sizes, self.temperature))
 
     def __iter__(self) -> Iterator[str]:
         for code, left in self.quotas.items():
+            # Again from the beginning, if a small language is to have more than there is of it.
             while left > 0:
                 for text in SegmentedTexts(self.samples[code], self.segmenters.get(code)):
                     yield text
@@ -141,6 +143,7 @@ def sample_languages(
 ) -> Iterator[tuple[MixedTexts, dict[str, tuple[TextSample, TextSample]]]]:
     """The mixture to train a tokenizer on, and of every language the texts it is made of, and others to
     measure with."""
+    # How large the languages are is known only after reading: each may fill its part of the memory.
     share = limit // len(text.sources)
     with ExitStack() as stack:
         samples = {
@@ -189,6 +192,7 @@ class LanguageStore(TokenStore):
         stores = {}
         for code, digest in description["languages"].items():
             path = folder / str(code)
+            # A language that was prepared anew by itself may have been cut by another tokenizer.
             if not (path / "store.json").is_file() or sha256(path / "store.json") != digest:
                 raise EtymonError(f"{path} is missing or has changed; build the store again")
             stores[str(code)] = TokenStore.open(path, tokenizer)
@@ -231,6 +235,7 @@ def put_together(folder: Path, codes: Iterable[str], tokenizer: Tokenizer) -> No
     tokenizer.save(folder / "tokenizer")
     descriptions = [store.description for store in stores.values()]
     summary = join_summaries(folder, [store.summary for store in stores.values()])
+    # By language: the same files under other languages are another text.
     fingerprints = {code: str(store.description["source"]) for code, store in stores.items()}
     words = {
         code: store.description["words"] for code, store in stores.items() if "words" in store.description

@@ -1,7 +1,7 @@
 """English prose that every Python installation holds: enough text to try everything without a download.
 
-The standard library's docstrings and the language reference behind `help()`, cleaned of code, tables and
-markup. Modules are parsed, never imported.
+The standard library's docstrings and comments and the language reference behind `help()`, cleaned of code,
+tables and markup. Modules are parsed, never imported.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ WORD = re.compile(r"[A-Za-z][a-z]*(?:['’-][a-z]+)?")
 SENTENCE_END = re.compile(r"[.!?][\"')]*$")
 
 
+COMMENT = re.compile(r"\s*#+(?!!) ?(.*)")
+
+
 class StandardLibrary:
     """The English prose that ships inside CPython."""
 
-    description = "the prose of the Python standard library (topics and docstrings)"
+    description = "the prose of the Python standard library (topics, docstrings and comments)"
 
     @cached_property
     def _documents(self) -> list[Document]:
@@ -53,7 +56,7 @@ class StandardLibrary:
 
     def fingerprint(self) -> str:
         # The text is a function of the interpreter: no need to read it to know it.
-        return f"standard library 1, {platform.python_implementation()} {platform.python_version()}"
+        return f"standard library 2, {platform.python_implementation()} {platform.python_version()}"
 
 
 def stdlib_documents() -> list[Document]:
@@ -138,17 +141,29 @@ def _topics() -> Iterator[list[str]]:
 
 
 def _modules() -> Iterator[list[str]]:
-    """The docstrings of every module of the standard library, in the order of the file."""
+    """The docstrings and then the comments of every module of the standard library, in the order of the
+    file."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py"), key=lambda item: item.relative_to(root).as_posix()):
         folders = path.relative_to(root).parts[:-1]
         if SKIPPED_FOLDERS & set(folders) or (folders and folders[0].startswith("config-")):
             continue
-        source = path.read_bytes()
-        if b'"""' not in source and b"'''" not in source:
-            continue  # parsing is the slow part
-        with suppress(SyntaxError, ValueError):  # a few files are deliberately broken
-            yield list(_docstrings(ast.parse(source)))
+        source, texts = path.read_bytes(), list[str]()
+        if b'"""' in source or b"'''" in source:  # parsing is the slow part
+            with suppress(SyntaxError, ValueError):  # a few files are deliberately broken
+                texts = list(_docstrings(ast.parse(source)))
+        yield [*texts, *_comments(source.decode("utf-8", "ignore"))]
+
+
+def _comments(source: str) -> Iterator[str]:
+    """Comments of whole lines, those below each other as one text."""
+    block: list[str] = []
+    for line in [*source.split("\n"), ""]:
+        if comment := COMMENT.match(line):
+            block.append(comment[1])
+        elif block:
+            yield "\n".join(block)
+            block = []
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:

@@ -175,11 +175,13 @@ class Split:
     @staticmethod
     def of_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Split:
         """A split in memory, of texts, each a document; none may be blank."""
+        # `before` is what came before a batch in tokens, bytes and words: offsets in a batch begin at 0.
         encoder, before = Encoder(tokenizer, np.dtype(np.uint32)), np.zeros((1, 3), np.int64)
         tokens, ends, sentences = [np.zeros(0, np.uint32)], [before], [np.zeros(0, np.int64)]
         for batch in batches(map(Document, texts)):
             encoded = encoder(batch)
             tokens.append(encoded.tokens)
+            # A long document comes in parts: only the last of them ends it.
             ends.append(before + encoded.ends[[not part.more for part in batch]])
             sentences.append(before[0, 0] + encoded.sentences[:, 0])
             before = before + encoded.ends[-1]
@@ -216,6 +218,7 @@ class Split:
         """How often every id occurs, up to the largest that does."""
         counts = np.zeros(0, np.int64)
         for block in self.token_blocks():
+            # A block may hold larger ids than all before it: then its sums are the longer array.
             sums = np.bincount(block, minlength=len(counts))
             sums[: len(counts)] += counts
             counts = sums
@@ -254,6 +257,7 @@ class Split:
             raise IndexError(f"[{start}, {stop}) is outside the stream of {self.stream_length} tokens")
         if start == -1 and stop > -1:
             return np.concatenate((np.array([separator]), self.stream(0, stop, separator)))
+        # Separators are not on disk: a token's place there is its place here less the separators before it.
         before, until = np.searchsorted(self._separators, (start, stop))
         ids = self.tokens[start - before : stop - until].astype(np.int64)
         if before == until:
@@ -278,6 +282,7 @@ class TokenStore:
         if not is_store(folder):
             raise EtymonError(f"no token store in {folder}: it has no store.json; prepare the data first")
         description = read_json(folder / "store.json")
+        # A link has a checksum: a run must not go on with another text that was put under the same path.
         if isinstance(link := description.get("prepared"), str) and "sha256" in description:
             prepared = Path(link)
             if not is_store(prepared) or sha256(prepared / "store.json") != description["sha256"]:
@@ -297,6 +302,7 @@ class TokenStore:
             )
         check_keys(StoreDescription, description, str(folder / "store.json"))
         for name, entry in description["files"].items():
+            # Sizes are compared now, contents in `verify`: a corpus of many gigabytes has to open at once.
             path = folder / name
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
                 raise EtymonError(f"{path} is missing or cut short; build the store again")

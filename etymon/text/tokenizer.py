@@ -17,8 +17,10 @@ import tokenizers
 
 from etymon.errors import EtymonError
 from etymon.text.framing import CLASS_FIRST, GUESSES, PLAIN, TEXT_END, Framing, ReadingSettings
+from etymon.text.normalising import Normalisation
 
 if TYPE_CHECKING:
+    from etymon.text.token_stream import TokenStream
     from etymon.text.words import Lexicon
 
 logger = logging.getLogger("etymon.text")
@@ -61,6 +63,7 @@ class Tokenizer:
         *,
         framing: Framing | None = None,
         config: Mapping[str, Any] | None = None,
+        normalise: Normalisation | None = None,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
@@ -73,6 +76,8 @@ class Tokenizer:
         """The keys of a foreign tokenizer_config.json, which are saved as they were."""
         self.description: dict[str, Any] = json.loads(backend.to_str())
         """What tokenizer.json says."""
+        self.normalise = normalise or Normalisation()
+        """What is done to every text before `backend` sees it: characters for characters."""
         self.framing = framing or self._guess_framing()
         self._unknown_noted = False
         self.counts: np.ndarray | None = None
@@ -122,6 +127,7 @@ class Tokenizer:
     def sentinels(self) -> list[int]:
         """The ids of <extra_id_0>, <extra_id_1>, ... in that order."""
         matches = ((SENTINEL.fullmatch(token), id_) for id_, token in enumerate(self.tokens))
+        # By their numbers, not their ids: T5's stand backwards at the end of the vocabulary.
         return [id_ for _, id_ in sorted((int(match[1]), id_) for match, id_ in matches if match)]
 
     @cached_property
@@ -174,7 +180,8 @@ class Tokenizer:
         """For every id, how many bytes of text it stands for (special tokens: 0). None if tokens do not
         spell the text exactly; those of characters do, but for characters that are unknown."""
         splitter = json.dumps(self.description["pre_tokenizer"])
-        altered = self.description["normalizer"] or '"add_prefix_space": true' in splitter
+        # Whatever changes the text before it is cut makes its tokens spell another one.
+        altered = self.description["normalizer"] or '"add_prefix_space": true' in splitter or self.normalise
         if self.kind not in ("byte-bpe", "byte", "character") or altered:
             return None
         spelled = str.encode if self.kind == "character" else token_bytes
@@ -239,7 +246,9 @@ class Tokenizer:
 
     def _digest(self, roles: Mapping[str, str]) -> str:
         encoding = {key: value for key, value in self.description.items() if key != "post_processor"}
-        text = json.dumps([encoding, roles], sort_keys=True, ensure_ascii=False)
+        # Added only where there is one: digests of stores that were built before stay as they are.
+        normalise = [self.normalise.describe()] if self.normalise else []
+        text = json.dumps([encoding, roles, *normalise], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     # ------------------------------------------------------------ text to ids
@@ -250,7 +259,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, quiet: bool = False) -> list[np.ndarray]:
         """The ids of many texts, on all cores. Unless it is `quiet`, many unknown tokens are warned about."""
-        encodings = self._encode(self.backend.encode_batch_fast, texts)
+        encodings = self.encode_texts(self.backend.encode_batch_fast, texts)
         rows = [np.array(encoding.ids, np.int32) for encoding in encodings]
         if not quiet:
             self.note_unknown(rows)
@@ -258,17 +267,39 @@ class Tokenizer:
 
     def offsets(self, text: str, *, quiet: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The ids of a text and the characters [start, stop) that each token stands for."""
-        encoding = self._encode(self.backend.encode, text)
+        (encoding,) = self.encode_texts(self.backend.encode_batch, [text])
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         ids = np.array(encoding.ids, np.int32)
         if not quiet:
             self.note_unknown([ids])
+        self._part_bytes(ids, spans)
         return ids, spans[:, 0], spans[:, 1]
 
-    def _encode(self, encode: Callable[..., Any], text: Any) -> Any:
+    @cached_property
+    def _byte_values(self) -> np.ndarray | None:
+        """For every id the byte of its piece (`<0xE4>`), -1 for others; None if there are none."""
+        values = [int(token[3:5], 16) if BYTE_PIECE.fullmatch(token) else -1 for token in self.tokens]
+        return np.array(values, np.int16) if max(values) >= 0 else None
+
+    def _part_bytes(self, ids: np.ndarray, spans: np.ndarray) -> None:
+        """Gives the bytes of characters in a row each their own character: a unigram model says of all of
+        them that they stand for the whole row."""
+        if self._byte_values is None or not (is_byte := self._byte_values[ids] >= 0).any():
+            return
+        same = is_byte[1:] & is_byte[:-1] & (spans[1:] == spans[:-1]).all(1)
+        for row in np.split(np.arange(len(ids)), np.flatnonzero(~same) + 1):
+            start, stop = spans[row[0]].tolist()
+            character = np.cumsum(self._byte_values[ids[row]] & 0xC0 != 0x80)
+            # NFKC may have made several characters of one: then the row keeps its span.
+            if is_byte[row[0]] and character[-1] == stop - start:
+                spans[row] = np.stack([start + character - 1, start + character], 1)
+
+    def encode_texts(self, encode: Callable[..., Any], texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """What a method of the backend makes of texts, after they were normalised."""
         try:
-            return encode(text, add_special_tokens=False)
-        except TypeError as error:  # what the library gets are texts for sure
+            read = list(map(self.normalise, texts)) if self.normalise else texts
+            return encode(read, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:  # what the libraries get are texts for sure
             raise EtymonError(
                 "a text holds half of a character (a lone surrogate): convert it to UTF-8"
             ) from error
@@ -306,6 +337,8 @@ class Tokenizer:
 
     def stream(self, skip_special: bool = True) -> TokenStream:
         """Decode token by token; see TokenStream."""
+        from etymon.text.token_stream import TokenStream
+
         return TokenStream(self, skip_special)
 
     # ------------------------------------------------------------ files
@@ -341,48 +374,6 @@ class Tokenizer:
         from etymon.text.tokenizer_folders import save_tokenizer
 
         save_tokenizer(self, folder, reading)
-
-
-class TokenStream:
-    """Incremental decoding: what `feed` and `finish` return adds up to `decode` of all ids.
-
-    Never half a character: bytes are held back until they are complete. Constant work a token.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = tokenizer.hidden_ids if skip_special else frozenset()
-        self._bytes = byte_decoder()
-        # Spaces depend on the neighbour: decode each token after the one before it and cut that one's text.
-        self._before: list[int] = []
-        self._held: list[int] = []
-
-    def feed(self, number: int) -> str:
-        """The text that became certain with this token."""
-        if number in self._skip:
-            return ""
-        token = self._tokenizer.tokens[number]
-        if self._tokenizer.kind in BYTE_KINDS:
-            return self._bytes.decode(token_bytes(token))
-        self._held.append(number)
-        # A run of byte pieces is decoded as a whole, once it has ended.
-        return "" if BYTE_PIECE.fullmatch(token) else self._release()
-
-    def finish(self, *, whole: bool = False) -> str:
-        """The rest; the stream is new afterwards. As in `decode`, only `whole` characters if asked."""
-        half = self._bytes.decode(b"", final=True)
-        rest = ("" if whole else half) + self._release()
-        self._before = []
-        return rest
-
-    def _release(self) -> str:
-        if not self._held:
-            return ""
-        decode = self._tokenizer.backend.decode
-        before = decode(self._before, skip_special_tokens=False)
-        text = decode(self._before + self._held, skip_special_tokens=False)[len(before) :]
-        self._before, self._held = self._held[-1:], []
-        return text
 
 
 def byte_decoder() -> codecs.IncrementalDecoder:

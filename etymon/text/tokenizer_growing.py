@@ -33,8 +33,7 @@ from etymon.text.alphabets import (
 from etymon.text.segmenters import Segmenter, count_words
 from etymon.text.sentences import cut_texts
 from etymon.text.tokenizer import BYTE_PIECE, Tokenizer
-from etymon.text.tokenizer_pipelines import LONGEST_RUN
-from etymon.text.tokenizer_training import merge_pairs
+from etymon.text.tokenizer_pipelines import LONGEST_RUN, merge_pairs
 
 FIRST_LETTER = 0x10000  # from here on no code point is white space or half a character
 BATCH = 32  # texts that are encoded together: the library says much about each token
@@ -84,6 +83,7 @@ def extends(tokenizer: Tokenizer, old: Tokenizer) -> bool:
     return (
         tokenizer.kind == old.kind
         and tokenizer.roles == old.roles
+        and tokenizer.normalise == old.normalise
         and tokenizer.tokens[: old.size] == old.tokens
     )
 
@@ -95,7 +95,7 @@ def with_roles(tokenizer: Tokenizer, specials: Mapping[str, str]) -> Tokenizer:
     larger = _with(tokenizer, [token for token in dict.fromkeys(specials.values()) if token not in tokens])
     backend = tokenizers.Tokenizer.from_str(larger.backend.to_str())
     backend.add_special_tokens(list(specials.values()))
-    return Tokenizer(backend, {**tokenizer.roles, **specials})
+    return Tokenizer(backend, {**tokenizer.roles, **specials}, normalise=tokenizer.normalise)
 
 
 def spellings(tokenizer: Tokenizer, old: Tokenizer) -> list[list[int] | None]:
@@ -202,7 +202,7 @@ def _as_letters(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
     widths = np.array([len(token) for token in tokenizer.tokens])
     parts = cut_texts(texts)
     while batch := list(islice(parts, BATCH)):
-        for encoding in tokenizer.backend.encode_batch(batch, add_special_tokens=False):
+        for encoding in tokenizer.encode_texts(tokenizer.backend.encode_batch, batch):
             ids = np.array(encoding.ids, np.int64)
             if not len(ids):
                 continue
@@ -220,7 +220,7 @@ def _as_letters(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _normalise(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
-    normalizer, parts = tokenizer.backend.normalizer, cut_texts(texts)
+    normalizer, parts = tokenizer.backend.normalizer, map(tokenizer.normalise, cut_texts(texts))
     return map(normalizer.normalize_str, parts) if normalizer else parts
 
 
@@ -248,7 +248,7 @@ def _with(
     if "merges" in model:
         model["merges"] = [list(pair) for pair in (*merge_pairs(model), *merges)]
     backend = tokenizers.Tokenizer.from_str(json.dumps({**tokenizer.description, "model": model}))
-    return Tokenizer(backend, tokenizer.roles, framing=tokenizer.framing)
+    return Tokenizer(backend, tokenizer.roles, framing=tokenizer.framing, normalise=tokenizer.normalise)
 
 
 # ---------------------------------------------------------------- how well a tokenizer fits a text

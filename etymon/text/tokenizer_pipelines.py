@@ -4,10 +4,17 @@ up."""
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from etymon.errors import EtymonError
+from etymon.text.normalising import STEPS, Normalisation
+
+if TYPE_CHECKING:
+    from etymon.text.tokenizer import Tokenizer
 
 FORMS = {"none": None, "nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
 WORD_END = "</w>"
@@ -18,6 +25,18 @@ SPACELESS_LETTERS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20
 RUN = Regex(SPACELESS_LETTERS + r"{1,64}(?!\p{M})")
 """WordPiece takes words of more than 100 letters for unknown: runs are cut before that,
 and before no mark."""
+
+
+def parse_normalise(names: str | Sequence[str] | None) -> tuple[str | None, Normalisation]:
+    """The Unicode form among these names, None if there is none, and the steps that come before it."""
+    names = [names] if isinstance(names, str) else names or []
+    # A form is a part of tokenizer.json, which Transformers runs; steps come before it.
+    forms = [name for name in names if name in FORMS]
+    if unknown := [name for name in names if name not in (*FORMS, *STEPS)]:
+        raise EtymonError(f"normalise must be one of {', '.join((*FORMS, *STEPS))}, not {unknown[0]!r}")
+    if len(forms) > 1 or len(set(names)) < len(names):
+        raise EtymonError(f"normalise takes one Unicode form, and every step once, not {','.join(names)}")
+    return next(iter(forms), None), Normalisation.of([name for name in names if name in STEPS])
 
 
 def _assemble(
@@ -120,3 +139,19 @@ def metaspace_backend(
 def add_sentinels(backend: tokenizers.Tokenizer, count: int) -> None:
     """<extra_id_0> gets the highest id, <extra_id_1> the one below it, and so on down, as in T5."""
     backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(count))])
+
+
+# ---------------------------------------------------------------- what a tokenizer's file says
+
+
+def strips_accents(tokenizer: Tokenizer) -> bool:
+    """Whether accents are removed from a text before it is cut into tokens."""
+    normalizer = tokenizer.description["normalizer"] or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    return any(step.get("type") == "StripAccents" or step.get("strip_accents") for step in steps)
+
+
+def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges of a tokenizer's model, if it has any: older files write them with a space between."""
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ()))
+    return [(left, right) for left, right in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 
 from etymon.errors import EtymonError
+from etymon.registry import TOKENIZERS as KINDS
 from etymon.text.alphabets import (
     MANY_STRIPPED,
     MOST_LETTERS,
@@ -29,17 +30,19 @@ from etymon.text.alphabets import (
     normalised_counts,
 )
 from etymon.text.framing import Framing
+from etymon.text.normalising import Normalisation, NormalisedTexts
 from etymon.text.sentences import cut_texts
-from etymon.text.tokenizer import BYTE_OF, ROLE_KEYS, Tokenizer
+from etymon.text.tokenizer import BYTE_OF, BYTE_PIECE, ROLE_KEYS, Tokenizer
 from etymon.text.tokenizer_pipelines import (
-    FORMS,
     LONGEST_RUN,
     SPACELESS_LETTERS,
     WORD_END,
     add_sentinels,
     byte_bpe_backend,
     character_backend,
+    merge_pairs,
     metaspace_backend,
+    parse_normalise,
     word_backend,
     word_bpe_backend,
     wordpiece_backend,
@@ -48,6 +51,9 @@ from etymon.text.tokenizer_pipelines import (
 LOSSLESS = ("byte-bpe", "byte")
 SEEDS = 2.5
 """Pieces that unigrams of a script without spaces are chosen from, for every one that is kept."""
+BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
+ROOM_FOR_BYTES = 8 * len(BYTE_PIECES)
+"""The smallest vocabulary, special tokens aside, in which bytes spell the characters that have no token."""
 MANY_SPACELESS, MOSTLY_SPACELESS = 0.01, 0.1
 """Shares of a text's characters from which on words of scripts without spaces are cut,
 and unigrams hurried."""
@@ -60,7 +66,7 @@ def train_tokenizer(
     *,
     lowercase: bool = False,
     strip_accents: bool | None = False,
-    normalise: str | None = None,
+    normalise: str | Sequence[str] | None = None,
     specials: Mapping[str, str],
     sentinels: int = 0,
     framing: Framing | None = None,
@@ -72,23 +78,28 @@ def train_tokenizer(
     them the last, as in GPT-2; but where BPE has a mask, only that is last, as in RoBERTa. Sentinels are the
     very last ids, <extra_id_0> the highest. A small corpus may not hold `size` different pieces: the result
     is then smaller, and its `.size` says so; but no place stays empty while a character has none. With
-    `strip_accents` None they go unless that would spoil letters of other scripts. `normalise` is "nfc",
-    "nfkc" or "none" (default: NFKC for unigram and bpe, as in sentencepiece, else none). `texts` may be read
-    twice; bytes learn nothing from them.
+    `strip_accents` None they go unless that would spoil letters of other scripts. `normalise` is a Unicode
+    form, "nfc", "nfkc" or "none" (default: NFKC for unigram and bpe, as in sentencepiece), steps of
+    `normalising.STEPS`, or both. `texts` may be read twice; bytes learn nothing from them.
     """
     if kind not in KINDS:
         raise EtymonError(f"unknown tokenizer kind {kind!r}; known are {', '.join(KINDS)}")
+    form, normalisation = parse_normalise(normalise)
+    # A lossless tokenizer may have steps, too: they are asked for, and it spells what they leave exactly.
+    if normalisation:
+        texts = NormalisedTexts(texts, normalisation)
+    if kind not in TRAINERS:
+        return _train_by_plugin(kind, texts, size - sentinels, specials, sentinels, framing, normalisation)
     if unknown_roles := [role for role in specials if role not in ROLE_KEYS]:
         raise EtymonError(f"unknown role {unknown_roles[0]!r}; roles are {', '.join(ROLE_KEYS)}")
     if kind not in LOSSLESS and "unknown" not in specials:
         raise EtymonError(f"a {kind} tokenizer needs an 'unknown' special token, e.g. [UNK] or <unk>")
-    if normalise is not None and normalise not in FORMS:
-        raise EtymonError(f"normalise must be one of {', '.join(FORMS)}, not {normalise!r}")
-    if kind in LOSSLESS and (lowercase or strip_accents or normalise not in (None, "none")):
+    if kind in LOSSLESS and (lowercase or strip_accents or form not in (None, "none")):
         raise EtymonError(
-            f"a {kind} tokenizer is lossless: it takes neither lowercase nor strip_accents nor normalise"
+            f"a {kind} tokenizer is lossless: it takes neither lowercase nor strip_accents nor nfc nor nfkc"
         )
-    build_backend, train, smallest, needs = KINDS[kind]
+    build_backend, train, smallest, needs = TRAINERS[kind]
+    # One token may have several roles: GPT-2's ends a text, begins it and pads.
     leading = list(dict.fromkeys(specials.values()))
     unknown, mask = (specials.get(role, "") for role in ("unknown", "mask"))
     room = size - sentinels - len(leading)
@@ -102,7 +113,7 @@ def train_tokenizer(
         raise EtymonError("cannot train a tokenizer: there is no text")
     job = _Job(texts, room, leading, unknown, mask, min_frequency, build_backend)
     if kind not in LOSSLESS:
-        form = normalise or ("nfkc" if kind in ("unigram", "bpe") else "none")
+        form = form or ("nfkc" if kind in ("unigram", "bpe") else "none")
         if strip_accents is None:
             strip_accents = job.counts.share(loses_by_stripping) < MANY_STRIPPED
         settings = {"lowercase": lowercase, "strip_accents": strip_accents, "normalise": form}
@@ -110,18 +121,42 @@ def train_tokenizer(
             is_in_run = re.compile(SPACELESS_LETTERS).match
             settings["cut_runs"] = job.counts.share(lambda letter: bool(is_in_run(letter))) >= MANY_SPACELESS
         job.pipeline = partial(build_backend, **settings)
+    # Trained with limits of a word's length, used without them: the pipeline is put around the model anew.
     backend = job.pipeline(train(job))
     # In byte-level BPE a space belongs to the token behind it, and so to the mask.
     spaced = mask if kind == "byte-bpe" else None
     backend.add_special_tokens([AddedToken(token, lstrip=token == spaced, special=True) for token in leading])
     add_sentinels(backend, sentinels)
-    tokenizer = Tokenizer(backend, specials, framing=framing)
+    tokenizer = Tokenizer(backend, specials, framing=framing, normalise=normalisation)
+    # An adaptive softmax cuts the vocabulary by frequency, and needs the counts.
     if kind == "word":
         counts, rest = np.zeros(tokenizer.size, np.int64), job.texts
         while block := list(islice(rest, 1024)):
             counts += np.bincount(np.concatenate(tokenizer.encode_batch(block)), minlength=tokenizer.size)
         tokenizer.counts = counts
     return tokenizer
+
+
+def _train_by_plugin(
+    kind: str,
+    texts: Iterable[str],
+    size: int,
+    specials: Mapping[str, str],
+    sentinels: int,
+    framing: Framing | None,
+    normalise: Normalisation,
+) -> Tokenizer:
+    """The same by a plugin's function of texts, size and special tokens, which get the first ids."""
+    leading = list(dict.fromkeys(specials.values()))
+    backend = KINDS.find(kind)(texts, size, leading)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise EtymonError(
+            f"the tokenizer {kind!r} gives {type(backend).__name__}: it has to be a Tokenizer of the "
+            "tokenizers library"
+        )
+    backend.add_special_tokens([AddedToken(token, special=True) for token in leading])
+    add_sentinels(backend, sentinels)
+    return Tokenizer(backend, specials, framing=framing, normalise=normalise)
 
 
 @dataclass
@@ -186,24 +221,27 @@ class _Job:
         letters, rest = choose_letters(counts, usual, most, cost)
         return sorted({*letters, *also}), [letter for letter in rest if letter not in also]
 
+    def reserve_bytes(self) -> None:
+        """Gives 256 places to bytes, which spell whatever has no token (sentencepiece's byte fallback)."""
+        # First ids behind the special tokens, as sentencepiece gives them.
+        self.leading, self.room = self.leading + BYTE_PIECES, self.room - len(BYTE_PIECES)
+
+    def sentencepiece_alphabet(
+        self, learner: tokenizers.Tokenizer, also: str = ""
+    ) -> tuple[list[str], list[str]]:
+        """As `alphabet`, for about half of the vocabulary. Where a text has more characters, and there is
+        room, bytes are for the others: 4 MB of Chinese left 0.15% of held-out tokens unknown."""
+        letters, rest = self.alphabet(learner, 2, also=also)
+        if rest and self.room >= ROOM_FOR_BYTES:
+            self.reserve_bytes()
+            letters, rest = self.alphabet(learner, 2, also=also)
+        return letters, rest
+
     def fill(self, tokens: list[str], forms: Iterable[str]) -> list[str]:
         """The tokens, and as many of the `forms` behind them as there are empty places."""
         present = set(tokens)
         new = [form for form in dict.fromkeys(forms) if form not in present]
         return tokens + new[: max(0, len(self.leading) + self.room - len(tokens))]
-
-
-def strips_accents(tokenizer: Tokenizer) -> bool:
-    """Whether accents are removed from a text before it is cut into tokens."""
-    normalizer = tokenizer.description["normalizer"] or {}
-    steps = normalizer.get("normalizers", [normalizer])
-    return any(step.get("type") == "StripAccents" or step.get("strip_accents") for step in steps)
-
-
-def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The merges of a tokenizer's model, if it has any: older files write them with a space between."""
-    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ()))
-    return [(left, right) for left, right in pairs]
 
 
 # ---------------------------------------------------------------- the model of each kind
@@ -215,6 +253,7 @@ def _train_byte(job: _Job) -> models.BPE:
 
 def _train_byte_bpe(job: _Job) -> models.BPE:
     learner = job.learner(models.BPE())
+    # The mask comes behind all others, as in RoBERTa's files.
     first = [token for token in job.leading if token != job.mask] if job.mask else []
     options = {"vocab_size": len(first) + job.room, "special_tokens": first}
     trainer = trainers.BpeTrainer(**job.options(pre_tokenizers.ByteLevel.alphabet(), **options))
@@ -223,11 +262,14 @@ def _train_byte_bpe(job: _Job) -> models.BPE:
 
 
 def _train_bpe(job: _Job) -> models.BPE:
-    """About half of the vocabulary is given to characters at most, as with unigrams."""
     learner = job.learner(models.BPE())
-    alphabet, rest = job.alphabet(learner, 2, also="▁")
+    alphabet, rest = job.sentencepiece_alphabet(learner, also="▁")
     tokens, merges = _learn_merges(job, learner, trainers.BpeTrainer(**job.options(alphabet)))
-    return models.BPE(_numbered(job.fill(tokens, rest)), merges, unk_token=job.unknown, fuse_unk=True)
+    vocabulary, others = (
+        _numbered(job.fill(tokens, rest)),
+        {"fuse_unk": True, "byte_fallback": "<0xFF>" in tokens},
+    )
+    return models.BPE(vocabulary, merges, unk_token=job.unknown, **others)
 
 
 def _train_word_bpe(job: _Job) -> models.BPE:
@@ -295,9 +337,9 @@ def _train_wordpiece(job: _Job) -> models.WordPiece:
 
 def _train_unigram(job: _Job) -> models.Unigram:
     """The trainer keeps every character, so that rare ideographs could fill the vocabulary: about half of it
-    is given to characters at most, the rarest become unknown (sentencepiece's character coverage)."""
+    is given to characters at most, the rarest are left out (sentencepiece's character coverage)."""
     learner = job.learner(models.Unigram())
-    letters, rest = job.alphabet(learner, 2)
+    letters, rest = job.sentencepiece_alphabet(learner)
     alphabet = set(letters)
     rare = {
         ord(letter): " "
@@ -321,11 +363,13 @@ def _train_unigram(job: _Job) -> models.Unigram:
             len(piece) == 1 and score - lowest < 1e-4 * len(pieces) and abs(steps - round(steps)) < 1e-6
         )
         settled.append((piece, round(lowest if has_step else score, 6)))
+    # By score and then by letters: the same text gives the same numbers on every machine.
     settled.sort(key=lambda item: (-item[1], item[0]))
     tokens = job.leading + [piece for piece, _ in settled]
     settled += [(letter, round(lowest, 6)) for letter in job.fill(tokens, rest)[len(tokens) :]]
-    vocabulary = [(token, 0.0) for token in job.leading] + settled
-    return models.Unigram(vocabulary, job.leading.index(job.unknown), False)
+    # Bytes are no pieces of text: the lowest score, if somebody writes <0x0A>.
+    scores = [(token, round(lowest, 6) if BYTE_PIECE.fullmatch(token) else 0.0) for token in job.leading]
+    return models.Unigram(scores + settled, job.leading.index(job.unknown), "<0xFF>" in job.leading)
 
 
 def _hurry(trainer: trainers.UnigramTrainer, seeds: int) -> None:
@@ -336,12 +380,13 @@ def _hurry(trainer: trainers.UnigramTrainer, seeds: int) -> None:
     walks a trie of bytes from each of its characters, needed 30 times BPE's seconds for 4 MB of Chinese and
     8,000 tokens. So it needs 2.5 times as many; held-out text has 1% fewer tokens, its likelihood is 0.3% lower.
     """
+    # The trainer takes these only as a part of its state: its constructor does not name them.
     state = json.loads(trainer.__getstate__())
     state["UnigramTrainer"] |= {"seed_size": seeds, "shrinking_factor": 0.5, "n_sub_iterations": 1}
     trainer.__setstate__(json.dumps(state).encode())
 
 
-KINDS: dict[str, tuple[Callable[..., tokenizers.Tokenizer], Callable[[_Job], Any], int, str]] = {
+TRAINERS: dict[str, tuple[Callable[..., tokenizers.Tokenizer], Callable[[_Job], Any], int, str]] = {
     "byte-bpe": (byte_bpe_backend, _train_byte_bpe, 256, "the 256 bytes"),
     "bpe": (metaspace_backend, _train_bpe, 8, "an alphabet"),
     "word-bpe": (word_bpe_backend, _train_word_bpe, 8, "an alphabet"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from etymon.text.tokenizer import BYTE_KINDS, Tokenizer, token_bytes
+from etymon.text.tokenizer import BYTE_KINDS, BYTE_PIECE, Tokenizer, token_bytes
 
 if TYPE_CHECKING:
     from etymon.text.store import Split
@@ -77,7 +77,7 @@ class Lexicon:
     def offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As the tokenizer's, unknown words with numbers of their own."""
         ids, starts, stops = self.tokenizer.offsets(text, quiet=True)
-        normalizer = self.tokenizer.backend.normalizer
+        normalizer, text = self.tokenizer.backend.normalizer, self.tokenizer.normalise(text)
         for place in np.flatnonzero(ids == self.unknown).tolist():
             word = text[starts[place] : stops[place]]
             word = word if normalizer is None else normalizer.normalize_str(word)
@@ -175,7 +175,8 @@ class WordReader:
             tokenizer, normalizer = self.words, self.words.backend.normalizer
             if is_inside and tokenizer.kind in ("unigram", "bpe"):
                 # `encode` would put the mark of a new word before it.
-                normal = part if normalizer is None else normalizer.normalize_str(part)
+                normal = tokenizer.normalise(part)
+                normal = normal if normalizer is None else normalizer.normalize_str(normal)
                 ids = [token.id for token in tokenizer.backend.model.tokenize(normal)]
             else:
                 ids = tokenizer.encode(part, quiet=True).tolist()
@@ -209,8 +210,7 @@ def find_word_starts(tokenizer: Tokenizer) -> np.ndarray:
     kind, tokens = tokenizer.kind, tokenizer.tokens
     if kind not in (*BYTE_KINDS, "character", "unigram", "bpe"):
         return tokenizer.spaced
-    spelled = map(_first_character, tokens) if kind in BYTE_KINDS else tokens
-    begins = np.array([SPACELESS.match(text) is not None for text in spelled], bool)
+    begins = np.array([SPACELESS.match(_first_character(tokenizer, token)) is not None for token in tokens])
     if kind in ("unigram", "bpe"):
         begins |= np.array([_is_mark(token) for token in tokens], bool)
     return tokenizer.spaced | begins
@@ -219,12 +219,9 @@ def find_word_starts(tokenizer: Tokenizer) -> np.ndarray:
 def spaceless_share(tokenizer: Tokenizer, split: Split) -> float:
     """The share of a text's tokens with which a character of a script without spaces begins, by blocks from
     all over the text."""
-    prefix = tokenizer.prefix
-    plain = (
-        _first_character(token) if tokenizer.kind in BYTE_KINDS else token.removeprefix(prefix).lstrip("▁")
-        for token in tokenizer.tokens
-    )
-    is_spaceless = np.array([SPACELESS.match(text) is not None for text in plain], bool)
+    plain = (token.removeprefix(tokenizer.prefix).lstrip("▁") for token in tokenizer.tokens)
+    firsts_of = (_first_character(tokenizer, token) for token in plain)
+    is_spaceless = np.array([SPACELESS.match(letter) is not None for letter in firsts_of], bool)
     is_spaceless[list(tokenizer.special_ids)] = False
     firsts = np.linspace(0, max(0, len(split.tokens) - BLOCK), BLOCKS).astype(int)
     blocks = [split.tokens[first : first + BLOCK] for first in np.unique(firsts).tolist()]
@@ -232,10 +229,15 @@ def spaceless_share(tokenizer: Tokenizer, split: Split) -> float:
     return float(is_spaceless[ids].mean()) if len(ids) else 0.0
 
 
-def _first_character(token: str) -> str:
-    """The character that a byte-level token begins. Of half a character the rest is made up, so that its
-    script is known as far as its bytes tell; "" if the token goes on with one."""
-    spelled = token_bytes(token)
+def _first_character(tokenizer: Tokenizer, token: str) -> str:
+    """The character that a token begins with. Of half a character the rest is made up, so that its script is
+    known as far as its bytes tell; "" if the token goes on with one."""
+    if tokenizer.kind in BYTE_KINDS:
+        spelled = token_bytes(token)
+    elif BYTE_PIECE.fullmatch(token):  # byte fallback: a first byte begins a word, as its character does
+        spelled = bytes([int(token[3:5], 16)])
+    else:
+        return token[:1]
     size = 1 + sum(spelled[:1] >= lead for lead in (b"\xc0", b"\xe0", b"\xf0"))
     return spelled[:size].ljust(size, b"\xbf").decode(errors="ignore")
 

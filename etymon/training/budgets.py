@@ -72,6 +72,7 @@ class Pace:
 
 def parse_budget(text: str) -> Budget:
     """`90s`, `10m`, `2h`; `5000steps`, `20Mtokens`, `3epochs`, `100Mwords`, `20Tflops`."""
+    # Ten minutes or ten million of something: either guess could waste a day.
     if number := re.fullmatch(r"\s*(\d[\d.]*)\s*M\s*", str(text)):
         raise EtymonError(
             f"the budget {text!r} may be minutes or millions: write {number[1]}m for minutes, or "
@@ -87,6 +88,7 @@ def parse_budget(text: str) -> Budget:
                 "(5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops)"
             ) from error
     unit: Unit = match[2].rstrip("s") + "s"  # type: ignore[assignment]
+    # Half an epoch is a budget; half a step is not.
     if unit == "epochs" and re.fullmatch(r"\d+\.\d+", match[1]):
         amount = float(match[1])
     else:
@@ -96,6 +98,44 @@ def parse_budget(text: str) -> Budget:
     return Budget(amount, unit)
 
 
+BABYLM = [*range(1, 10), *range(10, 100, 10), *range(100, 1001, 100)]
+"""Millions of words after which models of the BabyLM challenge are kept."""
+
+
+def parse_milestones(amounts: Sequence[str]) -> dict[str, Budget]:
+    """When a model is kept, by the names of the folders: `babylm`, words (`1M 2M 500k`, which become
+    `chck_1M`), or amounts with a unit (`500steps`)."""
+    milestones: dict[str, Budget] = {}
+    for amount in amounts:
+        text = amount.strip()
+        if text.lower() == "babylm":
+            milestones |= {f"chck_{count}M": Budget(count * 1e6, "words") for count in BABYLM}
+            continue
+        # Words, without a unit: what is read by then is what data-limited training compares. A small m is a
+        # minute everywhere else, so it is none here.
+        if re.fullmatch(r"[\d.,_]+([eE]\d+)?\s*[kKMBGT]?", text):
+            words = parse_count(text)
+            if not words:
+                raise EtymonError(f"save-at {text} is before the first word: give more")
+            milestones[f"chck_{_short_count(words)}"] = Budget(float(words), "words")
+            continue
+        budget = parse_budget(text)
+        if budget.unit in ("seconds", "flops"):
+            raise EtymonError(
+                f"save-at takes babylm, words (1M 2M) or amounts such as 500steps and 20Mtokens, not {text!r}"
+            )
+        milestones[text] = budget
+    return milestones
+
+
+def _short_count(count: int) -> str:
+    """1000000 as 1M, 2500 as 2500."""
+    for size, letter in ((10**6, "M"), (10**3, "k")):
+        if count % size == 0:
+            return f"{count // size}{letter}"
+    return str(count)
+
+
 def mean_pace(shares: list[tuple[float, Feed]], unit: TrainingUnit | None = None) -> Pace:
     """The pace of a run whose phases take the given shares of its steps. An epoch is one pass over the plan.
 
@@ -103,6 +143,7 @@ def mean_pace(shares: list[tuple[float, Feed]], unit: TrainingUnit | None = None
     """
     tokens = epochs = words = flops = 0.0
     for share, feed in shares:
+        # Rows are ragged: the mean of a sample of them stands for all.
         phase_tokens = share * feed.slices * feed.rows * feed.mean_tokens
         tokens += phase_tokens
         flops += 0.0 if unit is None else phase_tokens * flops_per_token(unit, feed, FLOPS_SLICES)
@@ -192,6 +233,7 @@ class StepPlan:
         repeats = self._followed < len(self.revisions)
         if self.time is None or repeats or not world.any(world.first and self._is_due(step, seconds)):
             return False
+        # A sum of one number and zeros: all processes get what the first one's clock says.
         steps = int(world.add({"steps": self._fitting_steps(step, seconds) if world.first else 0})["steps"])
         if steps == self.steps:
             return False
@@ -229,6 +271,7 @@ class StepPlan:
         # One factor for all phases: a busy machine slows them all down, and of later ones nothing is known.
         slowdown = (seconds - then) / self._measured_seconds(before, step)
         budget = self.time.seconds
+        # Half of the budget at least is for training, even if a validation would take all of it.
         remaining = max(budget - slowdown * self.time.last_validation, budget / 2) - seconds
         left = self.steps - step
         fitting = round(left * remaining / (slowdown * self._measured_seconds(step, self.steps)))

@@ -48,6 +48,7 @@ class CheckpointWriter:
 
         `save_members` writes the models into a folder, without their weights if those are in parts.
         """
+        # Streams belong to slices, so that each process has its own: together they are the run's.
         memories = self.world.gather(self.unit.memories.tensors())
         tensors = optimiser_tensors(self.optimiser, self.unit)
         if self.in_parts:
@@ -71,6 +72,7 @@ class CheckpointWriter:
     ) -> None:
         from torch.distributed.checkpoint import FileSystemWriter, async_save
 
+        # One at a time: a second one would need another copy of everything.
         self.wait()
         stack = ExitStack()
         aside: list[Any] = [None]
@@ -82,10 +84,12 @@ class CheckpointWriter:
                 memories = {name: tensor.contiguous() for name, tensor in memories.items()}
                 save_file(memories, folder / MEMORIES)
                 write_json(folder / "state.json", asdict(state))
+        # Its name is drawn at random by the first process: the others are told.
         dist.broadcast_object_list(aside, group=own_group(), group_src=0)
         writer = FileSystemWriter(str(aside[0] / SHARDS), single_file_per_rank=True, sync_files=True)
         written: Any = async_save(tensors, storage_writer=writer, process_group=own_group())
         if self.world.first:
+            # A copy of the state: training goes on and changes it.
             finish = partial(self._finish, written, stack, aside[0], replace(state), keep)
             self._pending = self._finisher.submit(finish)
         else:
@@ -95,6 +99,7 @@ class CheckpointWriter:
         self, written: Future[Any], stack: ExitStack, aside: Path, state: TrainingState, keep: int
     ) -> None:
         with stack:
+            # Of all processes: DCP ends when the last of them has written its part.
             written.result()
             write_json(aside / "checksums.json", checksums(aside))
         self.folder.remove_old(state, keep)
@@ -110,6 +115,7 @@ class CheckpointWriter:
             pending.result()
         except BaseException as caught:
             error = caught
+        # All stop together: one that went on alone would wait for the others for ever.
         if self.world.any(error is not None):
             reason = " ".join(str(error or "another process says why").split())[:300]
             raise EtymonError(
@@ -136,6 +142,7 @@ def stored_tensors(unit: TrainingUnit) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for prefix, member in _members(unit):
         named = {**dict(member.named_parameters()), **stored_buffers(member)}
+        # Views, not copies: DCP makes its own before training goes on.
         tensors |= {prefix + name: tensor.detach() for name, tensor in named.items()}
     return tensors
 

@@ -60,6 +60,7 @@ class Heap:
         objects = [self._allocate_object(each) for each in OBJECTS[:half]]
         kept = _rounded(size)
         taken = kept + ALIGNMENT + SMALLEST
+        # Mapped blocks are given back when they are freed: they leave no gap.
         if self._must_map(taken):
             self._mapped[key] = -(-(taken + HEADER) // PAGE) * PAGE
             self._mapped_bytes += self._mapped[key]
@@ -68,6 +69,7 @@ class Heap:
             # A block's memory begins 16 bytes behind its start.
             lead = (ALIGNMENT - 16 - start) % ALIGNMENT
             if lead:
+                # What is given back has to be a block of its own.
                 lead += ALIGNMENT if lead < SMALLEST else 0
                 self._release((start, lead))
             rest = taken - lead - kept
@@ -81,6 +83,7 @@ class Heap:
     def free(self, key: Any) -> None:
         if (size := self._mapped.pop(key, None)) is not None:
             self._mapped_bytes -= size
+            # From now on blocks of this size stay on the heap (M_MMAP_THRESHOLD is dynamic in glibc).
             if self._threshold < size <= LAST_THRESHOLD:
                 self._threshold, self._cut_beyond = size, 2 * size
         else:
@@ -100,6 +103,7 @@ class Heap:
 
     def _take(self, size: int) -> Block:
         """The smallest free block that is large enough, or one at the end of the heap."""
+        # Best fit, the oldest address first: sizes are sorted together with their places.
         place = bisect_left(self._free_sizes, (size, -1))
         if place < len(self._free_sizes):
             free_size, start = self._free_sizes[place]
@@ -117,6 +121,7 @@ class Heap:
 
     def _release(self, block: Block) -> None:
         start, size = block
+        # Cached blocks count as used: their free neighbours do not merge over them.
         if size <= CACHED_SIZE and len(cached := self._cache.setdefault(size, [])) < CACHED:
             cached.append(start)
             return

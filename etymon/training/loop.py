@@ -174,11 +174,11 @@ class Trainer:
                 record |= {
                     "tokens_per_second": tokens / elapsed,
                     "utilisation": flops[phase] * tokens / world.size / elapsed / peak,
+                    # Of this step: the sum over all records is what the run has computed.
+                    "operations": flops[phase] * tokens,
                     "memory": memory_in_use(self.device),
                     "seconds": state.seconds,
-                    "tokens": state.tokens,
-                    "words": round(state.words),
-                    "words_read": round(state.words_read),
+                    **state.amounts(),
                 }
                 self._log({"step": state.step, **record})
                 self._show(record)
@@ -337,9 +337,12 @@ class Trainer:
     def _act_on_milestones(self, before: TrainingState) -> None:
         for milestone in self.milestones:
             field = "step" if milestone.amount.unit == "steps" else milestone.amount.unit
+            then, now = getattr(before, field), getattr(self.state, field)
             # Shares of an epoch add up to it but for rounding.
             amount = milestone.amount.amount * (1 - 1e-9)
-            if getattr(before, field) < amount <= getattr(self.state, field):
+            # A budget of 10M words is a whole number of steps, which may end a little before them.
+            reached = 2 * now - then if self.state.step == self.plan.steps else now
+            if then < amount <= reached:
                 milestone.act()
 
     def _validate(self) -> None:
@@ -358,7 +361,7 @@ class Trainer:
         if score is not None and is_better and (state.step or not self.keeps_best):
             state.best, state.best_step = float(score), state.step
         metrics = {VALIDATION_PREFIX + name: value for name, value in self.metrics.items()}
-        self._log({"step": state.step, "seconds": state.seconds, **metrics})
+        self._log({"step": state.step, "seconds": state.seconds, **state.amounts(), **metrics})
 
     @property
     def _patience_is_over(self) -> bool:

@@ -6,6 +6,7 @@ and so at which rate it trains, and when gradual unfreezing reaches it.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +21,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
+from etymon.registry import OPTIMISERS
 from etymon.settings.training import Hyperparameters, OptimiserSettings
 from etymon.training.shards import cut, norms, parts
 from etymon.training.update_rules import Adafactor, Adagrad, BertAdam, Lamb, Muon
 
-OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+PUBLISHED: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, fused=True),
     "adam-bert": BertAdam,
     "adafactor": Adafactor,
@@ -48,15 +50,11 @@ class OptimiserChoice(Hyperparameters):
     `betas` nor `epsilon`."""
     learning_rate: float = field(default=1e-3, kw_only=True)  # a recipe has to name one, a test need not
     frozen: tuple[str, ...] = ()
-    matrix_share: float = 1.0
-    """Muon's rate for matrices as a multiple of the rate for the rest. At 1, matrices move as far as AdamW
-    would move them; they bear more: at a rate of 0.002, 3 gives 256 wide layers the 0.02 that is usual in
-    Muon's own measure."""
 
     def __post_init__(self) -> None:
         # Names and ranges are declared there.
         shared: dict[str, Any] = {"weight_decay": self.weight_decay, "layer_decay": self.layer_decay}
-        OptimiserSettings(optimiser=self.name, **shared)  # type: ignore[arg-type]
+        OptimiserSettings(optimiser=self.name, **shared)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise EtymonError(f"betas are from 0 to below 1, not {self.betas}")
         for name in ("learning_rate", "epsilon", "matrix_share"):
@@ -79,9 +77,13 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
             )
         for parameter in matching:
             parameter.requires_grad_(False)
-    optimiser = OPTIMISERS[choice.name](
-        parameter_groups(module, choice), betas=choice.betas, eps=choice.epsilon
-    )
+    # By name from the run's file, which checked it before any work.
+    make = OPTIMISERS.find(choice.name)
+    options: dict[str, Any] = {"betas": choice.betas, "eps": choice.epsilon}
+    if choice.name not in PUBLISHED:  # a plugin's need not have betas, but may ask for the rate
+        options |= {"lr": choice.learning_rate}
+        options = {name: options[name] for name in inspect.signature(make).parameters if name in options}
+    optimiser = make(parameter_groups(module, choice), **options)
     set_rate(optimiser, choice.learning_rate)
     return optimiser
 
@@ -128,13 +130,18 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state as tensors named `<quantity>/<parameter>`."""
-    return {
-        f"{quantity}/{name}": value
-        for name, parameter in parameters_by_name(module).items()
-        for quantity, value in optimiser.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
+    """The optimiser's state as tensors named `<quantity>/<parameter>`. What is no tensor would be lost."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters_by_name(module).items():
+        for quantity, value in optimiser.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"{quantity}/{name}"] = value
+            elif value is not None:
+                raise EtymonError(
+                    f"{type(optimiser).__name__} keeps {quantity} as {type(value).__name__}, which no "
+                    "checkpoint can hold: keep it as a tensor (torch.tensor(0.0) for a counter)"
+                )
+    return tensors
 
 
 def restore_optimiser(

@@ -99,6 +99,7 @@ class PlainProgress(Progress):
         self._print(translated(text, "message"))
 
     def close(self) -> None:
+        # The last step is always in a log, however recently a line was printed.
         if self.run and self.run.step > self.printed_step:
             self._print_step(self.run)
         self.run = None
@@ -183,6 +184,7 @@ class NotebookProgress(Progress):
         self.handle.update(self._picture(run), raw=True)
 
     def _picture(self, run: _Run) -> dict[str, str]:
+        # Text, not HTML: it looks alike in every notebook and in what is exported from it.
         filled = round(run.fraction * 30)
         bar = ["█" * filled + "░" * (30 - filled)] if run.total else []
         lines = ["  ".join([run.title, *bar, *run.position()]), "  ".join(run.values())]
@@ -219,6 +221,7 @@ class _Run:
         return parts
 
     def values(self) -> list[str]:
+        # The usual ones in their usual places; metrics of an objective's own behind them.
         first = [name for name in _VALUES if name in self.latest]
         others = [name for name in self.latest if name not in _VALUES]
         return [format_value(name, self.latest[name]) for name in first + others]
@@ -237,6 +240,7 @@ class _Panel:
 
         width = options.max_width
         position = _fitting(self.run.position(), width)
+        # The title gives way first: it stays the same, the position does not.
         title = cut(self.run.title, max(width // 3, 8))
         bar = width - display_width(title) - display_width(position) - 2
         line = Text(no_wrap=True, overflow="crop", end="")
@@ -311,6 +315,7 @@ def _shown(text: str) -> str:
 
 
 def _can_draw() -> bool:
+    # Editors' shells and CI call themselves dumb, and print control characters as they are.
     dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return _in_notebook() or (sys.stderr.isatty() and not dumb)
 

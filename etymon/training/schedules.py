@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from collections.abc import Callable
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from etymon.errors import EtymonError
-from etymon.settings.training import OptimiserSettings, ScheduleName
-
-SCHEDULES = get_args(ScheduleName)
+from etymon.registry import SCHEDULES
+from etymon.settings.training import OptimiserSettings
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -39,7 +38,7 @@ class ScheduleChoice:
     """The share of all steps after which `linear` and `cosine` have fallen."""
 
     def __post_init__(self) -> None:
-        OptimiserSettings(schedule=self.name)  # type: ignore[arg-type]  # names are declared there
+        OptimiserSettings(schedule=self.name)  # names are checked there
         if self.warmup < 0:
             raise EtymonError(f"warmup cannot be below 0 steps, and it is {self.warmup}")
         for field in ("final", "decay_share", "end"):
@@ -48,20 +47,68 @@ class ScheduleChoice:
 
     def share(self, step: float, steps: int) -> float:
         """The share of the peak rate at `step` (from 0) of `steps`."""
-        # Rates are those of step + 1, so that no step of a warm-up has a rate of 0.
-        warmup, stable = self.warmup, self.name.startswith("wsd")
-        if self.name in ("inverse-square-root", "noam") and step >= warmup:
-            return max(self.final, math.sqrt(max(warmup, 1) / (step + 1)))
-        if step < warmup:
-            return 1.0 if self.name == "inverse-square-root" else min(1.0, (step + 1) / warmup)
-        if self.name == "constant":
-            return 1.0
-        # The decay of `wsd` never begins inside the warm-up (Hu et al. 2024, MiniCPM).
-        begin = max(warmup, steps - round(self.decay_share * steps)) if stable else warmup
-        last = steps if stable else self.end * steps
-        done = min(1.0, max(0, step - begin) / max(1, last - begin))
-        if self.name == "cosine":
-            left = 0.5 * (1.0 + math.cos(math.pi * done))
-        else:
-            left = 1.0 - (math.sqrt(done) if self.name == "wsd-sqrt" else done)
-        return self.final + (1.0 - self.final) * left
+        return float(SCHEDULES.find(self.name)(step, steps, self))
+
+
+# Rates are those of step + 1, so that no step of a warm-up has a rate of 0.
+
+
+def constant(step: float, steps: int, choice: ScheduleChoice) -> float:
+    return min(1.0, (step + 1) / choice.warmup) if step < choice.warmup else 1.0
+
+
+# Neither this nor T5's knows a last step: `final` is a floor.
+def noam(step: float, steps: int, choice: ScheduleChoice) -> float:
+    if step < choice.warmup:
+        return min(1.0, (step + 1) / choice.warmup)
+    return max(choice.final, math.sqrt(max(choice.warmup, 1) / (step + 1)))
+
+
+def inverse_square_root(step: float, steps: int, choice: ScheduleChoice) -> float:
+    return 1.0 if step < choice.warmup else noam(step, steps, choice)
+
+
+def linear(step: float, steps: int, choice: ScheduleChoice) -> float:
+    return _fall(lambda done: 1.0 - done, step, choice, choice.warmup, choice.end * steps)
+
+
+def cosine(step: float, steps: int, choice: ScheduleChoice) -> float:
+    return _fall(
+        lambda done: 0.5 * (1.0 + math.cos(math.pi * done)), step, choice, choice.warmup, choice.end * steps
+    )
+
+
+def wsd(step: float, steps: int, choice: ScheduleChoice) -> float:
+    return _fall(lambda done: 1.0 - done, step, choice, _decay_begin(steps, choice), steps)
+
+
+def wsd_sqrt(step: float, steps: int, choice: ScheduleChoice) -> float:
+    return _fall(lambda done: 1.0 - math.sqrt(done), step, choice, _decay_begin(steps, choice), steps)
+
+
+def _decay_begin(steps: int, choice: ScheduleChoice) -> int:
+    # The decay of `wsd` never begins inside the warm-up (Hu et al. 2024, MiniCPM).
+    return max(choice.warmup, steps - round(choice.decay_share * steps))
+
+
+def _fall(
+    left: Callable[[float], float], step: float, choice: ScheduleChoice, begin: int, last: float
+) -> float:
+    """The warm-up, then from the peak at `begin` to `final` at `last`: `left` says how much of the way is
+    left when a share of it is done."""
+    if step < choice.warmup:
+        return min(1.0, (step + 1) / choice.warmup)
+    done = min(1.0, max(0, step - begin) / max(1, last - begin))
+    return choice.final + (1.0 - choice.final) * left(done)
+
+
+PUBLISHED = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "inverse-square-root": inverse_square_root,
+    "noam": noam,
+    "wsd": wsd,
+    "wsd-sqrt": wsd_sqrt,
+}
+"""What has no last step (`noam`) or another beginning is a function of its own; a plugin's is one as well."""

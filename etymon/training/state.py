@@ -21,6 +21,7 @@ from etymon.checkpoints.sharded import is_sharded, read_into, read_whole, shard_
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, atomic_write, finite, parse_json, read_json, remove, write_json
 from etymon.training.feeding import Position
+from etymon.training.loggers import OpenLoggers
 from etymon.training.shards import as_cut, is_cut
 
 # Before the names of a validation's metrics in metrics.jsonl.
@@ -70,8 +71,11 @@ class TrainingState:
 
     def seen(self) -> dict[str, int]:
         """What a model's history and its card say that it has seen."""
+        return {"steps": self.step, **self.amounts()}
+
+    def amounts(self) -> dict[str, int]:
+        """What was read so far, as every row of metrics has it."""
         return {
-            "steps": self.step,
             "tokens": self.tokens,
             "words": round(self.words),
             "words_read": round(self.words_read),
@@ -84,29 +88,21 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.metrics_file = folder / "metrics.jsonl"
-        self._tensorboard: Any = None
+        self.loggers: OpenLoggers | None = None
+        """Who else is told of every line of metrics."""
 
     def log(self, record: dict[str, Any]) -> None:
-        """Appends a line of metrics (and, after `write_tensorboard`, the same numbers as TensorBoard
-        events)."""
-        if self._tensorboard is not None:
-            for name, value in record.items():
-                if isinstance(value, int | float) and name != "step":
-                    self._tensorboard.add_scalar(name, value, record["step"])
+        """Appends a line of metrics, and tells the loggers its numbers."""
+        if self.loggers is not None:
+            self.loggers.log(record["step"], record)
         # JSON has no NaN: such a value is left out.
         numbers = {name: value for name, value in record.items() if finite(value) is not None}
         with _write_errors(self.metrics_file), open(self.metrics_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(numbers) + "\n")
 
-    def write_tensorboard(self, after: int) -> None:
-        """Writes TensorBoard events from now on; it drops those of steps after `after`, which will be
-        taken again."""
-        folder = str(self.folder / "tensorboard")
-        self._tensorboard = require_tensorboard()(folder, purge_step=after + 1, max_queue=1000, flush_secs=10)
-
     def close(self) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.close()  # the last events are still in a queue
+        if self.loggers is not None:
+            self.loggers.finish()
 
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.is_file():
@@ -158,6 +154,7 @@ class RunFolder:
         """Writes a checkpoint, then removes the oldest beyond `keep` (never the best one)."""
         target = self.checkpoint(state.step)
         self.sync_metrics()
+        # Safetensors takes no views with other strides.
         tensors = {name: tensor.contiguous() for name, tensor in optimiser.items()}
         with atomic_folder(target) as folder:
             save_members(folder)
@@ -176,6 +173,7 @@ class RunFolder:
 
     def remove_old(self, state: TrainingState, keep: int) -> None:
         """Removes the oldest checkpoints beyond `keep`, but never the best one."""
+        # The best one is what fine-tuning goes back to at its end.
         for step in self.checkpoints()[:-keep]:
             if step != state.best_step:
                 shutil.rmtree(self.checkpoint(step), ignore_errors=True)
@@ -209,15 +207,6 @@ def _write_errors(path: Path) -> Iterator[None]:
         raise EtymonError(
             f"cannot write {path}: {reason}; make room there and go on with --resume"
         ) from error
-
-
-def require_tensorboard() -> type[Any]:
-    """The class that writes TensorBoard's events; refuses where it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise EtymonError("TensorBoard is not installed: pip install 'etymon[tensorboard]'") from error
-    return SummaryWriter
 
 
 def read_state(

@@ -67,12 +67,14 @@ def attention(options: AttentionOptions) -> AttentionMaps:
         )
     if out is not None and out.suffix.lower() not in FORMATS:
         raise EtymonError(f"{out} ends in {out.suffix or 'nothing'}: end it in {', '.join(FORMATS)}")
+    # A page holds all maps and is looked around in; a picture is one of them, for a paper.
     page = out is not None and out.suffix.lower() == ".html"
     if page and (kind is not None or layer is not None or head is not None):
         raise EtymonError("a page has every kind, layer and head: give them for a picture (--out map.png)")
     model = load_model(options.model, options)
     maps = attention_maps(model, source, target[0] if target else None)
     if out is not None and not page:
+        # The first there is: of an encoder-decoder that is cross-attention, which people come for.
         chosen = next((candidate for candidate in maps if kind in (None, candidate.kind)), None)
         if chosen is None:
             kinds = ", ".join(candidate.kind for candidate in maps)
@@ -99,6 +101,7 @@ def attention(options: AttentionOptions) -> AttentionMaps:
 def present(result: AttentionMaps, options: AttentionOptions) -> None:
     if options.json:
         for each in result.maps:
+            # Six digits: all that a float has would make the output more than twice as long.
             weights = each.weights.round(6).tolist()
             print_json({"kind": each.kind, "queries": each.queries, "keys": each.keys, "weights": weights})
         return

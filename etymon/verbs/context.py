@@ -56,6 +56,7 @@ def context(options: ContextOptions) -> Contexts:
     from etymon.verbs.load_inputs import load_model, require_writable, text_files
 
     models = options.models
+    # A single one may stand for itself; a text is a sequence, too, of letters.
     if not isinstance(models, Sequence) or isinstance(models, str):
         models = [models]
     if not models:
@@ -66,6 +67,7 @@ def context(options: ContextOptions) -> Contexts:
         text_files(FileOptions(data=options.data, **options.reader_options)),
     )
     files.list_files()  # refuses what is not there before any model is read
+    # Relative context is of a group: models that are measured apart cannot be compared by it.
     contexts = measure(
         [load_model(model, options) for model in models],
         [str(model) if isinstance(model, str | Path) else model.family.name for model in models],

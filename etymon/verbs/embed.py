@@ -1,7 +1,4 @@
-"""`etymon embed`: one vector a text.
-
-Legend: N tokens, R rows, D width.
-"""
+"""`etymon embed`: one vector a text."""
 
 from __future__ import annotations
 
@@ -21,10 +18,6 @@ from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
-
-    from etymon.families.model import Model
-    from etymon.nn.batch import Layout
 
 Write = Callable[[Sequence[str], "np.ndarray"], None]
 BLOCK = 10_000
@@ -70,12 +63,10 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
     and .jsonl hold the text too.
     """
     import numpy as np
-    import torch
 
-    from etymon.lab.representations import Reader
-    from etymon.nn.layers import eval_mode
+    from etymon.lab.sentence_vectors import SentenceEncoder
 
-    out, layer = options.out, options.layer
+    out = options.out
     require_writable(out, *WRITERS)
     notify = options.on_note or warnings.warn
     texts = iterate_texts(options.texts, options.file, on_note=notify, how=options)
@@ -84,103 +75,22 @@ def embed(options: EmbedOptions) -> np.ndarray | Written:
     if not block:
         raise EtymonError(NO_TEXT)
     model = load_model(options.model, options)
-    sentences = model.sentences
-    if options.pooling is None and sentences.foreign:
-        raise EtymonError(
-            f"this folder's vectors ask for {' and '.join(sentences.foreign)}, which is not known here: "
-            "say --pooling mean, cls, max, last for vectors without"
-        )
-    pooling = options.pooling or sentences.pooling
-    is_normalised = sentences.normalise if options.normalise is None else options.normalise
-    reader = Reader(model, sentences.length)
-    if options.mix is not None and layer is not None:
-        raise EtymonError("a vector is of one layer or of a mix of all: give --layer or --mix, not both")
-    mix = None if options.mix is None else _mix(model, options.mix)
-    if pooling == "cls":
-        reader.require_class_token("mean, max or last")
-
-    def vectors_of(block: Sequence[str]) -> np.ndarray:
-        vectors: np.ndarray | None = None
-        read = [text.lower() for text in block] if sentences.lowercase else block
-        with torch.inference_mode(), eval_mode(model):
-            for chosen, batch in reader.batches(reader.encode(read), options.batch_size):
-                if mix is not None:
-                    hidden_ND = mix(model.layers(batch))
-                elif layer is None or layer == -1:
-                    hidden_ND = model.last_layer(batch)
-                else:
-                    hidden_ND = _layer(model.layers(batch), layer)
-                pooled_RD = _pool(*reader.text_states(hidden_ND, batch.layout), pooling, reader.class_last)
-                if is_normalised:
-                    pooled_RD = torch.nn.functional.normalize(pooled_RD, dim=-1)
-                # Their width is known when the first ones are there.
-                if vectors is None:
-                    vectors = np.empty((len(block), pooled_RD.shape[1]), np.float32)
-                vectors[chosen] = pooled_RD.float().cpu().numpy()
-        assert vectors is not None
-        return vectors
-
+    encoder = SentenceEncoder(
+        model, pooling=options.pooling, layer=options.layer, mix=options.mix, normalise=options.normalise
+    )
     kept: list[np.ndarray] = []
     count = width = 0
     with _writing(out, kept.append) as write:
         while block:
-            vectors = vectors_of(block)
+            vectors = encoder.vectors(encoder.tokens(block), options.batch_size)
             write(block, vectors)
             count, width = count + len(block), vectors.shape[1]
             # Only now, so that never more than one block of texts and vectors is held.
             block = list(islice(texts, BLOCK))
-    if reader.cut:
-        notify(f"{reader.cut} of {count} texts were cut at the model's {reader.length} tokens")
+    if encoder.reader.cut:
+        length = encoder.reader.length
+        notify(f"{encoder.reader.cut} of {count} texts were cut at the model's {length} tokens")
     return np.concatenate(kept) if out is None else Written(Path(out), count, width)
-
-
-def _layer(layers: Sequence[Tensor], layer: int) -> Tensor:
-    if not -len(layers) <= layer < len(layers):
-        raise EtymonError(f"there is no layer {layer}: this model has 0 (the input) to {len(layers) - 1}")
-    return layers[layer]
-
-
-def _mix(model: Model, mix: str) -> Callable[[Sequence[Tensor]], Tensor]:
-    """The model's own mix of layers, or one of the given shares."""
-    if mix == "own":
-        if "mix" not in model.heads:
-            raise EtymonError(
-                "this model was saved without a mix of its layers: give the shares, "
-                "as etymon probe reports them"
-            )
-        return model.heads["mix"]
-    try:
-        shares = [float(part) for part in mix.split(",")]
-    except ValueError as error:
-        raise EtymonError(f"a mix is 'own' or shares such as 0.2,0.5,0.3, not {mix!r}") from error
-
-    def mixed(layers: Sequence[Tensor]) -> Tensor:
-        if len(layers) != len(shares):
-            raise EtymonError(
-                f"this model has {len(layers)} layers to mix, with the input, not {len(shares)}"
-            )
-        return sum((share * x_ND for share, x_ND in zip(shares[1:], layers[1:])), shares[0] * layers[0])
-
-    return mixed
-
-
-def _pool(hidden_ND: Tensor, layout: Layout, pooling: str, class_last: bool) -> Tensor:
-    """Rows are sorted, and often equal: then the pool is a plain reduction over a view."""
-    import torch
-
-    if pooling == "cls":
-        return hidden_ND[layout.last if class_last else layout.first]
-    if pooling == "last":
-        return hidden_ND[layout.last]
-    if layout.equal:
-        x_RTD = hidden_ND.view(layout.rows, layout.longest, -1)
-        return x_RTD.mean(1) if pooling == "mean" else x_RTD.amax(1)
-    lengths_R = torch.tensor(layout.lengths, device=hidden_ND.device)
-    if pooling == "max":
-        return torch.segment_reduce(hidden_ND, "max", lengths=lengths_R)
-    # Eight times as fast as segment_reduce on a processor.
-    sums_RD = hidden_ND.new_zeros(layout.rows, hidden_ND.shape[1]).index_add_(0, layout.row, hidden_ND)
-    return sums_RD / lengths_R[:, None]
 
 
 # ------------------------------------------------------------ files

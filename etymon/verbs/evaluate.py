@@ -1,4 +1,4 @@
-"""`etymon evaluate`: how good a model is at a task, on a table."""
+"""`etymon evaluate`: how good a model is at a task, on a table, or at all parts of a suite."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.settings import (
     ComputeOptions,
+    Files,
     JsonOptions,
     ModelLike,
     Notify,
+    PathText,
     Words,
     argument,
     group,
@@ -21,11 +23,12 @@ from etymon.settings import (
 )
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.tasks import INPUT_COLUMNS, TARGET_COLUMNS, TableOptions, task_options
-from etymon.verbs.terminal import print_json, say
+from etymon.verbs.terminal import clear_line, print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
+    from etymon.lab.suites import SuiteResult
     from etymon.tables.table import Table
     from etymon.tasks.scores import MetricScore
     from etymon.tasks.task import Task
@@ -45,20 +48,37 @@ class EvaluateOptions(TableOptions, ComputeOptions, JsonOptions):
     task_options: dict[str, Any] = group(task_options(), f"{TARGET_COLUMNS} {INPUT_COLUMNS}")
     metric: Words = option((), "accuracy, f1, matthews, pearson, bleu, chrf, rougeL ... (the task's own)")
     decoding: dict[str, Any] = group(DecodingSettings, "beams", beams=4)
+    suite: str | None = option(
+        None,
+        "blimp, glue, probing, lm, or a YAML file of parts, instead of a task and data (docs/evaluation.md)",
+    )
+    suite_data: PathText = option(
+        None, "the folder that holds the suite's files (ETYMON_SUITES, or this folder); nothing is downloaded"
+    )
+    beside: Files = option((), "with a suite: other models, a row each; repeatable")
+    milestones: bool = option(False, "with a suite: also every milestone of a run's folder")
+    budget: str | None = option(None, "with a suite: of every fine-tuning: 2m, 500steps (the suite's own)")
     resamples: int = option(1000, "of the rows, for the confidence intervals; 0 for none", ge=0)
     on_note: Notify | None = option(None, "is told what was left out or cut", seen_by="python")
+    on_progress: Notify | None = option(None, "is told how far a suite has come", seen_by="python")
 
 
 @verb(EvaluateOptions)
-def evaluate(options: EvaluateOptions) -> Evaluated:
+def evaluate(options: EvaluateOptions) -> Evaluated | SuiteResult:
     """It answers every row. The task, its columns and its prefix are those that it was fine-tuned with,
-    unless you say otherwise.
+    unless you say otherwise. With --suite, every part of a suite is scored; what is done is kept in OUT
+    (runs/suite-NAME), and the same command goes on after a stop.
     """
+    if options.suite is not None:
+        return _evaluate_suite(options)
+    if options.beside or options.milestones or options.budget is not None:
+        raise EtymonError("--beside, --milestones and --budget are for a suite: say --suite NAME")
     from etymon.files import atomic_write
     from etymon.tables.formats import WRITTEN, write_table
     from etymon.tables.table import read_table, rows_or_paths
     from etymon.tasks import task_for
     from etymon.tasks.language_model import LanguageModel
+    from etymon.tasks.metrics import check_metrics, score_answers
     from etymon.tasks.task import ignore_note
     from etymon.verbs.load_inputs import load_model, require_writable
 
@@ -69,7 +89,7 @@ def evaluate(options: EvaluateOptions) -> Evaluated:
     model = load_model(options.model, options)
     task = task_for(model, options.task, options.task_options)
     metrics = list(options.metric or task.default_metrics)
-    task.check_metrics(metrics)
+    check_metrics(task, metrics)
     table = read_table(rows, options.column_names, options)
     task.texts(table)  # refuses rows that cannot be used, before any work
     # By its ending. Any other file has a line a row, as scripts that compare lines (sacreBLEU) read them.
@@ -84,7 +104,7 @@ def evaluate(options: EvaluateOptions) -> Evaluated:
         predictions = task.predict(model, table, decoding, options.on_note or ignore_note)
     # The loss of a language model is scored with its likelihoods; that of other tasks is the objective's.
     scored = [name for name in metrics if name != "loss" or has_likelihood]
-    scores = task.score(predictions, table, scored, options.resamples)
+    scores = score_answers(task, predictions, table, scored, options.resamples)
     scores = {name: scores[name] if name in scores else _loss(model, task, table) for name in metrics}
     records = [task.record(prediction) for prediction in predictions]
     if out is not None and is_table:
@@ -94,6 +114,31 @@ def evaluate(options: EvaluateOptions) -> Evaluated:
         with atomic_write(out) as file:
             file.writelines(" ".join(str(record["prediction"]).split()) + "\n" for record in records)
     return Evaluated(scores, records, len(table))
+
+
+def _evaluate_suite(options: EvaluateOptions) -> SuiteResult:
+    from etymon.lab.model_rows import list_models
+    from etymon.lab.suite_tables import write_suite
+    from etymon.lab.suites import read_suite, run_suite
+    from etymon.verbs.load_inputs import load_model, require_writable
+
+    name = read_suite(str(options.suite))[0]
+    if options.data is not None or options.task is not None:
+        raise EtymonError("a suite names its tasks and data: leave --data and --task out")
+    out = Path(options.out or Path("runs") / f"suite-{name}")
+    require_writable(out / "results.json")
+    result = run_suite(
+        list_models([options.model, *options.beside], options.milestones),
+        str(options.suite),
+        out,
+        data=None if options.suite_data is None else Path(options.suite_data),
+        budget=options.budget,
+        open_model=lambda model: load_model(model, options),
+        on_progress=options.on_progress or (lambda message: None),
+        on_note=options.on_note or (lambda message: None),
+    )
+    write_suite(result)
+    return result
 
 
 def _loss(model: Model, task: Task, table: Table) -> MetricScore:
@@ -109,7 +154,17 @@ def _loss(model: Model, task: Task, table: Table) -> MetricScore:
     return MetricScore(value_to_minimise("loss")(figures) or 0.0, falls=True, rows=len(table))
 
 
-def present(result: Evaluated, options: EvaluateOptions) -> None:
+def present(result: Evaluated | SuiteResult, options: EvaluateOptions) -> None:
+    if not isinstance(result, Evaluated):
+        from etymon.lab.suite_tables import table_lines
+
+        clear_line()
+        if options.json:
+            return print_json(result, ascii=True)
+        print(*table_lines(result), sep="\n")
+        return say(
+            f"{Path(result.folder) / 'results.json'} and the tables beside it (.md, .tex, report.html)"
+        )
     if options.json:
         return print_json(result.scores, ascii=True)
     for name, score in result.scores.items():

@@ -33,6 +33,7 @@ def fill(options: FillOptions) -> list[Filling]:
     from etymon.generation.fill import fill_texts
     from etymon.verbs.load_inputs import load_model, read_texts
 
+    # Of a run's models the one with a vocabulary: ELECTRA's generator fills, its discriminator cannot.
     texts = read_texts(options.texts, on_note=options.on_note, how=options)
     return fill_texts(
         load_model(options.model, options, head="vocabulary"),
@@ -56,4 +57,5 @@ def present(result: list[Filling], options: FillOptions) -> None:
                 text = align_left(candidate.text, 20)
                 print(f"{candidate.probability:8.2%}  {text}  {candidate.sentence}".rstrip())
         if len(filling.blanks) > 1:
+            # Words that are the likeliest one by one need not go together: here they stand together.
             print(f"filled    {filling.filled}")

@@ -47,17 +47,19 @@ class FinetuneOptions(TrainOptions):
 
 @verb(FinetuneOptions)
 def finetune(options: FinetuneOptions) -> Finetuned:
-    """Validations really answer some of the held-out rows; the best model by the first metric is kept,
+    """Validations really answer some of the held-out rows; the best model by the first metric is kept
+    (the last one, where that is as good within the standard error),
     scored on all of them and written as a Hugging Face folder OUT/model, with OUT/report.html beside.
     Ctrl-C finishes the step and saves; `--resume` goes on as if nothing had happened.
     """
     from etymon.config import read_yaml
     from etymon.families import REGISTRY, get_family
     from etymon.families.loading import read_shape
+    from etymon.plugin_settings import resolve
     from etymon.runs.dry_run import rehearse
     from etymon.runs.folder import Job, resume_job
     from etymon.runs.run import run
-    from etymon.runs.run_file import assemble, read_run_file
+    from etymon.runs.run_file import assemble, read_run_file, require_plugins
     from etymon.runs.table_data import TableData
     from etymon.runs.task_file import TaskFile
     from etymon.tables.table import rows_or_paths
@@ -83,8 +85,9 @@ def finetune(options: FinetuneOptions) -> Finetuned:
         resume = resumes(resume, Path(out))
     if from_scratch:
         # By its one name: GPT-2 and gpt2 are the same family.
-        family = get_family(str(model)).name
+        family = get_family(resolve("family", str(model))).name
     elif resume and out is not None and options.seeds is None:
+        require_plugins(Path(out), changed=options.changed_plugins)
         before = read_run_file(Path(out), TaskFile)
         family = before.family  # the model that it began with need not be there any more
         from_scratch = before.start is None and str(model) == family

@@ -69,6 +69,7 @@ def generate(options: GenerateOptions) -> list[Generation]:
     # Whoever gives a temperature wants to sample; a contrastive search uses top_k otherwise.
     sample = bool(SAMPLING & decoding.keys()) and not decoding.get("penalty_alpha")
     decoding_settings = DecodingSettings(**{"sample": sample, **decoding})
+    # Before any model is opened: a missing file or an empty prompt is told at once.
     texts = read_texts(options.prompts, on_note=options.on_note, how=options)
     if options.report:
         from etymon.lab import compare_decoding
@@ -110,6 +111,7 @@ def generate(options: GenerateOptions) -> list[Generation]:
 
 
 def on_text(piece: str) -> None:
+    # In a pipe the text is printed once, by `present`.
     if sys.stdout.isatty():
         print(piece, end="", flush=True)
 
@@ -132,6 +134,7 @@ def present(result: list[Generation], options: GenerateOptions) -> None:
 def _record(generation: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
+    # What was not asked for is not in the record.
     return {name: value for name, value in asdict(generation).items() if value is not None}
 
 

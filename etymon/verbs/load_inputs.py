@@ -54,6 +54,7 @@ def load_model(model: str | Path | Model, options: DeviceOptions, head: str | No
         compute_in(loaded, options.precision)
     if loaded.tokenizer is None:
         raise EtymonError(f"{where} has no tokenizer, so it cannot read text: put its tokenizer.json there")
+    # Measured once a machine; a model that is only read from may keep its matrices in another layout.
     choose_products(loaded)
     return loaded
 
@@ -102,6 +103,7 @@ def iterate_texts(
     reading = Reading(**(how or EncodingSettings()).reader_options)
     if not isinstance(given, Iterable) or isinstance(given, Mapping) or hasattr(given, "columns"):
         raise EtymonError(f"texts are given as a list of them, not as a {type(given).__name__}")
+    # Alone: a text that is a dash, among others, is a text.
     if isinstance(given, Sequence) and list(given) == ["-"]:
         yield from _lines(None, blank, on_note, reading)
     else:
@@ -120,6 +122,7 @@ def _lines(file: Path | None, blank: bool, on_note: OnNote | None, reading: Read
     them alike. A line that is skipped stays in its place where blank ones do."""
     name, left_out, damaged, rest = str(file or "standard input"), 0, 0, ""
     for chunk in chain(_decoded(file, name, reading), [None]):
+        # Not splitlines(), which also splits at form feeds, U+2028 and the like inside a sentence.
         *whole, rest = (rest + (chunk or "")).split("\n")
         for line in [*whole, rest] if chunk is None and rest else whole:
             is_damaged = MARK in line
@@ -195,6 +198,7 @@ def files_by_language(options: FileOptions, *, several: bool = True) -> dict[str
         **options.reader_options,
         "max_document": None if options.max_document is None else parse_size(options.max_document),
     }
+    # What was left out keeps the readers' own defaults, which stand there and nowhere else.
     reading = {name: value for name, value in reading.items() if value is not None}
     groups = split_languages(options.data)
     if groups is None:

@@ -7,7 +7,17 @@ import shlex
 from typing import TYPE_CHECKING, Any, Literal
 
 from etymon.display import align_left, align_right, display_width
-from etymon.settings import JsonOptions, PathText, Words, argument, group, option, options_of, settings
+from etymon.settings import (
+    JsonOptions,
+    PathText,
+    PluginOptions,
+    Words,
+    argument,
+    group,
+    option,
+    options_of,
+    settings,
+)
 from etymon.settings.training import PretrainSettings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
@@ -20,7 +30,7 @@ PARTS = ("weights", "gradients", "optimiser", "activations", "logits", "gathered
 
 
 @settings
-class PlanOptions(JsonOptions):
+class PlanOptions(PluginOptions, JsonOptions):
     family: str = argument("as for pretrain: gpt2, bert, t5, ...")
     devices: str = option(
         "cpu", "of a node: 8xA100-80, T4, RTX4090 ..., cpu (measured here), or your own: 2x24GB@71TFLOPS"
@@ -38,7 +48,9 @@ class PlanOptions(JsonOptions):
     )
     words: str | None = option(None, "words of the text, for a budget of epochs: 100M")
     price: float | None = option(None, "of a device for an hour, in any currency", ge=0)
-    watts: float | None = option(None, "that a device draws, with its share of the machine", ge=0)
+    watts: float | None = option(
+        None, "that a device draws, with its share of the machine (what its maker says of it alone)", ge=0
+    )
     data: Words = option((), "text files, folders or globs, for the command")
     config: PathText = option(None, "a YAML file with settings of a run; options beat it")
     set: Words = option((), "override a setting by its dotted name: shape.layers=6")
@@ -74,8 +86,10 @@ def plan(options: PlanOptions) -> TrainingPlan:
     )
     if options.price is not None:
         planned.price = options.price * planned.device_hours
-    if options.watts is not None:
-        planned.kilowatt_hours = options.watts / 1000 * planned.device_hours
+    planned.watts = device.watts if options.watts is None else options.watts
+    if planned.watts is not None:
+        planned.kilowatt_hours = planned.watts / 1000 * planned.device_hours
+    # Where nothing fits there is nothing to run: a note says what would fit.
     if planned.chosen is not None:
         planned.command = _command(options, file.budget, cluster, planned)
     return planned
@@ -87,6 +101,7 @@ def _command(options: PlanOptions, budget: str | None, cluster: Cluster, planned
 
     chosen = planned.chosen
     assert chosen is not None
+    # What a run does by itself is left out, so that the command says what is special about it.
     values: dict[str, Any] = {
         **options.run,
         "data": list(options.data) or ["TEXT"],
@@ -104,8 +119,10 @@ def _command(options: PlanOptions, budget: str | None, cluster: Cluster, planned
         place = ["--nproc-per-node", str(cluster.per_node)]
         if cluster.nodes > 1:
             place = ["--nnodes", str(cluster.nodes), *place, "--rdzv-backend", "c10d"]
+            # A name to be filled in: how the machines are called is not known here.
             place += ["--rdzv-endpoint", "FIRST_NODE:29500"]
         words = ["torchrun", *place, "-m", *words]
+    # Flags and their order are those that `pretrain` declares: nothing is spelled a second time.
     for each in options_of(PretrainOptions):
         value = values.get(each.name)
         if value is True:
@@ -141,13 +158,18 @@ def present(result: TrainingPlan, options: PlanOptions) -> None:
     print()
     hours = f"{result.device_hours:,.1f} device-hours"
     reached = f"{result.utilisation:.0%} ({result.utilisation_source}) of {result.peak / 1e12:.3g} Tflop/s"
+    energy = None
+    if result.kilowatt_hours is not None:
+        energy = f"{result.kilowatt_hours:,.3g} kWh, at {result.watts:g} W a device"
+        if options.watts is None:
+            energy += " (without the machine around it: say --watts)"
     lines = {
         "chosen": "nothing" if result.chosen is None else str(result.chosen),
         "operations": f"{result.operations_a_token:.3g} a token, {result.operations:.3g} in all",
         "amount": f"{format_count(result.tokens)} tokens, {result.steps:,} steps of {result.batch:,} samples",
         "time": f"{format_seconds(result.seconds)}, {hours}, at {reached}",
         "price": None if result.price is None else f"{result.price:,.2f}",
-        "energy": None if result.kilowatt_hours is None else f"{result.kilowatt_hours:,.3g} kWh",
+        "energy": energy,
         "note": "; ".join(result.notes) or None,
         "command": result.command,
     }

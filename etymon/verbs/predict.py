@@ -64,8 +64,10 @@ def predict(options: PredictOptions) -> list[Predicted]:
     from etymon.verbs.load_inputs import load_model, read_texts, require_writable
 
     rows = [] if options.data is None else rows_or_paths(options.data)
+    # Before hours of answers: a name that cannot be written, or one of the tables that are read.
     require_writable(options.out, *WRITTEN, read=rows)
     model = load_model(options.model, options)
+    # Without --task the model's own: it was saved with the task and the columns of its fine-tuning.
     task = task_for(model, options.task, options.task_options)
     if options.data is None:
         # A text of its own has no column: which of two would it be?
@@ -100,6 +102,7 @@ def present(result: list[Predicted], options: PredictOptions) -> None:
         return print_json(*(predicted.told for predicted in result))
     for predicted in result:
         shares = predicted.answer.get("probabilities")
+        # How sure it is of what it answers; regression and written answers have no shares.
         sure = f"\t{max(shares.values() if isinstance(shares, dict) else shares):.3f}" if shares else ""
         answer = predicted.prediction
         print(f"{json_text(answer) if isinstance(answer, list | dict) else answer}{sure}")

@@ -60,16 +60,19 @@ def prepare(options: PrepareOptions) -> Prepared:
         missing = "--tokenizer FOLDER" if options.tokenizer is None else "--out FOLDER"
         raise EtymonError(f"{missing} is missing: preparing needs a tokenizer and a place for the store")
     folder = Path(options.out)
+    # A store takes the place of the folder: what somebody else keeps there must not go with it.
     if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
         raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
     tokenizer = tokenizer_at(options.tokenizer)
     groups = files_by_language(options)
+    # Files without a language stand under the empty name.
     is_single = "" in groups
     if not is_single:
         require_language_folder(folder)
     elif is_store(folder) and "languages" in TokenStore.open(folder).description:
         raise EtymonError(f"{folder} holds a store of several languages: give another --out")
     sizes = [files.size() for files in groups.values()]
+    # Standard input and some remote files do not say how long they are: then progress has no end.
     total = None if None in sizes else sum(size or 0 for size in sizes)
     made: dict[str, Prepared] = {}
     with (
@@ -82,6 +85,7 @@ def prepare(options: PrepareOptions) -> Prepared:
 
         for code, files in groups.items():
             place = folder / code
+            # Resumable, unlike the store that a run makes for itself: this may take hours.
             summary = ensure_store(
                 filter_text(files, options),
                 tokenizer,

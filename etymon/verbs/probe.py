@@ -70,6 +70,7 @@ def probe(options: ProbeOptions) -> Probes:
     data = [options.data] if isinstance(options.data, str | Path) else list(options.data)
     tasks = [task for task in data if isinstance(task, ProbeTask)]
     for task in tasks:
+        # Those of files are checked as they are read; a program's may be anything.
         task.check()
     paths = [path for path in data if not isinstance(path, ProbeTask)]
     # Without any data it is called all the same, for its message.
@@ -83,6 +84,7 @@ def probe(options: ProbeOptions) -> Probes:
             seed=options.seed,
             how=options,
         )
+    # A pooling that is named twice is probed once.
     probes = probe_model(
         load_model(options.model, options),
         tasks,

@@ -84,7 +84,9 @@ def prompt(options: PromptOptions) -> Prompted:
     # Before --set, which can override anything, the shots too.
     overrides = [] if options.shots is None else [f"shots={list(options.shots)}"]
     task = open_task(options.task, [*overrides, *options.set], options)
+    # The task was read before the model: a mistyped column is told in a second, not after gigabytes.
     prompter = Prompter(load_model(options.model, options, head="vocabulary"))
+    # One run for all numbers of shots: what their prompts have in common is computed once.
     run = PromptRun(prompter, task, options.drop, options.limit, options.on_progress)
     outcomes = [run.outcome(shots) for shots in task.shots]
     notes = task.notes + run.notes
@@ -92,6 +94,7 @@ def prompt(options: PromptOptions) -> Prompted:
         for note in notes:
             options.on_note(note)
     if options.out is not None:
+        # When all are there: half a file of answers would be taken for a whole one.
         with atomic_write(options.out) as file:
             for outcome in outcomes:
                 file.writelines(json_text(answer) + "\n" for answer in outcome.answers)
@@ -129,6 +132,7 @@ def present(result: Prompted, options: PromptOptions) -> None:
 def _line(answer: PromptAnswer) -> str:
     verdict = {True: "right", False: "wrong", None: ""}[answer.correct]
     text = f"{answer.query:>5}  {align_left(verdict, 5)}  {_short(answer.answer)}"
+    # Answers without a label are neither right nor wrong.
     if answer.correct is False:
         text += f"  (it is {' or '.join(map(_short, answer.labels))})"
     if answer.choices:

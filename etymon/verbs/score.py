@@ -13,6 +13,7 @@ from etymon.settings import (
     JsonOptions,
     ModelLike,
     Notify,
+    PathText,
     Texts,
     WeightOptions,
     Words,
@@ -50,6 +51,7 @@ class ScoreOptions(WeightOptions, EncodingSettings, JsonOptions):
         "also give every word's surprisal in bits; words are found by tokens and spaces (tokens), by jieba, "
         "by spaces that a tool has put, or by MODULE:FUNCTION",
     )
+    out: PathText = option(None, "with --words: a table of all words (.csv .tsv .jsonl .parquet)")
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
     on_progress: Notify | None = option(None, "is told how much of a file was read", seen_by="python")
 
@@ -63,14 +65,19 @@ def score(options: ScoreOptions) -> list[Score]:
     """
     from etymon.generation.likelihood import check_memory, score_texts
     from etymon.generation.text import tokenizer_of
-    from etymon.generation.word_scores import score_words
+    from etymon.generation.word_scores import score_words, word_rows
+    from etymon.tables.formats import WRITTEN, write_table
     from etymon.text.encoding import mark_words
     from etymon.text.segmenters import SegmentedTexts, open_segmenter, way_for
-    from etymon.verbs.load_inputs import load_model, read_texts
+    from etymon.verbs.load_inputs import load_model, read_texts, require_writable
 
     file, memory, segment = options.file, options.memory, options.segment
     if segment is not None and memory is None:
         raise EtymonError("segments need a memory: give --memory as well, or --overlap for windows")
+    # Only a model with a memory can read a file that is never held: windows need their overlap again.
+    require_writable(options.out, *WRITTEN, read=[file])
+    if options.out is not None and not options.words:
+        raise EtymonError("--out is a table of words: say how to find them (--words tokens)")
     is_streamed = file is not None and memory is not None and not options.lines
     texts = []
     if len(options.texts) or not is_streamed:
@@ -82,6 +89,7 @@ def score(options: ScoreOptions) -> list[Score]:
             how=options,
         )
     count, targets = len(texts) + is_streamed, list(options.target)
+    # One target for all: the same sentence after many beginnings.
     if len(targets) == 1:
         targets *= count
     if targets and len(targets) != count:
@@ -110,8 +118,11 @@ def score(options: ScoreOptions) -> list[Score]:
         tokenizer, way = tokenizer_of(model), way_for(options.words)
         scores = [
             replace(score, words=score_words(score, mark_words(text, tokenizer, way), tokenizer))
+            # Words come from the text with the tool's spaces, which the model did not see.
             for score, text in zip(scores, cut_texts[1] or cut_texts[0], strict=True)
         ]
+    if options.out is not None:
+        write_table(options.out, word_rows(scores), options.on_note)
     if file is not None and memory is not None and is_streamed:
         check_memory(model, memory, segment, options.window is not None or options.overlap is not None)
         target = targets[-1] if targets else None

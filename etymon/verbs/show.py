@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etymon.display import align_left, cut
 from etymon.files import some
+from etymon.plugins import PluginRecord
 from etymon.settings import JsonOptions, OpeningOptions, argument, option, settings
 from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -25,9 +29,16 @@ class Shown:
     tokenizer: dict[str, Any]
     weights: dict[str, Any]
     history: list[dict[str, Any]] = field(default_factory=list)
+    plugins: list[dict[str, str]] = field(default_factory=list)
+    """What it was made with beside what is built in: kind, name, source and digest."""
+    milestones: list[dict[str, Any]] = field(default_factory=list)
+    """Of a run: the models that it kept on its way, with what each had read."""
     memory: dict[str, Any] = field(default_factory=dict)
     """Bytes: what opening it takes (`opening`), and a run of `etymon pretrain` with usual settings
     (`training`), part by part."""
+    recipes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of a family's size: what `--recipe` takes, the size's own first, and the values of each that are not as
+    usual."""
 
 
 @dataclass
@@ -54,14 +65,16 @@ class ShowOptions(OpeningOptions, JsonOptions):
 @verb(ShowOptions)
 def show(options: ShowOptions) -> Shown | ShownStore:
     """Of a family, the same of a size that nobody has trained yet."""
-    from etymon.checkpoints.folder import read_config
+    from etymon.checkpoints.folder import read_config, saved_plugins
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families import REGISTRY
     from etymon.families.checkpoint import class_names
     from etymon.families.loading import load, model_folder, read_history
+    from etymon.plugin_settings import resolve
+    from etymon.runs.milestones import list_milestones
     from etymon.text.store import is_store
 
-    folder = options.folder
+    folder = resolve("family", str(options.folder))
     # A folder that is called gpt2 goes before the family of that name.
     if options.size is not None or (str(folder) in REGISTRY and not Path(folder).exists()):
         return _show_size(str(folder), options.size)
@@ -71,6 +84,7 @@ def show(options: ShowOptions) -> Shown | ShownStore:
     model = load(place)
     tokenizer = model.tokenizer
     adapted = model.lora is not None
+    # Adapters have no class of their own in config.json: they say what they were put on.
     architecture = f"LoRA on {model.lora_base}" if adapted else (class_names(read_config(place)) or ["?"])[0]
     files = open_weights(place, ADAPTER_FILES if adapted else MODEL_FILES).files
     return Shown(
@@ -80,13 +94,18 @@ def show(options: ShowOptions) -> Shown | ShownStore:
         parameters=model.parameter_count(),
         heads=tuple(sorted(model.head_names)),
         shape=asdict(model.shape),
-        tokenizer={}
-        if tokenizer is None
-        else {"kind": tokenizer.kind, "tokens": tokenizer.size, **tokenizer.roles},
+        tokenizer={} if tokenizer is None else _describe(tokenizer),
         weights={"files": [file.name for file in files], "bytes": sum(file.stat().st_size for file in files)},
         history=read_history(place),
+        plugins=[asdict(record) for record in saved_plugins(place)],
+        milestones=[asdict(kept) | {"folder": str(kept.folder)} for kept in list_milestones(folder)],
         memory=_memory(model.family, model.shape, model.head_names),
     )
+
+
+def _describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    steps = {"normalise": ",".join(tokenizer.normalise.steps)} if tokenizer.normalise else {}
+    return {"kind": tokenizer.kind, "tokens": tokenizer.size, **steps, **tokenizer.roles}
 
 
 def _show_store(folder: Path) -> ShownStore:
@@ -99,7 +118,7 @@ def _show_store(folder: Path) -> ShownStore:
     return ShownStore(
         folder=store.folder,
         splits=store.description["splits"],
-        tokenizer={"kind": tokenizer.kind, "tokens": tokenizer.size, **tokenizer.roles},
+        tokenizer=_describe(tokenizer),
         inputs=store.description.get("inputs", {}),
         filtering=None if report is None else asdict(report),
     )
@@ -112,10 +131,13 @@ def _show_size(name: str, size: str | None) -> Shown:
     from etymon.families.memory import count_parameters
 
     family = get_family(name)
+    # The first one is what `pretrain` makes: the heads of others would be counted as well.
+    size = size or next(iter(family.sizes))
     shape, architecture = shape_of(family, size), family.architectures[0]
+    names = dict.fromkeys([family.recipe_for(size).name, *family.recipe_names])
     return Shown(
         folder=None,
-        family=f"{family.title} {size or next(iter(family.sizes))}",
+        family=f"{family.title} {size}",
         architecture=architecture.name,
         parameters=count_parameters(family, shape, architecture.heads),
         heads=tuple(sorted(architecture.heads)),
@@ -123,6 +145,7 @@ def _show_size(name: str, size: str | None) -> Shown:
         tokenizer={"kind": family.tokenizer.kind, "tokens": shape.vocabulary},
         weights={},
         memory=_memory(family, shape, architecture.heads),
+        recipes={name: family.recipe_for(size, name).values() for name in names},
     )
 
 
@@ -132,6 +155,7 @@ def _memory(family: Any, shape: Any, heads: Any) -> dict[str, Any]:
     from etymon.families.memory import outline
     from etymon.runs.memory import usual_plan
 
+    # Counted without a value being allocated: GPT-3's 700 GB are told on a laptop, too.
     opening = outline(family, shape, heads).weights
     training = usual_plan(family, shape).footprint()
     return {"opening": opening, "training": {**asdict(training), "total": training.total}}
@@ -153,15 +177,25 @@ def present(result: Shown | ShownStore, options: ShowOptions) -> None:
     say(f"tokenizer  {_row(result.tokenizer) or 'none in the folder'}")
     if result.folder is not None:
         say(f"weights    {', '.join(result.weights['files'])}, {result.weights['bytes'] / 1e6:,.1f} MB")
+    # A footprint adds its parts up itself.
     training = {name: size for name, size in result.memory["training"].items() if name != "total"}
     say(f"memory     {format_bytes(result.memory['opening'])} to open, {Footprint(**training)} to pretrain")
+    for name, values in result.recipes.items():
+        say(f"recipe     {name}: {_row(values)}")
     if not result.history and result.folder is not None:
         say("history    not known")
+    for plugin in result.plugins:
+        say(f"plugin     {PluginRecord(**plugin)}")
     for entry in result.history:
         say(f"trained    {entry.get('objective', '?')} on {entry.get('data', '?')}")
         for part in ("training", "metrics"):
             if entry.get(part):
                 print(f"           {_row(entry[part])}")
+    if result.milestones:
+        say("milestones       steps           words      words read")
+    for kept in result.milestones:
+        counts = f"{kept['steps']:>12,} {kept['words']:>15,} {kept['words_read']:>15,}"
+        print(f"{align_left(kept['name'], 10)}{counts}  {kept['folder']}")
 
 
 def _present_store(result: ShownStore) -> None:

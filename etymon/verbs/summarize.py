@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from etymon.settings import option, settings
-from etymon.verbs.seq2seq_verb import Rewritten, Seq2SeqOptions, rewrite
+from etymon.verbs.seq2seq_verb import Seq2SeqOptions, rewrite
 from etymon.verbs.seq2seq_verb import present as present
 from etymon.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from etymon.tasks.rewriting import Rewritten
 
 
 @settings

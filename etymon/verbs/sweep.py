@@ -47,6 +47,7 @@ def sweep(options: SweepOptions) -> Swept:
         "data": paths,
         "ignore_config_key": options.ignore_config_key or None,
     }
+    # Cells differ from this file by their values of the grid alone.
     file = assemble(RunFile, given, options.config, options.set)
     folder = Path(options.out or Path("sweeps") / f"{file.family}-{file.size}")
     return Sweep(
@@ -59,6 +60,7 @@ def sweep(options: SweepOptions) -> Swept:
         progress=options.progress,
         device=options.device,
         workers=options.workers,
+        changed_plugins=options.changed_plugins,
         on=options.on,
     ).run()
 
@@ -71,6 +73,7 @@ def present(result: Swept, options: SweepOptions) -> None:
         for place, cell in enumerate(ranking.cells, 1):
             spread = "" if cell.spread is None else f" ±{cell.spread:.4f}"
             print(f"{place:>4}  {cell.mean:.4f}{spread}  {cell.name}")
+    # Bits per byte of a text compare across tokenizers; bits per target of two objectives do not.
     if len(result.rankings) > 1:
         print()
         say("figures of different rankings answer different questions: they cannot be compared")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from etymon.display import align_left
 from etymon.errors import EtymonError
-from etymon.settings import JsonOptions, option, settings
+from etymon.settings import JsonOptions, PluginOptions, option, settings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
@@ -22,7 +22,7 @@ class TaskCell:
 
 
 @settings
-class TasksOptions(JsonOptions):
+class TasksOptions(PluginOptions, JsonOptions):
     family: str | None = option(None, "of this family alone")
 
 

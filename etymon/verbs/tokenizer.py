@@ -8,18 +8,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator
 
 from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder
-from etymon.settings import JsonOptions, PathText, option, settings
-from etymon.settings.reading import FileOptions, LanguageSettings
+from etymon.registry import TOKENIZERS
+from etymon.settings import JsonOptions, PathText, PluginOptions, in_table, option, settings
+from etymon.settings.reading import NORMALISE_HELP, FileOptions, LanguageSettings, NormaliseSteps
 from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.text.language_reports import LanguageReport
+    from etymon.text.normalising import RoundTrip
     from etymon.text.segmenters import Segmenter
     from etymon.text.sources import TextFiles
     from etymon.text.text_sample import TextSample
@@ -43,14 +47,19 @@ class Tokenized:
     """What could be done better."""
     languages: Mapping[str, LanguageReport] = field(default_factory=dict)
     """How it fits every language, where there are several."""
+    normalised: Mapping[str, RoundTrip] = field(default_factory=dict)
+    """How much of the text every step of `normalise` changes, and how much comes back by turning it round."""
+
+
+def character_for_char(kind: Any) -> Any:
+    return "character" if kind == "char" else kind
 
 
 @settings
-class TokenizerOptions(FileOptions, LanguageSettings, JsonOptions):
-    kind: (
-        Literal["byte-bpe", "bpe", "word-bpe", "wordpiece", "unigram", "word", "character", "char", "byte"]
-        | None
-    ) = option(None, "what tokens are (the family's own)")
+class TokenizerOptions(FileOptions, LanguageSettings, PluginOptions, JsonOptions):
+    kind: Annotated[str, BeforeValidator(character_for_char), in_table(TOKENIZERS)] | None = option(
+        None, f"what tokens are: {', '.join(TOKENIZERS.places)}, or FILE.py:FUNCTION (the family's own)"
+    )
     size: int | None = option(
         None, "tokens to learn at most, special ones included (8000; of characters all)", ge=1
     )
@@ -62,9 +71,7 @@ class TokenizerOptions(FileOptions, LanguageSettings, JsonOptions):
     strip_accents: bool | None = option(
         None, "remove accents and all other combining marks, vowel signs too (as the family does)"
     )
-    normalise: Literal["nfc", "nfkc", "none"] | None = option(
-        None, "Unicode form of the text (nfkc for unigram and bpe, else none)"
-    )
+    normalise: NormaliseSteps = option(None, NORMALISE_HELP)
     limit: str = option("200MB", "text to learn from at most, spread evenly over all of it")
     start: PathText = option(
         None, "folder or hub id of a tokenizer or model: add tokens to it, up to --size", name="from_"
@@ -94,7 +101,10 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
             languages = report_languages(shown, samples.all_texts, samples.segmenters)
             report = join_reports(languages.values())
             advice = _advise(shown, report, chain(*samples.all_texts.values()), options)
-        return Tokenized(Path(show), shown, report, "the text", samples.skipped, advice, languages)
+            normalised = shown.normalise.round_trips(chain(*samples.all_texts.values()))
+        return Tokenized(
+            Path(show), shown, report, "the text", samples.skipped, advice, languages, normalised
+        )
     if options.out is None:
         raise EtymonError("say where the tokenizer goes: --out FOLDER")
     folder, old = Path(options.out), None
@@ -107,8 +117,9 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
         if size is None:
             raise EtymonError(f"{start} has {old.size:,} tokens: say how many it should have with --size")
         require_room(old, size)
-    kind = "character" if options.kind == "char" else options.kind
+    kind = options.kind
     choice = {} if old else training_choice(kind, *recipe)
+    # Before minutes of training, and not after them.
     _check_free(folder)
     # Bytes are the same 256 in every text: nothing has to be learnt.
     if choice.get("kind") == "byte" and not options.data:
@@ -123,12 +134,14 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
         languages = report_languages(trained, samples.measured_texts, samples.segmenters)
         report = join_reports(languages.values())
         advice = _advise(trained, report, samples.training, options)
+        normalised = trained.normalise.round_trips(chain(*samples.measured_texts.values()))
         if keeps_accents_after_all(choice, trained):
             advice = (ACCENTS_STAY, *advice)
+    # On text that it was trained on every tokenizer looks better than it is: the report says which it was.
     measured_on = "the text it was trained on (too little to hold some out)"
     if all(held_out.size for _, held_out in samples.texts.values()):
         measured_on = "held-out text"
-    return Tokenized(folder, trained, report, measured_on, samples.skipped, advice, languages)
+    return Tokenized(folder, trained, report, measured_on, samples.skipped, advice, languages, normalised)
 
 
 def tokenizer_at(name: str | Path) -> Tokenizer:
@@ -155,10 +168,12 @@ def _advise(
     from etymon.text.alphabets import CharacterCounts
     from etymon.text.tokenizer_growing import LETTERS
 
+    # Tokenizers of bytes and of words have no letters that could be missing.
     place = options.show or options.start
     if report.unknown_character_rate <= MANY_UNKNOWN or tokenizer.kind not in (*LETTERS, "word-bpe"):
         return ()
-    return (advise_on_unknown(tokenizer, options.family, CharacterCounts(texts), place),)
+    counts = CharacterCounts(map(tokenizer.normalise, texts))
+    return (advise_on_unknown(tokenizer, options.family, counts, place),)
 
 
 def _check_free(folder: Path) -> None:
@@ -209,6 +224,7 @@ def _samples(options: TokenizerOptions) -> Iterator[LanguageSamples]:
     sources = {code: filter_text(files, options) for code, files in groups.items()}
     sizes = [files.size() for files in groups.values()]
     total = None if None in sizes else sum(size or 0 for size in sizes)
+    # Files are read to their ends all the same: what is kept is spread over all of them.
     limit = parse_size(options.limit)
     with ExitStack() as stack:
         with byte_progress("reading", total, options.progress) as done:
@@ -238,6 +254,9 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
         names = "bytes words characters tokens unknown fertility tokens_per_character bytes_per_token".split()
         names += ["unknown_rate", "unknown_character_rate", "longest"]
         figures = {} if report is None else {name: getattr(report, name) for name in names}
+        if made.normalise:
+            steps = {step: trip._asdict() for step, trip in result.normalised.items()}
+            record["normalise"] = {**made.normalise.describe(), "measured": steps}
         by_language = {
             code: {name: getattr(each.report, name) for name in names}
             | {"used": each.used, "alone": each.alone}
@@ -262,6 +281,11 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
     )
     say(f"  unknown             {unknown}")
     say(f"  longest token       {report.longest!r}")
+    for step, trip in result.normalised.items():
+        say(
+            f"  {align_left(step, 18)}  {trip.changed:.2%} of the characters change, turned round "
+            f"{trip.restored:.2%} are what they were"
+        )
     for advice in result.advice:
         say(f"  note: {advice}")
     if "" in result.languages or not result.languages:

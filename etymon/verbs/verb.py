@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import etymon
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
-from etymon.settings import OpeningOptions, Option, options_of
+from etymon.settings import OpeningOptions, Option, PluginOptions, one_or_several, options_of
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -78,6 +78,8 @@ def _opening(given: Any) -> Iterator[None]:
 def _read(cls: type[Options], name: str, options: list[Option], values: dict[str, Any]) -> Options:
     """The options of a verb from values by name; None is as good as left out, unless it says something of
     its own."""
+    if issubclass(cls, PluginOptions):
+        values = _with_plugins(options, values)
     fields: dict[str, Any] = {option.section: {} for option in options if option.section}
     for option in options:
         value = values.get(option.name)
@@ -94,6 +96,24 @@ def _read(cls: type[Options], name: str, options: list[Option], values: dict[str
         elif option.default is ...:
             raise TypeError(f"{name}() needs {option.name}: {option.help}")
     return cls(**fields)
+
+
+def _with_plugins(options: list[Option], values: dict[str, Any]) -> dict[str, Any]:
+    """The values with names for what was named as `file.py:Class`, after opening the plugins of `--plugin`.
+
+    Here, where all is the user's own: what stands in run files and model folders is never opened.
+    """
+    from etymon.plugin_settings import resolve_override, resolve_setting
+    from etymon.registry import load_plugin
+
+    for source in one_or_several(values.get("plugin") or ()):
+        load_plugin(source)
+    fields = {option.name: option.field for option in options}
+    resolved = {name: resolve_setting(fields.get(name, name), value) for name, value in values.items()}
+    for name in ("set", "grid"):
+        if isinstance(overrides := one_or_several(values.get(name) or ()), tuple) and overrides:
+            resolved[name] = tuple(resolve_override(override) for override in overrides)
+    return resolved
 
 
 def signature_of(options: list[Option]) -> inspect.Signature:

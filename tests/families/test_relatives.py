@@ -210,14 +210,12 @@ def test_recipes_say_what_their_objectives_need() -> None:
         for name in ENCODERS
         for size in get_family(name).sizes
     }
-    assert (
-        options["roberta", "base"]
-        == options["roberta", "pocket"]
-        == {"masking": "roberta", "packing": "full-sentences"}
-    )
-    assert options["albert", "xxlarge"] == options["albert", "pocket"] == {"masking": "ngram"}
+    assert options["roberta", "base"] == {"masking": "roberta", "packing": "full-sentences"}
+    assert options["roberta", "pocket"] == {**options["roberta", "base"], "density": 0.4}
+    assert options["albert", "xxlarge"] == {"masking": "ngram"}
+    assert options["albert", "pocket"] == options["bert", "pocket"] == {"density": 0.4}
     assert options["electra", "large"] == {"density": 0.25}
-    assert options["electra", "base"] == options["electra", "pocket"] == options["distilbert", "base"] == {}
+    assert options["electra", "base"] == options["distilbert", "base"] == options["bert", "base"] == {}
 
 
 @pytest.mark.parametrize("family", ENCODERS)

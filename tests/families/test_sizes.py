@@ -349,6 +349,14 @@ def test_sizes_are_fine_tuned_as_published(
     assert found.learning_rate == (trained.learning_rate / 2 if rate is None else rate)
 
 
+def test_a_pocket_t5_moves_its_word_vectors_farther_than_its_matrices() -> None:
+    t5 = get_family("t5")
+    trained, tuned = t5.recipe_for("pocket"), t5.tuning_for("pocket")
+    assert trained.learning_rate * trained.matrix_share == pytest.approx(4e-3)
+    assert (tuned.learning_rate, tuned.matrix_share) == (trained.learning_rate, trained.matrix_share)
+    assert get_family("bart").tuning_for("pocket").learning_rate == 2e-3
+
+
 def test_pocket_sizes_with_attention_learn_with_muon() -> None:
     # With AdamW they had not left the frequencies of words after minutes (docs/lab-notes.md). Recurrent ones learn with AdamW.
     learnt = {

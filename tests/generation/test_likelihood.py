@@ -10,7 +10,7 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families.saving import save
-from etymon.generation import likelihood
+from etymon.generation import input_rows
 from etymon.generation.likelihood import score_texts, windows
 from etymon.generation.prompting import Prompt, Prompter
 from etymon.nn.batch import Batch
@@ -78,7 +78,7 @@ def test_long_texts_in_windows(tiny, overlap, monkeypatch):
     """Each token's probability is that of its window, computed here window by window."""
     model = tiny("gpt2")
     text = "The cat sat on the mat, and the naïve dog ate soup. " * 6
-    monkeypatch.setattr(likelihood, "BATCH_TOKENS", 100)
+    monkeypatch.setattr(input_rows, "BATCH_TOKENS", 100)
     score = score_texts(model, [text, "The cat"], overlap=overlap)[0]
     whole = [model.token("end"), *model.tokenizer.encode(text).tolist()]
     assert len(whole) > 2 * model.positions
@@ -111,7 +111,7 @@ def test_a_target_after_a_prompt(tiny):
 def test_pseudo_likelihood_equals_a_loop(tiny, monkeypatch):
     model = tiny("bert")
     tokenizer = model.tokenizer
-    monkeypatch.setattr(likelihood, "BATCH_TOKENS", 60)
+    monkeypatch.setattr(input_rows, "BATCH_TOKENS", 60)
     for text, score in zip(TEXTS, score_texts(model, TEXTS)):
         ids = tokenizer.framing.frame(tokenizer.encode(text)).ids
         expected = []

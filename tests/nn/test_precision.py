@@ -103,7 +103,8 @@ def test_the_chunked_loss_is_as_exact_as_the_plain_one(
     import etymon.nn.vocabulary as vocabulary
 
     monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 700 * 5)  # five rows of logits at a time,
-    monkeypatch.setattr(vocabulary, "HALF_ERRORS", 700 * 12)  # and twelve of their gradients
+    monkeypatch.setattr(vocabulary, "HALF_ERRORS", 700 * 12)  # and twelve of their gradients,
+    monkeypatch.setattr(vocabulary, "GRADIENT_WORDS", 300)  # added up for 300 words at a time
     torch.manual_seed(0)
     x, weight, targets = torch.randn(30, 24), torch.randn(700, 24), torch.randint(0, 700, (30,))
     half = x.to(dtype).requires_grad_()

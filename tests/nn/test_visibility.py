@@ -40,7 +40,7 @@ MEANINGS: dict[Rule, Callable[[int, int], bool]] = {
 }
 # The same with a prefix that is read in both directions.
 PREFIXED: dict[Rule, Callable[[int, int], bool]] = {
-    FullRule(): lambda query, key: True,
+    FullRule(): lambda query, key: key <= query or key < PREFIX,
     CausalRule(): lambda query, key: key <= query or key < PREFIX,
     BandRule(3): lambda query, key: abs(query - key) < 3 and (key <= query or key < PREFIX),
 }

@@ -177,3 +177,20 @@ def test_prefixes_end_anywhere() -> None:
 def test_deshuffling_shows_all_tokens() -> None:
     shown, target = NOISES["deshuffling"].corrupt(prose(30), amounts("deshuffling"), generator())
     assert sorted(shown) == target.tolist() and shown.tolist() != target.tolist()
+
+
+def test_ul2_draws_its_seven_denoisers_equally_often() -> None:
+    """By how much is cut, and in how many spans: of 128 tokens each denoiser has counts of its own."""
+    text, ul2 = prose(128), NOISES["ul2"]
+    expected = {noise.noise_counts(128, density, span) for density, span in ul2.members}  # type: ignore[attr-defined]
+    assert len(expected) == 7
+    seen: dict[tuple[int, int], int] = {}
+    for seed in range(1400):
+        shown, target = ul2.corrupt(text, amounts("ul2"), generator(seed))
+        spans = int(np.isin(target, SENTINELS).sum())
+        kind = (len(target) - spans, spans)
+        seen[kind] = seen.get(kind, 0) + 1
+        if kind == (32, 1):  # a quarter as one span: the end of the text
+            assert shown.tolist() == [*text.ids[:96].tolist(), SENTINELS[0]]
+            assert target.tolist() == [SENTINELS[0], *text.ids[96:].tolist()]
+    assert set(seen) == expected and all(140 < count < 260 for count in seen.values())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from etymon.errors import EtymonError
 from etymon.families import get_family
@@ -15,6 +16,7 @@ from etymon.families.saving import save
 from etymon.tables.table import Table, read_table
 from etymon.tasks import get_task, task_for, task_of
 from etymon.tasks.text2text import WrittenTask
+from etymon.training.unit import TrainingUnit
 from tests import tiny
 from tests.tasks.heads import NUMBERS, PAIRS, SEVERAL, TABLE
 
@@ -49,12 +51,84 @@ def test_texts_are_named_and_labels_are_written() -> None:
 
 
 def test_what_is_no_label_is_none_and_counted_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, model = written("classify", TABLE)
+    task, model = written("classify", TABLE, free_text=True)
     answers = answered(task, model, TABLE, ["bad", " good", "nonsense"], monkeypatch)
     assert [one.label for one in answers] == ["bad", "good", None]
     assert task.score(answers, TABLE, ["accuracy"])["accuracy"].value == pytest.approx(200 / 3)
     assert [task.record(one) for one in answers] == [{"prediction": label} for label in ("bad", "good", None)]
     assert task.format_row(TABLE, 2, answers[2]).endswith("-> None\n(so-so)")
+
+
+def losses(task: WrittenTask, model: Any, table: Table, texts: list[str]) -> np.ndarray:
+    """What training would charge for each of these texts in every row: another way to their probabilities."""
+    found = np.empty((len(table), len(texts)))
+    for row, source in enumerate(task.texts(table)["source"]):
+        for place, text in enumerate(texts):
+            asked = read_table([{"source": source, "target": text}])
+            examples = task.writing.encode(asked)
+            prepared = task.collate([[examples.example(0)]])
+            with torch.no_grad():
+                found[row, place] = float(task.loss(TrainingUnit(model, task), prepared)["loss"].sum)
+    return found
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "transformer", "rnn", "gpt2", "gptj"])
+def test_labels_are_as_likely_as_the_loss_of_writing_them(family: str) -> None:
+    labels = ["good", "good one", "so-so", "a bridge in winter", "b"]  # some go on from others
+    rows = [{"text": f"The captain crossed {n} rivers", "label": label} for n, label in enumerate(labels, 1)]
+    table = read_table(rows)
+    task, model = written("classify", table, family, way="text")
+    assert task.chooses and not task.writes_text
+    expected = np.exp(-losses(task, model, table, list(task.label_names)))
+    expected /= expected.sum(1, keepdims=True)
+    for answer, shares in zip(task.predict(model, table), expected, strict=True):
+        assert list(answer.probabilities) == list(task.label_names)
+        np.testing.assert_allclose(list(answer.probabilities.values()), shares, rtol=1e-3)
+        assert answer.label == task.label_names[int(shares.argmax())]
+
+
+def test_every_row_chooses_among_its_own_choices() -> None:
+    rows = [
+        {"text": "the river", "choices": ["a", "b"], "label": 0},
+        {"text": "a letter", "choices": ["a", "b", "c", "d"], "label": 3},
+        {"text": "the garden", "choices": ["a", "b"], "label": 1},
+    ]
+    table = read_table(rows)
+    task, model = written("choose", table)
+    answers = task.predict(model, table)
+    for number, answer in enumerate(answers):
+        row, texts = table.at([number]), [f"choice{n + 1}" for n in range(len(rows[number]["choices"]))]
+        expected = np.exp(-losses(task, model, row, texts)[0])
+        np.testing.assert_allclose(answer.probabilities, expected / expected.sum(), rtol=2e-4)
+        assert answer.number == expected.argmax()
+
+
+def test_a_model_that_would_write_sentinels_still_answers_with_a_label() -> None:
+    task, model = written("classify", TABLE)
+    with torch.no_grad():  # nothing is as likely as the first sentinel
+        head = model.heads["vocabulary"]
+        head.weight[model.tokenizer.sentinels[0]] = 50 * head.weight.abs().max()
+    free, _ = written("classify", TABLE, free_text=True)
+    assert all(one.label in task.label_names for one in task.predict(model, TABLE))
+    assert not any(one.label in task.label_names for one in free.predict(model, TABLE))
+
+
+def test_answers_do_not_depend_on_the_other_rows() -> None:
+    table = read_table(
+        [{"text": "The river " * n, "label": ["good", "bad", "so-so"][n % 3]} for n in range(1, 8)]
+    )
+    task, model = written("classify", table)
+    together = task.predict(model, table)
+    for number, answer in enumerate(together):
+        (alone,) = task.predict(model, table.at([number]))
+        assert alone.label == answer.label
+        assert alone.probabilities == pytest.approx(answer.probabilities, rel=1e-4)
+
+
+def test_free_text_is_refused_where_a_head_answers() -> None:
+    bert = get_family("bert")
+    with pytest.raises(EtymonError, match="free_text is for answers that are written"):
+        get_task("classify", {"free_text": True}, bert).fit(bert)
 
 
 LONG = "the captain crossed the river in winter and opened the window. " * 8
@@ -98,7 +172,7 @@ def test_a_published_model_is_asked_for_labels_that_nobody_taught_it(monkeypatch
 
 def test_a_label_is_known_as_the_tokenizer_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table = read_table([{"text": "The river", "label": "Good-bye"}, {"text": "A letter", "label": "Bad"}])
-    task, model = written("classify", table, "gpt1", way="text")
+    task, model = written("classify", table, "gpt1", way="text", free_text=True)
     words = model.tokenizer
     texts = [words.decode(words.encode(str(row["label"]))) for row in table.rows]
     assert "Good-bye" not in texts

@@ -14,7 +14,7 @@ from etymon.text.framing import CLASS_FIRST, DOUBLE_SEPARATOR
 from etymon.text.reading import Document
 from etymon.text.store import TokenStore
 from etymon.text.tokenizer import ROLE_KEYS, Tokenizer
-from etymon.text.tokenizer_folders import is_cased
+from etymon.text.tokenizer_formats import is_cased
 from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +19,8 @@ from safetensors.torch import load_file
 from tests.verbs.small_runs import metrics, weight_files
 
 ROOT = Path(__file__).parents[2]
+ENOUGH = 900
+"""Seconds after which something hangs: on a busy machine, a start of some processes may take a minute."""
 
 
 def start(file: Path, jobs: list[dict[str, Any]], *options: str, **variables: str) -> subprocess.Popen[str]:
@@ -38,7 +43,7 @@ def start(file: Path, jobs: list[dict[str, Any]], *options: str, **variables: st
     )
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 180) -> tuple[str, str]:
+def finish(process: subprocess.Popen[str], seconds: float = ENOUGH) -> tuple[str, str]:
     """What it and its processes print, on standard output and on the other one."""
     with process:
         try:
@@ -48,8 +53,17 @@ def finish(process: subprocess.Popen[str], seconds: float = 180) -> tuple[str, s
             return process.communicate()
 
 
+def kill(node: subprocess.Popen[str]) -> None:
+    """Ends torchrun and its processes, as a power cut does."""
+    if node.poll() is None:
+        for process in [*psutil.Process(node.pid).children(recursive=True), node]:
+            with suppress(psutil.Error, ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+    node.communicate()
+
+
 def torchrun(
-    file: Path, jobs: list[dict[str, Any]], *options: str, processes: int = 2, seconds: float = 180
+    file: Path, jobs: list[dict[str, Any]], *options: str, processes: int = 2, seconds: float = ENOUGH
 ) -> tuple[str, str]:
     """What processes print, on standard output and on the other one, while they do the jobs."""
     places = ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]

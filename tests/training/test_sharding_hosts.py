@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -13,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.training.launching import close, finish, same_run, start, torchrun
+from tests.training.launching import ENOUGH, close, finish, kill, same_run, start, torchrun
 from tests.training.test_sharding import SHORT, Shared
 from tests.verbs.small_runs import metrics, pretrain, resume, with_test_sizes
 
@@ -38,7 +36,7 @@ SHARDED = SHORT | {"shard": "full", "resume": "auto"}
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    return Shared(tmp_path_factory.mktemp("four"), MORE_RUNS, [], processes=4, seconds=900)
+    return Shared(tmp_path_factory.mktemp("four"), MORE_RUNS, [], processes=4)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +106,7 @@ def test_a_node_is_lost_and_joins_again(tmp_path: Path) -> None:
         kill(nodes[1])
         wait_for_step(run, 16)
         nodes.append(node(False))
-        _, errors = finish(nodes[0], 180)
+        _, errors = finish(nodes[0])
     finally:
         for each in nodes:
             kill(each)
@@ -126,15 +124,7 @@ def free_port() -> int:
         return int(place.getsockname()[1])
 
 
-def kill(node: subprocess.Popen[str]) -> None:
-    """Ends torchrun and its processes, as a power cut does."""
-    if node.poll() is None:
-        for process in [*psutil.Process(node.pid).children(recursive=True), node]:
-            process.send_signal(signal.SIGKILL)
-    node.communicate()
-
-
-def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:
+def wait_for_step(run: Path, step: int, seconds: float = ENOUGH) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if (run / "metrics.jsonl").is_file() and any(record["step"] >= step for record in metrics(run)):
@@ -199,6 +189,6 @@ def test_two_hosts_learn_what_one_process_learns(
         for number, (name, link) in enumerate(zip(hosts, ("etyA", "etyB"), strict=True), 1)
     ]  # fmt: skip
     for node in nodes:
-        _, errors = finish(node, 240)
+        _, errors = finish(node)
         assert node.returncode == 0, errors[-3000:]
     assert same_run(tmp_path / "run", straight, sharded=True)

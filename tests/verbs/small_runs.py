@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ CLOCK = {"tokens_per_second", "utilisation", "memory", "seconds"}
 @contextmanager
 def with_test_sizes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for family, module in REGISTRY.items():
-            sizes = import_module(module).SIZES
+        for family in REGISTRY:
+            sizes: Any = REGISTRY[family].sizes
             patch.setitem(sizes, "test", {**tiny.shape(family, dropout=0.1), "vocabulary": tiny.VOCABULARY})
         yield
 

@@ -12,7 +12,7 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
-from etymon.lab.attention_map import _readable_tokens
+from etymon.lab.attention_map import readable_tokens
 from etymon.report.page import attention_page
 from etymon.report.plots import AttentionMap
 from etymon.text.tokenizer_training import train_tokenizer
@@ -62,7 +62,7 @@ def test_tokens_stand_where_they_belong(folder):
 def test_bytes_that_are_no_character_are_spelled_out():
     tokenizer = train_tokenizer("byte-bpe", ["好坏" * 20], 259, specials={"end": "</s>"})
     ids = tokenizer.encode("好 坏b")
-    tokens = _readable_tokens(tokenizer, ids)
+    tokens = readable_tokens(tokenizer, ids)
     assert "b" in tokens and any(re.search(r"\\x[0-9a-f]{2}", token) for token in tokens)
     spelled = "".join("" if token == "Ġ" else token for token in tokens)
     assert all(re.fullmatch(r"(\\x[0-9a-f]{2}|[好坏b])*", token) for token in spelled.splitlines()), tokens

@@ -176,6 +176,10 @@ VERBS: dict[str, Callable[[dict[str, Path], Files], Any]] = {
     "summarize": lambda at, files: etymon.summarize(
         at["t5"], file=files["lines"], max_new_tokens=2, **files.how
     ),
+    "surprisal": lambda at, files: repr(etymon.surprisal(at["gpt2"], file=files["lines"], **files.how)),
+    "pairs": lambda at, files: repr(
+        etymon.pairs(at["gpt2"], data=[files["rows"]], good="text", bad="text", **files.how).models
+    ),
     "generate": from_standard_input(etymon.generate, "gpt2", max_new_tokens=2),
     "fill": from_standard_input(etymon.fill, "bert"),
     "convert": converted,
@@ -212,10 +216,25 @@ def test_every_verb_that_reads_files_is_here() -> None:
     without = {
         "attention",
         "demo",
+        "explain",
+        "new",
         "plan",
+        "serve",
         "show",
         "tasks",
     }  # which read models, texts of the command line, or nothing
+    # Its arms are runs of `pretrain`, which is here; a whole comparison for every encoding would take minutes.
+    without.add("compare")
     for verb in etymon.VERBS:
+        if verb == "compare":
+            continue
         names = signature(getattr(import_module(f"etymon.verbs.{verb}"), verb)).parameters
         assert ("encoding" in names) == (verb in VERBS) == (verb not in without), verb
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_comparison_names_the_encoding_before_any_work(encoding: str, tmp_path: Path) -> None:
+    files = Files(tmp_path / "files", SENTENCES[encoding], encoding)
+    with pytest.raises(EtymonError, match=r"is not UTF-8 at byte \d+ \(line \d+\): it reads as"):
+        etymon.compare(["gpt2", "gptj"], data=[files["text"]], budget="600tokens", out=files.out)
+    assert not files.out.exists()

@@ -137,6 +137,9 @@ def test_time_price_and_energy_follow_from_operations() -> None:
     assert planned.device_hours == pytest.approx(4 * planned.seconds / 3600)
     assert planned.price == pytest.approx(2 * planned.device_hours)
     assert planned.kilowatt_hours == pytest.approx(0.1 * planned.device_hours)
+    published = plan(devices="4xT4", budget="60s")
+    assert published.kilowatt_hours == pytest.approx(0.07 * 4 / 60), "70 W each, for a minute"
+    assert plan(devices="M2", budget="60s").kilowatt_hours is None, "Apple does not say"
     assert plan(devices="4xT4", budget="60s").seconds == pytest.approx(60)
     assert plan(devices="4xT4", budget="1Tflops").operations == pytest.approx(1e12)
 
@@ -213,8 +216,8 @@ def test_the_command_line_prints_a_table_or_json(capsys: pytest.CaptureFixture[s
         cli.main(words)
     lines = capsys.readouterr().out.splitlines()
     assert sum(bool(re.match(r" +(float32|bf16|fp16) ", line)) for line in lines) == 6
-    assert [line.split()[0] for line in lines[-6:]] == [
-        "chosen", "operations", "amount", "time", "price", "command",
+    assert [line.split()[0] for line in lines[-7:]] == [
+        "chosen", "operations", "amount", "time", "price", "energy", "command",
     ]  # fmt: skip
 
 

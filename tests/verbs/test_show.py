@@ -10,6 +10,7 @@ import pytest
 import etymon
 from etymon import cli
 from etymon.errors import EtymonError
+from etymon.verbs.show import Shown
 from tests import tiny
 
 
@@ -64,3 +65,16 @@ def test_foreign_checkpoint(shared: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(EtymonError, match=r"config\.json"):
         etymon.show(tmp_path)
+
+
+def test_a_size_says_which_recipes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = etymon.show("bert")
+    assert isinstance(shown, Shown) and list(shown.recipes)[:2] == ["pocket", "published"]
+    assert shown.recipes["pocket"]["shape"]["position_kind"] == "rotary"
+    assert shown.recipes["published"]["optimiser"] == "adam-bert" and "why" not in shown.recipes["published"]
+    with pytest.raises(SystemExit):
+        cli.main(["show", "bert", "--size", "base"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe")]
+    assert lines[0].startswith("recipe     published: learning_rate 0.0001") and len(lines) == len(
+        shown.recipes
+    )

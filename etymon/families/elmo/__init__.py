@@ -216,7 +216,16 @@ FAMILY = Family(
         length=20,
     ),
     size_recipes=dict.fromkeys(
-        ("pocket", "tiny"), Recipe(learning_rate=2e-3, weight_decay=0.0, clip=10.0, warmup=0.05, length=20)
+        ("pocket", "tiny"),
+        Recipe(
+            name="pocket",
+            why="AdamW instead of Adagrad, for minutes.",
+            learning_rate=2e-3,
+            weight_decay=0.0,
+            clip=10.0,
+            warmup=0.05,
+            length=20,
+        ),
     ),
     tokenizer=TokenizerChoice("word", {"begin": "<S>", "end": "</S>", "unknown": "<UNK>"}, min_frequency=1),
     # Marks before and behind every text; what is read of it are its words.

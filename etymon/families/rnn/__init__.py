@@ -223,7 +223,16 @@ FAMILY = Family(
     capabilities=frozenset({"encoder-decoder", "state"}),
     objective="denoising",
     recipe=RECIPE,
-    size_recipes=dict.fromkeys(("pocket", "tiny"), replace(RECIPE, learning_rate=8e-3, betas=(0.9, 0.98))),
+    size_recipes=dict.fromkeys(
+        ("pocket", "tiny"),
+        replace(
+            RECIPE,
+            name="pocket",
+            why="Eight times the rate, for minutes.",
+            learning_rate=8e-3,
+            betas=(0.9, 0.98),
+        ),
+    ),
     tokenizer=TokenizerChoice("bpe", SPECIALS),
     framing=framing.BEGIN_END,
     special_ids={"pad": 0, "begin": 1, "end": 2},

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from etymon.nn.batch import Layout
@@ -56,6 +57,21 @@ class Source:
         if rows == len(self.numbers):
             return self
         return self._pick(lambda part: part[:rows], self.numbers[:rows])
+
+    def join(self, other: Source) -> Source:
+        """These rows and those of another behind them, padded to the longest."""
+        longest = max(self.values_RTH.shape[1], other.values_RTH.shape[1])
+
+        def together(mine: Tensor, theirs: Tensor) -> Tensor:
+            return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in (mine, theirs)])
+
+        lengths_R = torch.cat([self.lengths_R, other.lengths_R])
+        keys_RTA = missing_RT = None
+        if self.keys_RTA is not None and other.keys_RTA is not None:
+            keys_RTA = together(self.keys_RTA, other.keys_RTA)
+            missing_RT = torch.arange(longest, device=lengths_R.device) >= lengths_R[:, None]
+        values_RTH, numbers = together(self.values_RTH, other.values_RTH), tuple(range(len(lengths_R)))
+        return Source(values_RTH, lengths_R, numbers, keys_RTA, missing_RT)
 
     def _pick(self, pick: Callable[[Tensor], Tensor], numbers: tuple[int, ...]) -> Source:
         optional = (None if part is None else pick(part) for part in (self.keys_RTA, self.missing_RT))
@@ -104,6 +120,19 @@ class RecurrentState:
     def fork(self, copies: int) -> Self:
         device = None if self.now is None else self.now[0].device
         return self.select(torch.arange(len(self.lengths), device=device).repeat_interleave(copies))
+
+    def can_join(self, other: Any) -> bool:
+        return True
+
+    def make_room(self, rows: int, cells: int) -> None:
+        """What a row holds does not grow: there is nothing to make room for."""
+
+    def join(self, other: Any, rows: int, cells: int) -> None:
+        """Adds the rows of another decode behind its own, none of which can be cropped afterwards."""
+        assert self.now is not None and self.source is not None
+        self.now = concatenate_states([self.now, other.now])
+        self.source, self.past = self.source.join(other.source), []
+        self.lengths += other.lengths
 
     def crop(self, lengths: Sequence[int]) -> None:
         if any(not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)):

@@ -18,9 +18,9 @@ from torch import nn
 
 from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Field, SettingsMap
-from etymon.families import summary
+from etymon.families import recipes, summary
 from etymon.families.decoders import vocabulary_head
-from etymon.families.encoders import LAYER, POCKET_RECIPE
+from etymon.families.encoders import LAYER
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, check_heads
 from etymon.families.xlnet.block import SegmentAttention, TwoStreamBlock
@@ -291,5 +291,6 @@ FAMILY = Family(
     ),
     special_ids={"begin": 1, "end": 2, "pad": 5},
     tuning=Recipe(learning_rate=2e-5, epsilon=1e-6),
-    size_recipes=dict.fromkeys(("pocket", "tiny"), replace(POCKET_RECIPE, length=128)),
+    size_recipes=dict.fromkeys(("pocket", "tiny"), recipes.XLNET_POCKET),
+    recipes=[replace(recipes.MUON, length=128)],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.families.xlnet.block import TwoStreamInputs
@@ -163,6 +164,12 @@ class LookaheadState(SlidingState):
     def _rows_of(self, other: Any, rows: Tensor) -> None:
         super()._rows_of(other, rows)
         self.ids_RC = other.ids_RC[rows]
+
+    def join(self, other: Any, rows: int, cells: int) -> None:
+        super().join(other, rows, cells)
+        parts = self.ids_RC, other.ids_RC
+        longest = max(part.shape[1] for part in parts)
+        self.ids_RC = torch.cat([F.pad(part, (0, longest - part.shape[1])) for part in parts])
 
 
 class TwoStreamBody(Body):

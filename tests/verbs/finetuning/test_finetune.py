@@ -129,6 +129,29 @@ def test_the_best_model_is_kept_and_patience_ends_a_run(
     assert again.steps == 8
 
 
+@pytest.mark.parametrize(("error", "kept"), [(2.0, 6), (0.5, 4)])
+def test_the_last_model_is_kept_where_the_best_is_better_by_luck(
+    error: float, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([0.0, 1.0, 5.0, 4.0, 4.0])
+    from etymon.tasks.scores import MetricScore
+    from etymon.tasks.text2text import Text2Text
+
+    def score(*_: Any) -> dict[str, MetricScore]:
+        value, half = next(values), 1.96 * error
+        return {"exact": MetricScore(value, value - half, value + half)}
+
+    monkeypatch.setattr(Text2Text, "score", score)
+    done = finetune("t5", tmp_path / "run", steps=6)
+    assert (done.steps, done.best_step) == (6, kept)
+    checkpoint = tmp_path / "run" / "checkpoints" / f"step-{kept:08}" / "model"
+    expected = etymon.load(checkpoint).stored_tensors()
+    for name, tensor in done.model.stored_tensors().items():
+        assert torch.equal(tensor, expected[name]), name
+    errors = [record for record in metrics(done.folder) if "validation_exact_error" in record]
+    assert [record["validation_exact_error"] for record in errors] == pytest.approx([error] * 4)
+
+
 def test_a_pretrained_model_is_tuned_with_its_own_tokenizer(tmp_path: Path) -> None:
     first = pretrain("t5", tmp_path / "first", steps=2)
     done = etymon.finetune(

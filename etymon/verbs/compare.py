@@ -1,0 +1,157 @@
+"""`etymon compare`: an equal-budget tournament that ends in a recommendation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from etymon.settings import (
+    ClusterOptions,
+    DeviceOptions,
+    Files,
+    PathText,
+    PluginOptions,
+    ProgressOptions,
+    Words,
+    argument,
+    group,
+    option,
+    settings,
+)
+from etymon.settings.reading import TextSettings
+from etymon.settings.training import PretrainSettings
+from etymon.verbs.pretrain import TextLike, split_text
+from etymon.verbs.terminal import say
+from etymon.verbs.verb import resumes, verb
+
+if TYPE_CHECKING:
+    from etymon.lab.compare_results import Compared
+
+
+TEXT_SETTINGS = {field.name for field in fields(TextSettings)}
+
+
+@settings
+class CompareOptions(ProgressOptions, DeviceOptions, ClusterOptions, PluginOptions):
+    arms: Words = argument(
+        "two or more, each [NAME=]FAMILY[:RECIPE][@OBJECTIVE][@key=value,...] or a YAML file of pretrain",
+        leads=True,
+    )
+    data: TextLike = option(None, "text files, folders, globs or URLs")
+    budget: str = option("20m", "of a run of the final: 20m; or 20Tflops, 10Mwords, 20Mtokens")
+    tasks: Files = option(
+        (),
+        "tables with text and label to fine-tune every arm on, or YAML files of finetune; they then decide",
+    )
+    task_budget: str = option("3epochs", "of a fine-tuning run")
+    pairs: Files = option(
+        (),
+        "minimal pairs that compare all arms: BLiMP's folder, tables of good and bad sentences, or two files",
+    )
+    pair_examples: int = option(100, "of a paradigm at most, for validation and for the test each", ge=1)
+    seeds: int = option(3, "runs of every finalist, each with a fresh seed", ge=3)
+    trials: int = option(1, "learning rates that every arm may try in the first round", ge=1)
+    finalists: int = option(
+        2, "arms that are trained with all seeds, of every kind that can be compared", ge=2
+    )
+    validation: float = option(0.05, "share of the text by which rounds are decided", gt=0, lt=0.4)
+    test: float = option(0.05, "share of the text that is opened once, at the end", gt=0, lt=0.4)
+    order: int = option(5, "of the n-grams that are counted beside; 0 for none", ge=0, le=8)
+    seed: int = option(0, "of the split and the rounds; the final has the seeds after it")
+    out: PathText = option(None, "the folder of the comparison (comparisons/ARM-ARM-...)")
+    run: dict[str, Any] = group(
+        PretrainSettings,
+        "size precision batch length vocabulary tokenizer words documents column encoding errors "
+        "max_replaced deduplicate similarity min_length max_length text_language",
+    )
+    set: Words = option((), "a setting of all arms by its dotted name: warmup=0.1")
+    resume: bool | Literal["auto"] = option(
+        False, "go on with a comparison that was stopped; auto: begin one where there is none"
+    )
+    changed_plugins: bool = option(False, "go on though a plugin of an arm has changed")
+    workers: int = option(0, "processes that prepare samples (0: a thread does)", ge=0)
+
+
+@verb(CompareOptions)
+def compare(options: CompareOptions) -> Compared:
+    """All arms get the same budget and the same text. Rounds with growing budgets, decided on validation text
+    or rows, leave the best; these are trained anew with fresh seeds and tested once. OUT has report.html,
+    results.json, table.md and table.tex, with intervals, baselines, costs, and a command to go on with the
+    winner. "No winner at this budget" is an answer, too. Give the command again with `--resume` whatever
+    stopped it.
+    """
+    from etymon.lab.compare import Tournament
+    from etymon.lab.compare_plan import COMPARE_FILE, Design
+    from etymon.text.filtering import filter_text
+    from etymon.text.sources import text_source
+
+    # Names of arms as they are given; what stands behind them would make no name of a folder.
+    names = [re.split("[@:=]", arm)[0] for arm in options.arms]
+    folder = Path(options.out or Path("comparisons") / "-".join(Path(name).stem for name in names)[:80])
+    paths, source = split_text(options.data)
+    given = dict(options.run)
+    reading = {name: given.pop(name) for name in [*given] if name in TEXT_SETTINGS}
+    # The text is written anew as UTF-8 and JSON: runs need not know how it was read. But words are found in
+    # it by every run.
+    if "words" in reading:
+        given["words"] = reading["words"]
+    how = TextSettings(**reading)
+    if source is None and paths:
+        source = text_source([str(path) for path in paths], how)
+    if source is not None:
+        source = filter_text(source, how)
+    design = Design(
+        tuple(options.arms),
+        options.budget,
+        tuple(map(str, options.tasks)),
+        options.task_budget,
+        tuple(map(str, options.pairs)),
+        options.pair_examples,
+        options.seeds,
+        options.trials,
+        options.finalists,
+        options.validation,
+        options.test,
+        options.order,
+        options.seed,
+    )
+    return Tournament(
+        folder,
+        design,
+        given,
+        options.set,
+        source,
+        resume=resumes(options.resume, folder, COMPARE_FILE),
+        progress=options.progress,
+        on=options.on,
+        device=options.device,
+        workers=options.workers,
+        changed_plugins=options.changed_plugins,
+    ).run()
+
+
+def present(result: Compared, options: CompareOptions) -> None:
+    if result.signal:
+        say(f"stopped; go on with: {result.command}")
+        return
+    from etymon.lab.compare_report import table_of, verdict_sentences
+
+    header, rows = table_of(result)
+    print()
+    for row in rows:
+        scores = (
+            f"{cell} {name}" for name, cell in zip(header[1:], row[1 : len(result.results) + 1]) if cell
+        )
+        print(f"  {row[0]}: {', '.join(scores) or row[-1]}")
+    for arm in result.failed:
+        print(f"  {arm.name}: {arm.reason}")
+    print()
+    for each in result.primary:
+        for sentence in verdict_sentences(each):
+            say(sentence)
+    print()
+    say(f"report  {result.report}")
+    for each in result.primary:
+        say(f"{each.leader} with ten times the budget:\n  {result.continue_command(each.leader)}")

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import etymon
+from etymon.errors import EtymonError
+from etymon.families import REGISTRY as FAMILIES
+from etymon.families import get_family
+from etymon.lab.attention_map import readable_tokens
+from etymon.lab.explain import explain_text, plan_text, unit_for
+from etymon.lab.explanation import as_record
+from etymon.objectives import REGISTRY as OBJECTIVES
+from etymon.objectives import get_objective, objective_class
+from etymon.objectives.objective import check_fit
+from etymon.sampling.plans import key
+from etymon.verbs.explain import present, token_lines
+from tests import tiny
+from tests.test_readme import block, commands, run
+
+TEXT = "The river crossed the village. The captain opened the window. The winter followed the letter."
+
+
+def fits(family: str, objective: str) -> bool:
+    if (family, objective) == ("transformer-xl", "distilled-causal"):
+        return False  # its softmax has no distributions that could be compared
+    try:
+        check_fit(objective_class(objective), get_family(family))
+        get_objective(objective, tiny.tokenizer(family), 48)  # its tokenizer may have no sentinels
+    except EtymonError:
+        return False
+    return True
+
+
+PAIRS = [(family, objective) for family in FAMILIES for objective in OBJECTIVES if fits(family, objective)]
+
+
+def explained(family, name, trained=True, seed=0, length=48, texts=(TEXT,), **options):
+    tokenizer = tiny.tokenizer(family)
+    objective = get_objective(name, tokenizer, length, **options)
+    model = tiny.model(family, objective)
+    teacher = tiny.model(family, frozenset({"vocabulary"}), seed=1) if objective.needs_teacher else None
+    unit = unit_for(model, objective, teacher, None)
+    return objective, tokenizer, explain_text(unit, tokenizer, texts, seed=seed, trained=trained)
+
+
+@pytest.mark.parametrize("family, name", PAIRS)
+def test_questions_are_those_that_training_asks(family, name):
+    objective, tokenizer, explanation = explained(family, name)
+    split, plan = plan_text(objective, tokenizer, (TEXT,), 0)
+    sample = explanation.samples[0]
+    micro = objective.collate([objective.prepare(split, plan[0], key(0, "sample", 0, 0))])
+    asked = [question.target for reader in sample.readers for question in reader.questions]
+    targets = [
+        part
+        for part in (getattr(micro, "targets", None), getattr(micro, "back_targets", None))
+        if part is not None
+    ]
+    ids = torch.cat(targets)
+    if family == "elmo":  # words beyond those that the softmax has are unknown as targets
+        ids = ids.masked_fill(ids >= tiny.SHAPES["elmo"]["targets"], tokenizer.id("unknown"))
+    expected = readable_tokens(tokenizer, ids.tolist())
+    assert asked == expected and asked
+
+
+@pytest.mark.parametrize("family, name", PAIRS)
+def test_losses_of_the_questions_add_up_to_the_loss_of_training(family, name):
+    _, _, explanation = explained(family, name)
+    for sample in explanation.samples:
+        first = next(iter(sample.losses))
+        readers = [reader for reader in sample.readers if reader.questions]
+        mean = np.mean([np.mean([question.loss for question in reader.questions]) for reader in readers])
+        assert mean == pytest.approx(sample.losses[first], rel=1e-4)
+
+
+def seen(explanation, reader=0, sample=0, picture=0):
+    return explanation.samples[sample].readers[reader].sees[picture]
+
+
+def test_a_decoder_sees_what_came_before_and_an_encoder_everything():
+    causal = seen(explained("gpt2", "causal")[2]).allowed
+    assert np.array_equal(causal, np.tril(np.ones_like(causal)))
+    assert seen(explained("bert", "masked")[2]).allowed.all()
+
+
+def test_a_prefix_is_seen_whole():
+    allowed = seen(explained("gpt2", "prefix")[2]).allowed
+    prefix = int(allowed[0].sum())
+    assert prefix > 1 and allowed[:prefix, :prefix].all() and not allowed[prefix - 1, prefix:].any()
+
+
+def test_layers_that_see_alike_share_a_picture_and_others_do_not():
+    pictures = explained("gpt3", "causal")[2].samples[0].readers[0].sees
+    assert [picture.layers for picture in pictures] == ["layers 1", "layers 2"]
+    dense, band = sorted((picture.allowed for picture in pictures), key=np.sum, reverse=True)
+    assert np.array_equal(dense, np.tril(np.ones_like(dense))) and band.sum(1).max() == 8
+
+
+def test_a_query_of_xlnet_sees_what_comes_earlier_in_its_order_and_never_itself():
+    reader = explained("xlnet", "permutation", length=48)[2].samples[0].readers[0]
+    query = next(picture for picture in reader.sees if picture.layers.startswith("query"))
+    order = [token.order for token in reader.tokens]
+    places = [question.place for question in reader.questions]
+    first = query.allowed.shape[1] - len(order)
+    for row, place in zip(query.allowed[:, first:], places, strict=True):
+        assert not row[place]
+        assert row.tolist() == [number < order[place] for number in order]
+
+
+def test_a_second_segment_remembers_the_first():
+    explanation = explained("transformer-xl", "recurrent", length=12)[2]
+    first, second = (seen(explanation, sample=number) for number in (0, 1))
+    assert first.allowed.shape[1] == first.allowed.shape[0]
+    assert second.keys[:12] == [f"memory {place}" for place in range(-12, 0)]
+    assert second.allowed[0, :12].all()
+
+
+def test_a_decoder_sees_the_encoder():
+    encoder, decoder = explained("t5", "span-corruption")[2].samples[0].readers
+    assert (encoder.name, decoder.name) == ("encoder", "decoder") and not encoder.questions
+    cross = next(picture for picture in decoder.sees if picture.layers.startswith("encoder"))
+    assert cross.keys == [token.text for token in encoder.tokens] and cross.allowed.all()
+
+
+def test_hidden_tokens_say_what_they_were():
+    reader = explained("bert", "masked", density=0.5)[2].samples[0].readers[0]
+    hidden = [token for token in reader.tokens if token.kind == "mask"]
+    assert hidden and all(token.original for token in hidden)
+    tokenizer = tiny.tokenizer("bert")
+    framed = tokenizer.framing.frame(np.append(tokenizer.encode(TEXT), tokenizer.id("separator")))
+    whole = [token.original or token.text for token in reader.tokens]
+    assert whole == readable_tokens(tokenizer, framed.ids.tolist())
+
+
+def test_electra_shows_generator_and_discriminator():
+    generator, discriminator = explained("electra", "replaced", density=0.4)[2].samples[0].readers
+    assert (generator.name, discriminator.name) == ("generator", "discriminator")
+    drawn = {question.place: question.drawn for question in generator.questions}
+    assert {place: discriminator.tokens[place].text for place in drawn} == drawn
+    assert all(0 <= token.replaced <= 1 for token in discriminator.tokens)
+
+
+def test_elmo_reads_both_ways():
+    ahead, back = explained("elmo", "bidirectional", length=40)[2].samples[0].readers
+    assert (ahead.name, back.name) == ("ahead", "back")
+    # Ahead the next word is asked for, back the one before.
+    assert ahead.questions[1].target == ahead.tokens[2].text
+    assert back.questions[2].target == back.tokens[1].text
+
+
+def test_next_sentences_need_no_second_document():
+    sample = explained("bert", "masked-next-sentence")[2].samples[0]
+    (question,) = sample.about_text
+    assert question.name == "next_sentence" and sum(question.probabilities) == pytest.approx(1)
+    assert {token.segment for token in sample.readers[0].tokens} == {0, 1}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_explained_by_its_name(family, capsys):
+    options = {"objective": "masked"} if family == "distilbert" else {}
+    result = etymon.explain(family, "The cat sat on the mat. It slept there all day long.", **options)
+    assert not result.trained and result.samples[0].readers
+    assert all(not question.guesses for reader in result.samples[0].readers for question in reader.questions)
+
+
+def test_another_seed_hides_other_words():
+    first, same, other = (as_record(etymon.explain("bert", TEXT, seed=seed)) for seed in (0, 0, 1))
+    assert json.dumps(first) == json.dumps(same) and first != other
+
+
+def test_a_page_holds_all_of_it(tmp_path):
+    out = tmp_path / "page.html"
+    etymon.explain("xlnet", "小河穿过村庄。<script>船长打开了窗户。", out=out)
+    page = out.read_text(encoding="utf-8")
+    data = page.split('id="data">')[1].split("</script>")[0]
+    assert "</script" not in data.lower()
+    assert json.loads(data)["explanation"]["objective"] == "permutation"
+    etymon.explain("bert", TEXT, out=tmp_path / "data.json")
+    assert json.loads((tmp_path / "data.json").read_text())["family"] == "BERT"
+
+
+def test_a_terminal_shows_chinese_in_its_columns(capsys):
+    from etymon.display import display_width
+
+    result = etymon.explain("bert", "小河穿过村庄。船长打开了窗户。")
+    lines = token_lines(result.samples[0].readers[0], 60)
+    assert all(display_width(line.plain.rstrip()) <= 60 for line in lines)
+    read = next(line.plain for line in lines if "reads" in line.plain)
+    place = next(line.plain for line in lines if "position" in line.plain)
+    assert display_width(read) == display_width(place)
+
+
+def test_trained_models_show_their_guesses(folder, capsys):
+    from etymon.verbs.explain import explain
+
+    options = explain.read({"model": str(folder("bert")), "texts": [TEXT], "objective": "masked"})
+    result = explain.run(options)
+    present(result, options)
+    shown = capsys.readouterr().out
+    assert result.trained and "guesses" in shown and "who sees whom" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments, options, message",
+    [
+        (("bert", "  "), {}, "blank"),
+        (("bert", TEXT), {"objective": "causal"}, "causal"),
+        (("bert", TEXT), {"objective": "maskd"}, "did you mean"),
+        (("brt", TEXT), {}, "brt"),
+        (("bert", TEXT), {"objective": "masked=0.5,causal=0.5"}, "one by one"),
+        (("bert", TEXT), {"set": ["densty=1"]}, "densty"),
+        (("bert", TEXT), {"out": "page.pdf"}, ".html"),
+        (("t5", "a"), {}, "longer one"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(arguments, options, message):
+    with pytest.raises(EtymonError, match=message) as caught:
+        etymon.explain(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_page_of_the_documents_is_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "explaining.md").read_text(encoding="utf-8")
+    shown = [run(words, capsys) for words in commands(block("explain", "sh", page))]
+    assert len(shown) == 3 and (tmp_path / "xlnet.html").is_file()
+    # What the page says it prints, wherever a terminal breaks its lines.
+    for label in ("was", "predicts"):
+        told, printed = (
+            [
+                word
+                for line in text.splitlines()
+                if line.startswith(f"  {label} ")
+                for word in line.split()[1:]
+            ]
+            for text in (page, shown[0])
+        )
+        assert told == printed == ["slept", "day"]
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_a_picture_has_the_tokens(ending, tmp_path):
+    out = tmp_path / f"picture.{ending}"
+    etymon.explain("transformer-xl", "The cat cost $5. It slept all day.", out=out)
+    assert out.read_bytes()[:5] in (b"<?xml", b"\x89PNG\r")
+    if ending == "svg":  # the second sample, which remembers the first; a dollar sign begins no formula
+        shown = out.read_text(encoding="utf-8")
+        assert "memory -1" in shown and "slept" in shown
