@@ -14,6 +14,7 @@ BENCHMARKS = {
     "preparing": "benchmarks.preparing",
     "sentence-encoding": "benchmarks.sentence_encoding",
     "prompting": "benchmarks.prompting",
+    "pairs": "benchmarks.pairs",
     "generation": "benchmarks.generation",
     "recurrent": "benchmarks.recurrent",
     "seq2seq": "benchmarks.seq2seq",
@@ -22,6 +23,7 @@ BENCHMARKS = {
     "training-steps": "benchmarks.training_steps",
     "shakespeare": "benchmarks.shakespeare",
     "sharding": "benchmarks.sharding",
+    "serving": "benchmarks.serving",
 }
 
 

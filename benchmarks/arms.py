@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -52,6 +53,28 @@ def run_of(out: Path, seed: int, start: Callable[[dict[str, Any]], Any]) -> Path
         sys.exit("stopped: the same command goes on")
     (out / "done").touch()
     return out
+
+
+def tuned(out: Path, start: Any, told: dict[str, Any], budget: str) -> None:
+    """Fine-tunes a model, or goes on with that, and keeps the score of the last step in `out`/result.json."""
+    begin = time.perf_counter()
+    result = etymon.finetune(
+        start, **told, out=out, budget=budget, baselines=False, progress="silent", resume=(out / "run.yaml").is_file()
+    )  # fmt: skip
+    if result.stopped:
+        sys.exit("stopped: the same command goes on")
+    metric = told["metric"] if isinstance(told["metric"], str) else told["metric"][0]
+    score = result.scores[metric]
+    found = {
+        "metric": metric, "value": score.value, "low": score.low, "high": score.high, "steps": result.steps,
+        "seconds": time.perf_counter() - begin, "metrics": result.metrics,
+    }  # fmt: skip
+    (out / "result.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    print(
+        f"{out.name}: {metric} {score.value:.2f} after {result.steps} steps, {found['seconds']:.0f} s",
+        flush=True,
+    )
 
 
 def probed(run: Path, **asked: Any) -> dict[str, dict[str, float]]:

@@ -1,10 +1,10 @@
 """What to do with little text: `make bench-low-resource`.
 
-Pocket decoders on slices of 1, 10 and 100 MB of the novels (the last is all of them, about 60 MB), with several
-tokenizers and sizes, and on 1 MB of Chinese reviews: alone, beside English novels, and going on from a model of
-them. Every run has the same number of counted operations, so a small slice is read for many epochs. All arms of a
-language are judged by bits per byte of the same text, which none has read. Runs are kept in ETYMON_BENCH_RUNS and
-go on where they were stopped.
+Small decoders on slices of 1, 10 and 100 MB of the novels (the last is all of them, about 60 MB), with several
+tokenizers, sizes and amounts of training, and on 1 MB of Chinese reviews: alone, beside English novels, and going on
+from a model of them. Every arm has a number of counted operations, so a small slice is read for many epochs. All
+arms of a language are judged by bits per byte of the same text, which none has read. Runs are kept in
+ETYMON_BENCH_RUNS and go on where they were stopped; `python -m benchmarks.low_resource --figures` prints what there is.
 """
 
 from __future__ import annotations
@@ -23,50 +23,71 @@ from etymon.text.sources import TextFiles
 from etymon.text.store import TokenStore
 
 RUNS = folder("low-resource")
-SLICES = sized({"1MB": 1_000_000, "10MB": 10_000_000, "100MB": 100_000_000}, {"1MB": 2000})
+SLICES = sized({"1MB": 1_000_000, "10MB": 10_000_000, "100MB": 100_000_000}, {"1MB": 2000, "10MB": 4000})
 JUDGED = sized(200_000, 500)
 """Characters of the text that all arms of a language are judged by."""
+SHORT, LONG = sized(("6Tflops", "24Tflops"), ("1step", "2steps"))
+"""About one and four minutes of one quiet thread with bfloat16."""
 BATCH, LENGTH = sized((16, 128), (2, 16))
-VALIDATIONS = ["validate_every=1000000", "save_every=200"]
+BYTES_A_TOKEN = 4
+"""Samples of bytes are longer by so much, and a step has fewer: all arms see about as much text before a word."""
+COMMON = ["validate_every=1000000", "save_every=200", "precision=bf16"]
 TOKENIZERS: dict[str, dict[str, Any]] = sized(
     {
         "byte": {"tokenizer": "byte"},
-        "bpe-1k": {"vocabulary": 1000},
-        "bpe-4k": {"vocabulary": 4000},
-        "bpe-16k": {"vocabulary": 16000},
+        "1k": {"vocabulary": 1000},
+        "4k": {"vocabulary": 4000},
+        "16k": {"vocabulary": 16000},
     },
-    {"byte": {"tokenizer": "byte"}, "bpe-1k": {"vocabulary": 300}},
+    {"byte": {"tokenizer": "byte"}, "4k": {"vocabulary": 300}},
 )
+USUAL = "4k"
 SHAPES: dict[str, list[str]] = {
-    "pocket": [],
     "narrow": ["shape.dim=128", "shape.heads=2"],
-    "dropout": [f"shape.{name}_dropout=0.1" for name in ("embedding", "attention", "residual")],
+    "tiny": ["shape.dim=64", "shape.heads=1", "shape.layers=2"],
+    "pocket": [],
 }
+DROPOUT = [f"shape.{name}_dropout=0.1" for name in ("embedding", "attention", "residual")]
 TEMPERATURE = 0.3
 
 
 def arms() -> dict[str, dict[str, Any]]:
-    """By name: the data and settings of a run, and the language that judges it."""
+    """By name: the data and settings of a run, its budget, and the language that judges it."""
     chosen: dict[str, dict[str, Any]] = {}
+
+    def add(
+        size: str, tokenizer: str = USUAL, shape: str = "narrow", dropout: bool = False, long: bool = False
+    ) -> None:
+        name = f"en-{size}-{tokenizer}-{shape}{'-dropout' * dropout}{'-long' * long}"
+        chosen[name] = {
+            "data": [str(RUNS / f"en-{size}.txt")], "language": "en", "budget": LONG if long else SHORT,
+            "set": [*SHAPES[shape], *(DROPOUT if dropout else [])], **TOKENIZERS[tokenizer],
+        }  # fmt: skip
+
     for size in SLICES:
-        english = [str(RUNS / f"en-{size}.txt")]
-        for tokenizer, settings in TOKENIZERS.items():
-            chosen[f"en-{size}-{tokenizer}"] = {"data": english, "language": "en", **settings}
-        middle = list(TOKENIZERS.values())[-2]
-        for shape in ("narrow", "dropout"):
-            chosen[f"en-{size}-{shape}"] = {
-                "data": english, "language": "en", "set": SHAPES[shape], **middle
-            }  # fmt: skip
-    largest, vocabulary = list(SLICES)[-1], list(TOKENIZERS.values())[-1]["vocabulary"]
-    chinese = str(RUNS / "zh-1MB.txt")
-    common = {"language": "zh", "vocabulary": vocabulary, "documents": "line"}
-    base = f"en-{largest}-{list(TOKENIZERS)[-1]}"
+        for tokenizer in TOKENIZERS:
+            add(size, tokenizer)
+        add(size, shape="pocket")
+    add("1MB", shape="tiny")
+    for size in list(SLICES)[:2]:
+        add(size, long=True)
+        add(size, shape="pocket", long=True)
+    add("1MB", dropout=True, long=True)
+    chinese, english = str(RUNS / "zh-1MB.txt"), str(RUNS / "en-10MB.txt")
+    common = {
+        "language": "zh",
+        "documents": "line",
+        "budget": SHORT,
+        "set": SHAPES["narrow"],
+        **TOKENIZERS[USUAL],
+    }
+    both = [f"zh={chinese}", f"en={english}"]
     chosen |= {
-        "zh-alone": {"data": [chinese], **common},
-        "zh-beside-en": {
-            "data": [f"zh={chinese}", f"en={RUNS / f'en-{largest}.txt'}"], "language_temperature": TEMPERATURE, **common,
+        "zh-1MB-alone": {**common, "data": [chinese]},
+        "zh-1MB-beside-en": {**common, "data": both, "language_temperature": TEMPERATURE},
+        "zh-1MB-from-en": {
+            **common, "data": [chinese], "set": [], "start": f"en-10MB-{USUAL}-narrow", "replace_tokenizer": True,
         },
-        "zh-from-en": {"data": [chinese], "start": base, "replace_tokenizer": True, **common},
     }  # fmt: skip
     return chosen
 
@@ -100,15 +121,20 @@ def _write(path: Path, texts: Iterator[str], size: int) -> None:
 def train(name: str, seed: int) -> Path:
     asked = dict(arms()[name])
     asked.pop("language")
-    settings = [*VALIDATIONS, *asked.pop("set", [])]
+    budget, settings = asked.pop("budget"), [*COMMON, *asked.pop("set")]
+    length = LENGTH * (BYTES_A_TOKEN if asked.get("tokenizer") == "byte" else 1)
     if (base := asked.pop("start", None)) is not None:
         asked |= {"from_": train(base, seed) / "model", "size": None}
     else:
-        settings = [*small("gpt2"), *settings]
+        # As many positions as a sample has tokens: others would be judged with vectors that nothing has trained.
+        settings = [*small("gpt2"), *settings, f"shape.positions={length}"]
         asked["size"] = "pocket"
+    batch = max(1, BATCH * LENGTH // length)
 
     def start(common: dict[str, Any]) -> Any:
-        return etymon.pretrain("gpt2", length=LENGTH, batch=BATCH, set=settings, **asked, **common)
+        return etymon.pretrain(
+            "gpt2", length=length, batch=batch, set=settings, **asked, **{**common, "budget": budget}
+        )
 
     return run_of(RUNS / f"{name}-{seed}", seed, start)
 
@@ -128,21 +154,29 @@ def judge(name: str, seed: int) -> dict[str, float]:
     return read
 
 
+def figures(seeds: Sequence[int]) -> dict[str, list[dict[str, float]]]:
+    """Those of all arms that are done, by name."""
+    return {
+        name: scores
+        for name in arms()
+        if (scores := [judge(name, seed) for seed in seeds if (RUNS / f"{name}-{seed}" / "done").is_file()])
+    }
+
+
 def main(arguments: Sequence[str]) -> None:
     write_slices()
-    chosen = [name for name in arguments if name in arms()] or list(arms())
-    scores: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
-    for seed in SEEDS:
-        for name in chosen:
-            train(name, seed)
-            scores[name].append(judge(name, seed))
+    if "--figures" not in arguments:
+        chosen = [name for name in arguments if name in arms()] or list(arms())
+        for seed in SEEDS:
+            for name in chosen:
+                train(name, seed)
+                judge(name, seed)
+    scores = figures(SEEDS)
     for name, each in scores.items():
         bits = [score["bits_per_byte"] for score in each]
-        spread = statistics.stdev(bits) if len(bits) > 1 else 0.0
-        print(
-            f"{name:<20} {statistics.mean(bits):.3f} +- {spread:.3f} bits per byte, {each[0]['epochs']:.1f} epochs"
-        )
-    keep("low_resource", {"scores": scores})
+        spread = f" +- {statistics.stdev(bits):.3f} ({len(bits)} seeds)" if len(bits) > 1 else ""
+        print(f"{name:<28} {statistics.mean(bits):.3f}{spread} bits per byte, {each[0]['epochs']:.1f} epochs")
+    keep("low_resource", {"operations": [SHORT, LONG], "scores": scores})
 
 
 if __name__ == "__main__":

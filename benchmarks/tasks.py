@@ -11,10 +11,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from typing import Any
 import torch
 
 import etymon
-from benchmarks.arms import RARELY, folder, keep, run_of, small
+from benchmarks.arms import RARELY, folder, keep, run_of, small, tuned
 from benchmarks.harness import needed_corpora, sized
 from etymon.families import REGISTRY
 from etymon.tables.table import read_table
@@ -205,31 +203,11 @@ def pretrained(family: str, language: str) -> Path:
 def done(cell: Cell) -> None:
     if cell.result() is not None:
         return
-    base, out = pretrained(cell.family, cell.language), RUNS / "cells" / cell.name
-    going = (out / "run.yaml").is_file()
-    told = {**asked(cell.task), **dict(cell.options)}
-    begin = time.perf_counter()
-    scratch: dict[str, Any] = {}
+    base = pretrained(cell.family, cell.language)
+    told = {**asked(cell.task), **dict(cell.options), "seed": cell.seed}
     if cell.start == SCRATCH:
-        scratch = {"from_scratch": True, "size": "pocket", "tokenizer": base / "tokenizer"}
-    result = etymon.finetune(
-        cell.family if cell.start == SCRATCH else base, **scratch, **told, out=out, budget=TUNING, seed=cell.seed,
-        baselines=False, progress="silent", resume=going,
-    )  # fmt: skip
-    if result.stopped:
-        sys.exit("stopped: the same command goes on")
-    metric = told["metric"] if isinstance(told["metric"], str) else told["metric"][0]
-    score = result.scores[metric]
-    found = {
-        "metric": metric, "value": score.value, "low": score.low, "high": score.high, "steps": result.steps,
-        "seconds": time.perf_counter() - begin, "metrics": result.metrics,
-    }  # fmt: skip
-    (out / "result.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    print(
-        f"{cell.name}: {metric} {score.value:.2f} after {result.steps} steps, {found['seconds']:.0f} s",
-        flush=True,
-    )
+        told |= {"from_scratch": True, "size": "pocket", "tokenizer": base / "tokenizer"}
+    tuned(RUNS / "cells" / cell.name, cell.family if cell.start == SCRATCH else base, told, TUNING)
 
 
 def table() -> None:
@@ -265,10 +243,10 @@ def table() -> None:
 
 
 @contextmanager
-def taken(name: str) -> Iterator[bool]:
+def taken(runs: Path, name: str) -> Iterator[bool]:
     """Whether nobody else is at it. A family's cells start from one model, so that they are one process's work."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    with (RUNS / f"{name}.lock").open("w") as lock:
+    runs.mkdir(parents=True, exist_ok=True)
+    with (runs / f"{name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -282,7 +260,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--table" not in arguments:
         whole = sorted(cells(), key=lambda cell: cell.family == "distilbert")  # which learns from BERT's
         for family, language in dict.fromkeys((cell.family, cell.language) for cell in whole):
-            with taken(f"{family}-{language}") as mine:
+            with taken(RUNS, f"{family}-{language}") as mine:
                 for cell in whole if mine else ():
                     if (cell.family, cell.language) == (family, language):
                         try:

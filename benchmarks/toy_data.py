@@ -29,6 +29,9 @@ def make_corpora(folder: Path) -> Path:
             [*([header.replace(" | ", "\t")] if header else []), *("\t".join(map(str, row)) for row in rows)],
         )
 
+    for paradigm in ("agreement", "order"):
+        rows = [{"sentence_good": sentence(), "sentence_bad": sentence(), "UID": paradigm} for _ in range(12)]
+        write(f"blimp/{paradigm}.jsonl", [json.dumps({**row, "field": "syntax"}) for row in rows])
     for split in ("train", "dev"):
         table(f"glue/SST-2/{split}.tsv", "sentence | label", [(sentence(), n % 2) for n in range(40)])
         table(f"glue/CoLA/{split}.tsv", None, [("made", n % 2, "", sentence()) for n in range(24)])

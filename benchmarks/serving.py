@@ -1,0 +1,397 @@
+"""`etymon serve` under load: texts beside `transformers serve` and beside decoding offline, vectors beside a plain FastAPI server of
+sentence-transformers.
+
+GPT-2 124M of first values, float32 on all sides, each server in a process of its own and one after the other. 16 and 64
+clients ask for 16 to 128 new tokens behind prompts of 16 to 256, all streamed: tokens a second, and the time of first tokens.
+Transformers' better mode (with continuous batching or without) is the peer. Offline, the same texts are decoded in batches of
+as many as there are clients. Times are those of a thousand new tokens, and of a thousand vectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import httpx2
+import tokenizers
+import torch
+
+import etymon
+from benchmarks.harness import THREADS, TOY, Comparison, Peer, sized
+from benchmarks.sentence_encoding import model_folder, sentences
+from etymon.families.model import Model
+from etymon.generation.decoding import decode
+from etymon.settings.decoding import DecodingSettings
+from etymon.text.tokenizer import Tokenizer
+
+CLIENTS = sized((16, 64), (2, 3))
+REQUESTS = sized(4, 1)  # of each client
+PROMPTS, OUTPUTS = sized((16, 256), (4, 12)), sized((16, 128), (3, 6))
+SHAPE: dict[str, Any] = sized({}, {"dim": 24, "layers": 2, "heads": 2, "positions": 64})
+WORDS = sized(50_257, 120)
+ROUNDS = sized(3, 1)
+EMBEDDING_CLIENTS = sized(32, 2)
+TEXTS = sized(872, 6)
+MODES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    # At toy size servers are threads: one that hangs, as this did without a GPU, could not be ended.
+    **sized({"continuous batching": ("--continuous-batching",)}, {}),
+}
+STARTING = 300.0  # seconds that a server may take until it answers
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: str
+    tokens: int
+
+
+@cache
+def gpt2_folder() -> Path:
+    """A GPT-2 of first values whose words are w0, w1, ...: prompts have exactly as many tokens as they are to have."""
+    end = "<|endoftext|>"
+    words = {end: 0, **{f"w{number}": number for number in range(1, WORDS)}}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=end))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens([end])
+    model = etymon.build("gpt2", "small", heads=("vocabulary",), shape={**SHAPE, "vocabulary": WORDS})
+    model.tokenizer = Tokenizer(backend, {"end": end})
+    folder = Path(mkdtemp(prefix="etymon-serving-")) / "gpt2"
+    etymon.save(model, folder)
+    return folder
+
+
+def draw_requests(clients: int) -> list[Request]:
+    draw = random.Random(clients)
+    return [
+        Request(
+            " ".join(f"w{draw.randrange(1, WORDS)}" for _ in range(draw.randint(*PROMPTS))),
+            draw.randint(*OUTPUTS),
+        )
+        for _ in range(clients * REQUESTS)
+    ]
+
+
+# --- servers
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def process(command: Sequence[str], port: int) -> Iterator[str]:
+    """A server in a process of its own, from when it answers."""
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(THREADS),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    started = subprocess.Popen(
+        list(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment,
+        cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert started.stderr is not None
+    last: list[str] = []
+    threading.Thread(target=lambda: last.extend(line for line in started.stderr or ()), daemon=True).start()
+    try:
+        end = time.monotonic() + STARTING
+        while not _answers(url):
+            if started.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{command[:4]} does not answer: {''.join(last[-3:]).strip()}")
+            time.sleep(0.2)
+        yield url
+    finally:
+        started.terminate()
+        try:
+            started.wait(20)
+        except subprocess.TimeoutExpired:
+            started.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+@contextmanager
+def etymon_server(folder: Path, *options: str) -> Iterator[str]:
+    port = free_port()
+    if not TOY:
+        command = [
+            sys.executable,
+            "-m",
+            "etymon",
+            "serve",
+            f"model={folder}",
+            "--port",
+            str(port),
+            "--preload",
+            *options,
+        ]
+        with process(command, port) as url:
+            yield url
+        return
+    from etymon.server.app import create_app
+    from etymon.server.run import open_socket, run_server
+    from etymon.server.scheduler import Scheduler
+    from etymon.server.state import Limits, ServerState
+    from etymon.server.store import ModelStore
+
+    quantize: Any = "int8" if "int8" in options else None
+    store = ModelStore({"model": str(folder)}, lambda place: etymon.load(place, quantize=quantize), 64, 1e9)
+    state, ready, servers = ServerState(store, Scheduler(512), Limits()), threading.Event(), []
+    arguments = create_app(state), state, open_socket("127.0.0.1", port), 5, ready.set, servers.append
+    thread = threading.Thread(target=run_server, args=arguments, daemon=True)
+    thread.start()
+    ready.wait(30)
+    yield f"http://127.0.0.1:{port}"
+    servers[0].should_exit = True
+    thread.join(30)
+
+
+@contextmanager
+def transformers_server(folder: Path, *options: str) -> Iterator[str]:
+    port = free_port()
+    if not TOY:
+        command = [str(Path(sys.executable).parent / "transformers"), "serve", str(folder), "--device", "cpu", "--dtype", "float32",
+                   "--port", str(port), "--host", "127.0.0.1", *options]  # fmt: skip
+        with process(command, port) as url:
+            yield url
+        return
+    from transformers.cli.serve import Serve
+
+    server = Serve(
+        str(folder), device="cpu", dtype="float32", port=port, host="127.0.0.1", non_blocking=True,
+        continuous_batching="--continuous-batching" in options,
+    )  # fmt: skip
+    while not _answers(f"http://127.0.0.1:{port}"):
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    server.kill_server()
+
+
+# --- clients
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients saw of a server."""
+
+    seconds: float
+    tokens: int
+    first_tokens: list[float]
+
+    @property
+    def thousand(self) -> float:
+        """Seconds of a thousand tokens."""
+        return 1000 * self.seconds / self.tokens
+
+    @property
+    def figures(self) -> dict[str, float]:
+        ordered = sorted(self.first_tokens)
+        p99 = ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
+        median = statistics.median(ordered)
+        return {
+            "tokens_a_second": round(self.tokens / self.seconds, 1),
+            "first_token_p50": round(median, 3),
+            "first_token_p99": round(p99, 3),
+        }
+
+
+def load(url: str, model: str, clients: int) -> Load:
+    """All requests, by as many clients at a time."""
+    return asyncio.run(_load(url, model, clients))
+
+
+async def _load(url: str, model: str, clients: int) -> Load:
+    waiting, tokens, firsts = iter(draw_requests(clients)), [0], list[float]()
+    limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
+
+    async def ask(client: httpx2.AsyncClient) -> None:
+        for request in waiting:
+            begin, first = time.perf_counter(), 0.0
+            body = {
+                "model": model,
+                "prompt": request.prompt,
+                "max_tokens": request.tokens,
+                "temperature": 0,
+                "stream": True,
+            }
+            async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise RuntimeError((await answer.aread()).decode()[:300])
+                async for line in answer.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise RuntimeError(str(event["error"]))
+                    if event.get("choices") and event["choices"][0].get("text") and not first:
+                        first = time.perf_counter() - begin
+            firsts.append(first)
+            # Both sides write as many tokens as they are asked for: first values know no end.
+            tokens[0] += request.tokens
+
+    async with httpx2.AsyncClient(timeout=3600, limits=limits) as client:
+        begin = time.perf_counter()
+        await asyncio.gather(*(ask(client) for _ in range(clients)))
+        return Load(time.perf_counter() - begin, tokens[0], firsts)
+
+
+def warm_up(url: str, model: str) -> None:
+    body = {"model": model, "prompt": "w1 w2 w3", "max_tokens": 4, "temperature": 0}
+    answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=STARTING)
+    if answer.status_code != 200:
+        raise RuntimeError(answer.text[:300])
+
+
+# --- comparisons
+
+
+def measure(server: Callable[..., Any], folder: Path, model: str, *options: str) -> dict[int, list[Load]]:
+    """Rounds by number of clients."""
+    with server(folder, *options) as url:
+        warm_up(url, model)
+        return {clients: [load(url, model, clients) for _ in range(ROUNDS)] for clients in CLIENTS}
+
+
+def side(folder: str, clients: str) -> Callable[[], int]:
+    """Offline: the same texts, in batches of as many as there are clients, the longest prompts first."""
+    from etymon.nn.products import choose_products
+
+    model: Model = etymon.load(folder)
+    choose_products(model)
+    assert model.tokenizer is not None
+    asked = sorted(draw_requests(int(clients)), key=lambda request: -len(request.prompt))
+    ids = [model.tokenizer.encode(request.prompt).tolist() for request in asked]
+
+    @torch.inference_mode()
+    def run() -> int:
+        for first in range(0, len(asked), int(clients)):
+            part = slice(first, first + int(clients))
+            limits = [request.tokens for request in asked[part]]
+            decode(model, ids[part], DecodingSettings(max_new_tokens=max(limits)), limits=limits)
+        return sum(request.tokens for request in asked)
+
+    return run
+
+
+def texts() -> Iterable[Comparison]:
+    folder = gpt2_folder()
+    ours = measure(etymon_server, folder, "model")
+    int8 = measure(etymon_server, folder, "model", "--quantize", "int8")
+    modes: dict[str, dict[int, list[Load]]] = {}
+    failed: dict[str, str] = {}
+    for name, options in MODES.items():
+        try:
+            modes[name] = measure(transformers_server, folder, str(folder), *options)
+        except (RuntimeError, httpx2.HTTPError) as error:
+            failed[name] = str(error)[:300]
+    if not modes:
+        raise RuntimeError(f"transformers serve does not run: {failed}")
+    for clients in CLIENTS:
+        better = min(
+            modes, key=lambda name: statistics.median(each.thousand for each in modes[name][clients])
+        )
+        details = {
+            "ours": ours[clients][-1].figures,
+            "ours int8": int8[clients][-1].figures,
+            **{f"transformers {name}": loads[clients][-1].figures for name, loads in modes.items()},
+            "failed": failed,
+        }
+        what = f"{clients} clients, {clients * REQUESTS} texts of {OUTPUTS} new tokens behind {PROMPTS}, seconds of 1,000 new tokens"
+        yield Comparison(
+            f"serving-{clients}", [each.thousand for each in ours[clients]], [each.thousand for each in modes[better][clients]],
+            peer=f"transformers serve, {better}", what=what, target=2.0, details=details,
+        )  # fmt: skip
+        offline = Peer("benchmarks.serving", folder, clients)
+        total = sum(request.tokens for request in draw_requests(clients))
+        try:
+            times = [1000 * offline.ask() / total for _ in range(ROUNDS)]
+        finally:
+            offline.end()
+        yield Comparison(
+            f"serving-offline-{clients}", [each.thousand for each in ours[clients]], times, peer="our own decoding offline",
+            what=what, target=0.8,
+        )  # fmt: skip
+
+
+async def _embed(url: str, clients: int) -> float:
+    waiting = iter(sentences()[0][:TEXTS])
+
+    async def ask(client: httpx2.AsyncClient) -> None:
+        for text in waiting:
+            answer = await client.post(
+                f"{url}/v1/embeddings", json={"model": "model", "input": text, "encoding_format": "base64"}
+            )
+            answer.raise_for_status()
+
+    async with httpx2.AsyncClient(timeout=3600, limits=httpx2.Limits(max_connections=clients)) as client:
+        begin = time.perf_counter()
+        await asyncio.gather(*(ask(client) for _ in range(clients)))
+        return 1000 * (time.perf_counter() - begin) / TEXTS
+
+
+@contextmanager
+def sentence_transformers_server() -> Iterator[str]:
+    port = free_port()
+    if not TOY:
+        with process(
+            [sys.executable, "-m", "benchmarks.peers.embedding_server", str(model_folder()), str(port)], port
+        ) as url:
+            yield url
+        return
+    import uvicorn
+
+    app = import_module("benchmarks.peers.embedding_server").make_app(str(model_folder()))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not _answers(f"http://127.0.0.1:{port}"):
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(30)
+
+
+def vectors() -> Iterable[Comparison]:
+    times = []
+    for server in (etymon_server(model_folder()), sentence_transformers_server()):
+        with server as url:
+            asyncio.run(_embed(url, EMBEDDING_CLIENTS))
+            times.append([asyncio.run(_embed(url, EMBEDDING_CLIENTS)) for _ in range(ROUNDS)])
+    yield Comparison(
+        "serving-embeddings", *times, peer="FastAPI and sentence-transformers", target=2.0,
+        what=f"{TEXTS} {sentences()[1]}, one a request, {EMBEDDING_CLIENTS} clients, seconds of 1,000 vectors",
+    )  # fmt: skip
+
+
+RUNS = [texts, vectors]
+
+
+if __name__ == "__main__":
+    from benchmarks.harness import answer
+
+    answer(side(*sys.argv[1:]))
