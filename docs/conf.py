@@ -1,0 +1,32 @@
+"""The documentation's site: `make docs` builds it into build/docs, with warnings as errors."""
+
+from __future__ import annotations
+
+import etymon
+
+project = "Etymon"
+author = "The Etymon authors"
+copyright = "the Etymon authors, Apache-2.0"
+version = release = etymon.__version__
+
+extensions = ["myst_parser", "sphinx_design", "sphinx_copybutton"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+# Links such as pretraining.md#recipes, in the site as on a code host.
+myst_heading_anchors = 4
+# Blocks that tests run are marked by a comment before them; it is nothing to show.
+myst_links_external_new_tab = False
+exclude_patterns = ["build", "_build"]
+
+html_theme = "furo"
+html_title = "Etymon"
+html_static_path: list[str] = []
+html_copy_source = False
+# Cuts Chinese into words by jieba, and takes English words as they are: one search for both languages.
+html_search_language = "zh"
+# Prompts and results are not copied with a command.
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#2563eb", "color-brand-content": "#2563eb"},
+    "dark_css_variables": {"color-brand-primary": "#6ea8fe", "color-brand-content": "#6ea8fe"},
+}
