@@ -6,7 +6,7 @@ EXTRAS := test,harness,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare-demo docs test test-cluster test-sharding check fonts chromium fuzz bench bench-encoders bench-recipes bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
+.PHONY: help demo compare-demo docs test test-cluster test-sharding check check-wheel fonts chromium fuzz bench bench-encoders bench-recipes bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,9 @@ check: $(VENV)/.installed-test  ## lint, formatting, types, the direction of imp
 	$(BIN)/mypy
 	$(BIN)/pytest -q --durations=0 tests/test_imports.py
 	$(BIN)/python -m tests.code_figures --check
+
+check-wheel: $(VENV)/.installed-test  ## wheel and source archive into dist/, installed into an empty environment and tried (minutes)
+	$(BIN)/python -m tests.packaging
 
 # Tests of pictures in other scripts are skipped where there are no fonts for them.
 FONTS := fonts-noto-cjk fonts-noto-core

@@ -12,7 +12,7 @@ from typing import Any
 
 from etymon.errors import EtymonError as EtymonError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Summaries stand here, and not with the verbs, so that `etymon --help` need not import any.
 VERBS = {

@@ -36,6 +36,7 @@ from etymon.errors import EtymonError, visible
 from etymon.files import DISK_ERRORS
 from etymon.language import translated
 from etymon.verbs import terminal
+from etymon.verbs.help_contents import VERB_GROUPS
 from etymon.verbs.help_page import HelpContext, VerbCommand
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ FLAG = {"yes": True, "no": False}
 """What a flag that may have a value has without one."""
 
 LONGEST_MESSAGE = 1000
+COMPLETE = "_ETYMON_COMPLETE"
+"""What a shell sets that asks what could stand behind the words so far."""
 
 
 def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, str] = etymon.VERBS) -> NoReturn:
@@ -60,6 +63,10 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
     code = 0
     try:
         try:
+            if COMPLETE in os.environ:
+                from etymon.verbs.completion import answer_shell
+
+                sys.exit(answer_shell(Commands(verbs)))
             words = spread(arguments, verbs) if arguments else ["--help"]
             with Commands(verbs).make_context("etymon", words) as context:
                 code = context.command.invoke(context)
@@ -121,7 +128,23 @@ class Commands(click.Group):
                     expose_value=False,
                     help="Print the version and exit.",
                     callback=_print_version,
-                )
+                ),
+                *(
+                    click.Option(
+                        [flag],
+                        is_flag=False,
+                        flag_value="auto",
+                        metavar="[bash|zsh|fish]",
+                        is_eager=True,
+                        expose_value=False,
+                        help=text,
+                        callback=_complete_in_shell,
+                    )
+                    for flag, text in (
+                        ("--install-completion", "Complete verbs and options by the tab key in your shell."),
+                        ("--show-completion", "Print what that would write, to put it where you like."),
+                    )
+                ),
             ],
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
         )
@@ -130,22 +153,51 @@ class Commands(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
         return [name.replace("_", "-") for name in self.verbs]
 
-    def get_command(self, context: click.Context, name: str) -> click.Command:
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
         verb = name.replace("-", "_")
         if verb not in self.verbs or "_" in name:
+            if context.resilient_parsing:  # a shell asks, and there is nobody to tell
+                return None
             context.fail(f"there is no verb {name!r}: {did_you_mean(name, self.list_commands(context))}")
         return command(verb)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         # click would import every verb for its summary.
-        with formatter.section("Commands"):
-            formatter.write_dl(list(zip(self.list_commands(context), self.verbs.values())))
+        summaries = {name.replace("_", "-"): text for name, text in self.verbs.items()}
+        groups = {heading: names.split() for heading, names in VERB_GROUPS.items()}
+        grouped = {name for names in groups.values() for name in names}
+        groups["Commands"] = [name for name in summaries if name not in grouped]
+        for heading, names in groups.items():
+            if rows := [(name, summaries[name]) for name in names if name in summaries]:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
     if is_given and not context.resilient_parsing:
         print(f"etymon {etymon.__version__}")
         context.exit()
+
+
+def _complete_in_shell(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    if shell is None or context.resilient_parsing:
+        return
+    from etymon.verbs import completion
+
+    assert isinstance(context.command, click.Group)
+    name = completion.shell_name(shell)
+    if parameter.name == "show_completion":
+        print(completion.script_of(name, context.command), end="")
+    else:
+        for line in completion.install(name, context.command):
+            print(translated(line, "result"))
+    context.exit()
+
+
+def _complete_value(context: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    from etymon.verbs.completion import complete_value  # only shells that ask need it
+
+    return complete_value(context, parameter, begun)
 
 
 def spread(arguments: Sequence[str], verbs: Mapping[str, str] = etymon.VERBS) -> list[str]:
@@ -243,7 +295,13 @@ class Place(click.Argument):
 
     def __init__(self, option: Option, type_: Any) -> None:
         count = -1 if is_list(option) else 1
-        super().__init__([option.name], type=type_, nargs=count, required=option.default is ...)
+        super().__init__(
+            [option.name],
+            type=type_,
+            nargs=count,
+            required=option.default is ...,
+            shell_complete=_complete_value if type_ is str else None,
+        )
         self.help: str = option.help
 
     def get_help_record(self, context: click.Context) -> tuple[str, str]:
@@ -267,7 +325,13 @@ def _parameter(option: Option) -> click.Parameter:
         help += f"  [default: {option.default}]"
     if kind is bool:
         return click.Option([f"{option.flag}/--no-{option.flag[2:]}", option.name], default=None, help=help)
-    return click.Option([option.flag, option.name], type=type_, multiple=is_list(option), help=help)
+    return click.Option(
+        [option.flag, option.name],
+        type=type_,
+        multiple=is_list(option),
+        help=help,
+        shell_complete=_complete_value if type_ is str else None,
+    )
 
 
 def _without_dispatch(trace: TracebackType | None) -> TracebackType | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import etymon
 from etymon.cli import command_options, module_of
 from etymon.language import _PLACE, LOCALE, _fill, read_po
+from etymon.verbs.help_contents import EXAMPLES, OPTION_GROUPS, VERB_GROUPS
 
 ROOT = Path(etymon.__file__).parent
 CATALOGUE = LOCALE / "zh" / "LC_MESSAGES" / "etymon.po"
@@ -106,8 +107,9 @@ def phrases(text: str) -> list[str]:
 
 
 def help_texts() -> list[str]:
-    """Summaries, explanations and options of all verbs."""
-    texts: dict[str, None] = {}
+    """Summaries, explanations, examples and options of all verbs, and headings."""
+    texts: dict[str, None] = dict.fromkeys([*VERB_GROUPS, *OPTION_GROUPS, "More options", "Examples"])
+    texts |= {purpose: None for examples in EXAMPLES.values() for _, purpose in examples}
     for verb in etymon.VERBS:
         for part in getattr(module_of(verb), verb).__doc__.split("\n\n"):
             texts[" ".join(part.split())] = None

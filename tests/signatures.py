@@ -25,6 +25,7 @@ from etymon.settings.training import (
     LoraSettings,
     PhaseFile,
 )
+from etymon.verbs.help_contents import EXAMPLES
 from etymon.verbs.verb import signature_of
 
 ROOT = Path(etymon.__file__).parent
@@ -164,7 +165,10 @@ def verb_reference() -> str:
             for option in [*places, *sorted((o for o in shown if not o.is_argument), key=lambda o: o.flag)]
         ]
         table = "\n".join(["| | default | range | |", "|---|---|---|---|", *rows])
-        parts.append(f"## {name}\n\n{summary} {explained}\n\n```\n{usage}\n```\n\n{table}")
+        examples = "\n".join(f"# {purpose}\netymon {line}" for line, purpose in EXAMPLES[name])
+        parts.append(
+            f"## {name}\n\n{summary} {explained}\n\n```\n{usage}\n```\n\n```sh\n{examples}\n```\n\n{table}"
+        )
     return "\n\n".join(parts) + "\n"
 
 

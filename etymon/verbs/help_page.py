@@ -9,6 +9,7 @@ import click
 
 from etymon.display import display_width, wrap
 from etymon.language import language, translated
+from etymon.verbs.help_contents import EXAMPLES, grouped_options
 
 
 class HelpPage(click.HelpFormatter):
@@ -42,6 +43,13 @@ class HelpPage(click.HelpFormatter):
                 self.write(f"{indent}{first}\n")
             self.write("".join(f"{indent}{' ' * column}{line}\n" for line in lines))
 
+    def write_examples(self, examples: Iterable[tuple[str, str]]) -> None:
+        """Commands below what they are for; they are never broken, so that they can be copied."""
+        with self.section("Examples"):
+            for command, purpose in examples:
+                self.write_text(f"# {translated(purpose, 'help')}")
+                self.write(f"{' ' * self.current_indent}etymon {command}\n")
+
     def _lines(self, text: str, width: int) -> list[str]:
         return wrap(translated(" ".join(text.split()), "help"), width)
 
@@ -51,4 +59,26 @@ class HelpContext(click.Context):
 
 
 class VerbCommand(click.Command):
+    """A verb's page: what it does, examples, then its options, what everybody needs first."""
+
     context_class = HelpContext
+
+    def format_arguments(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Nothing here: newer releases of click would write them before the examples."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        assert isinstance(formatter, HelpPage)
+        verb = (self.name or "").replace("-", "_")
+        if verb in EXAMPLES:
+            formatter.write_examples(EXAMPLES[verb])
+        # click's own option has a name of its own that differs from release to release.
+        parameters = {
+            "help" if "--help" in each.opts else each.name or "": each for each in self.get_params(context)
+        }
+        places = [name for name, each in parameters.items() if isinstance(each, click.Argument)]
+        options = [name for name in parameters if name not in places]
+        groups = {"Positional arguments": places} | grouped_options(verb, options)
+        for heading, names in groups.items():
+            if rows := [parameters[name].get_help_record(context) for name in names]:
+                with formatter.section(heading):
+                    formatter.write_dl([row for row in rows if row is not None])
