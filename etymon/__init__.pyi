@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from etymon.errors import EtymonError as EtymonError
+from etymon.explaining.explanation import Explanation
 from etymon.families.loading import build as build
 from etymon.families.loading import load as load
 from etymon.families.model import Model
@@ -17,7 +18,6 @@ from etymon.generation.replaced import Inspection
 from etymon.generation.text import Generation
 from etymon.lab.compare_results import Compared
 from etymon.lab.context import Contexts
-from etymon.lab.explanation import Explanation
 from etymon.lab.pairs import Pairs
 from etymon.lab.probe import Probes
 from etymon.lab.probe_tasks import ProbeTask

@@ -27,6 +27,7 @@ PAGES = (
     "ReportSamples",
     "Paragraph",
     "Confusion",
+    "AskedQuestions",
     "write_report",
     "ReportParts",
 )

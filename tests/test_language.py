@@ -77,7 +77,7 @@ def test_little_of_options_and_notes_is_missing(context):
 def test_only_what_shows_texts_to_people_translates_them():
     # Anything else might end in a file that programs read.
     allowed = (
-        "cli.py language.py report/page.py report/plots.py report/forest.py report/explain_page.py "
+        "cli.py language.py report/page.py report/plots.py report/forest.py report/explain_page.py report/asked.py "
         "report/explain_picture.py runs/task_report.py training/progress.py server/looking.py"
     ).split()
     allowed += [f"verbs/{name}.py" for name in ("explain", "help_page", "pretrain", "terminal")]

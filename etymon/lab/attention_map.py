@@ -20,7 +20,7 @@ from etymon.nn.layers import eval_mode
 from etymon.nn.trace import trace
 from etymon.report.plots import AttentionMap
 from etymon.settings.decoding import DecodingSettings
-from etymon.text.tokenizer import BYTE_KINDS, Tokenizer, token_bytes
+from etymon.text.readable import readable_tokens
 
 
 def attention_maps(model: Model, source: str, target: str | None = None) -> list[AttentionMap]:
@@ -85,21 +85,6 @@ def _encoder_decoder_maps(model: Model, source: str, target: str | None) -> list
 def _stack(layers: Iterable[Tensor]) -> np.ndarray:
     """`[L, H, Q, T]` of the only row."""
     return torch.stack([weights_RHQT[0] for weights_RHQT in layers]).float().cpu().numpy()
-
-
-def readable_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    return [_readable_token(tokenizer, int(number)) for number in ids]
-
-
-def _readable_token(tokenizer: Tokenizer, number: int) -> str:
-    if number >= tokenizer.size:  # of a padded vocabulary: a model may guess it all the same
-        return f"id:{number}"
-    text = tokenizer.decode([number], skip_special=False)
-    if text.strip() and "\ufffd" not in text:
-        return text
-    if text.strip() and tokenizer.kind in BYTE_KINDS:  # bytes that are no whole character: 好\xe4\xb8
-        return token_bytes(tokenizer.tokens[number]).decode(errors="backslashreplace")
-    return tokenizer.tokens[number]  # only space, as the vocabulary spells it
 
 
 def _check_length(model: Model, length: int) -> None:

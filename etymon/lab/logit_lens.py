@@ -14,11 +14,11 @@ import torch
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
-from etymon.lab.attention_map import readable_tokens
 from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode
 from etymon.nn.trace import trace
 from etymon.nn.vocabulary import Context
+from etymon.text.readable import readable_tokens
 
 
 @dataclass(frozen=True)

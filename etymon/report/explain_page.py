@@ -16,7 +16,7 @@ PHRASES = ("who sees whom", "rows see columns", "point at a token", "does not se
 
 
 def explain_page(record: Mapping[str, Any]) -> str:
-    """The page of an explanation as plain data (`lab.explanation.as_record`)."""
+    """The page of an explanation as plain data (`explaining.explanation.as_record`)."""
     words = {name: in_language(name) for name in (*WORDS, *PHRASES)}
     names = {reader["name"] for sample in record["samples"] for reader in sample["readers"]}
     words |= {name: in_language(name) for name in names}

@@ -29,7 +29,7 @@ CELL, ROW = 0.62, 0.26
 
 
 def explain_picture(path: str | PathLike[str], record: Mapping[str, Any]) -> None:
-    """Writes a sample of an explanation (`lab.explanation.as_record`) to an .svg or .png file: the first that
+    """Writes a sample of an explanation (`explaining.explanation.as_record`) to an .svg or .png file: the first that
     remembers another one, else the first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

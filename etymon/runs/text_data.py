@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from etymon.families.loading import read_shape
 from etymon.families.model import Model
 from etymon.objectives import get_objective, objective_class, read_options
 from etymon.objectives.objective import check_fit
+from etymon.report.asked import AskedQuestions
 from etymon.report.page import Paragraph, Section
 from etymon.runs.folder import Job, build_once, check_job
 from etymon.runs.memory import Plan, require_training, with_vocabulary
@@ -279,12 +280,15 @@ class TextData:
     def report_parts(
         self, job: Job, model: Model, evaluation: Evaluation | None, records: Records
     ) -> ReportParts:
-        """Returns what the report adds to that of every run: of a finished one, a comparison with xz."""
+        """Returns what the report adds to that of every run: of a finished one, a comparison with xz, and
+        what was asked and is answered."""
         sections: list[Section] = []
         if is_multilingual := isinstance(store := self.stores[0], LanguageStore):
             assert model.tokenizer is not None
             metrics = {} if evaluation is None else evaluation.metrics
             sections.append(language_table(store, model.tokenizer, self.languages, metrics))
+        if evaluation is not None:
+            sections += [AskedQuestions(asdict(sample)) for sample in evaluation.questions]
         if (recipe := self.model_plan.recipe).why:
             sections.append(Paragraph(recipe.why, title=f"Recipe: {recipe.name}"))
         return ReportParts(

@@ -10,6 +10,7 @@ import numpy as np
 
 from etymon.families.model import Model
 from etymon.objectives.objective import MicroBatch, Objective
+from etymon.runs.asking import AskedSample, ask_samples
 from etymon.runs.folder import Job
 from etymon.text.languages import LanguageSplit
 from etymon.training.distributed import World
@@ -72,6 +73,8 @@ class Evaluation:
     scores: dict[str, MetricScore] = field(default_factory=dict)
     beside: dict[str, dict[str, MetricScore]] = field(default_factory=dict)
     """The same scores of the baselines, and of the model on texts with typos."""
+    questions: list[AskedSample] = field(default_factory=list)
+    """Of pretraining: questions that were asked from the first validation on, and the answers of now."""
 
 
 @dataclass
@@ -120,7 +123,8 @@ class TextValidator:
         # The last validation read everything already, unless another model has taken its place since.
         if is_restored:
             metrics = self._evaluate(phase, self._read(phase, None))
-        return Evaluation(metrics)
+        feed, store = self.phases[phase].feed, self.phases[phase].store
+        return Evaluation(metrics, questions=ask_samples(self.job, self.unit, feed, store))
 
     def try_few(self) -> None:
         """Validates a few samples, to see that it works."""

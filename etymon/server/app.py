@@ -25,7 +25,7 @@ from etymon.server.state import ServerState
 STATIC = Path(__file__).parent / "static"
 # What pages of reports and the page at `/` share.
 TEMPLATES = Path(__file__).parents[1] / "report" / "templates"
-SHARED = ("page.css", "explain.css", "explain.js")
+SHARED = ("page.css", "tokens.css", "explain.css", "explain.js")
 # Nothing of another origin, no script and no style in the page itself.
 POLICY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

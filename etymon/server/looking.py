@@ -10,10 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etymon.errors import EtymonError
+from etymon.explaining.explain import (
+    explain_text,
+    explainable_objectives,
+    fitting_length,
+    objective_of,
+    unit_for,
+)
+from etymon.explaining.explanation import as_record
 from etymon.families.model import Model
 from etymon.generation.text import source_tokenizer_of, tokenizer_of
-from etymon.lab.explain import explain_text, explainable_objectives, fitting_length, objective_of, unit_for
-from etymon.lab.explanation import as_record
 from etymon.lab.logit_lens import logit_lens
 from etymon.language import translated
 from etymon.objectives import get_objective, objective_class

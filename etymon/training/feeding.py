@@ -65,7 +65,7 @@ class Feed:
         """The epoch's plan; a batch may cross into the next epoch, so the newest two are kept."""
         plan = self._plans.get(epoch)
         if plan is None:
-            plan = _plan(self.objective, self.split, self.seed, epoch, self.batch_size)
+            plan = sample_plan(self.objective, self.split, self.seed, epoch, self.batch_size)
             neighbours = {old: table for old, table in list(self._plans.items()) if abs(old - epoch) == 1}
             self._plans = {**neighbours, epoch: plan}  # replaced as a whole: a thread may be reading it
         return plan
@@ -294,7 +294,7 @@ def validation_slices(
     """
     # A plan of streams depends on how many run side by side; other plans do not.
     streams = slices * rows
-    plan = _plan(objective, split, seed, 0, streams, shuffle=False)
+    plan = sample_plan(objective, split, seed, 0, streams, shuffle=False)
     if most is None:
         return ValidationSlices(objective, split, seed, rows, plan)
     if len(plan) > most and objective.streaming:
@@ -304,9 +304,10 @@ def validation_slices(
     return list(ValidationSlices(objective, split, seed, rows, plan))
 
 
-def _plan(
+def sample_plan(
     objective: Objective, split: Split, seed: int, epoch: int, streams: int, *, shuffle: bool = True
 ) -> np.ndarray:
+    """The samples that an objective makes of a text; of streams, so many side by side."""
     if objective.streaming:
         return cast(Streaming, objective).plan(split, seed, epoch, shuffle=shuffle, streams=streams)
     return objective.plan(split, seed, epoch, shuffle=shuffle)

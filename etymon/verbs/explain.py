@@ -29,8 +29,8 @@ from etymon.verbs.verb import verb
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from etymon.explaining.explanation import ExplainedReader, ExplainedSample, Explanation, VisibilityMap
     from etymon.families.model import Model
-    from etymon.lab.explanation import ExplainedReader, ExplainedSample, Explanation, VisibilityMap
     from etymon.text.tokenizer import Tokenizer
 
 ENDINGS = (".html", ".svg", ".png", ".json")
@@ -69,9 +69,9 @@ def explain(options: ExplainOptions) -> Explanation:
     again; `--out page.html` writes a page that steps through it.
     """
     from etymon.config import override
+    from etymon.explaining.explain import explain_text, fitting_length, objective_of, unit_for
+    from etymon.explaining.explanation import as_record
     from etymon.families import get_family
-    from etymon.lab.explain import explain_text, fitting_length, objective_of, unit_for
-    from etymon.lab.explanation import as_record
     from etymon.objectives import get_objective, objective_class
     from etymon.objectives.objective import check_fit
     from etymon.verbs.load_inputs import read_texts, require_writable
@@ -143,9 +143,9 @@ def _family_named(model: Any) -> Any:
 
 def _load_trained(model: Any, objective: str | None) -> tuple[Model, Model | None]:
     """The model with the heads that its objective needs, and the generator that was trained beside it."""
+    from etymon.explaining.explain import objective_of
     from etymon.families import get_family
     from etymon.families.loading import load, model_folder
-    from etymon.lab.explain import objective_of
     from etymon.objectives import objective_class
 
     if not isinstance(model, str | Path):
@@ -170,8 +170,8 @@ def _load_trained(model: Any, objective: str | None) -> tuple[Model, Model | Non
 def _tokenizer(
     options: ExplainOptions, trained: Model | None, family: str, texts: Sequence[str]
 ) -> Tokenizer:
+    from etymon.explaining.descriptions import OTHER_TEXTS
     from etymon.families import get_family
-    from etymon.lab.explain_words import OTHER_TEXTS
     from etymon.runs.tokenizer import training_choice
     from etymon.text.alphabets import is_spaceless
     from etymon.text.tokenizer import Tokenizer
@@ -233,7 +233,7 @@ def _teacher(options: ExplainOptions, model: Model, tokenizer: Tokenizer) -> Mod
 
 
 def present(result: Explanation, options: ExplainOptions) -> None:
-    from etymon.lab.explanation import as_record
+    from etymon.explaining.explanation import as_record
 
     if options.json:
         return print_json(as_record(result))

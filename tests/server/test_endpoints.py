@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import etymon
+from etymon.explaining.explanation import as_record
 from etymon.families.saving import save
-from etymon.lab.explanation import as_record
 from etymon.nn.batch import Batch
 from tests import tiny
 from tests.server.conftest import Running, running

@@ -12,9 +12,9 @@ from etymon.errors import EtymonError
 from etymon.families import get_family
 from etymon.families.loading import shape_of
 from etymon.families.model import Model
-from etymon.lab.attention_map import readable_tokens
 from etymon.report.page import attention_page
 from etymon.report.plots import AttentionMap
+from etymon.text.readable import readable_tokens
 from etymon.text.tokenizer_training import train_tokenizer
 from tests import tiny
 

@@ -9,15 +9,15 @@ import torch
 
 import etymon
 from etymon.errors import EtymonError
+from etymon.explaining.explain import explain_text, plan_text, unit_for
+from etymon.explaining.explanation import as_record
 from etymon.families import REGISTRY as FAMILIES
 from etymon.families import get_family
-from etymon.lab.attention_map import readable_tokens
-from etymon.lab.explain import explain_text, plan_text, unit_for
-from etymon.lab.explanation import as_record
 from etymon.objectives import REGISTRY as OBJECTIVES
 from etymon.objectives import get_objective, objective_class
 from etymon.objectives.objective import check_fit
 from etymon.sampling.plans import key
+from etymon.text.readable import readable_tokens
 from etymon.verbs.explain import present, token_lines
 from tests import tiny
 from tests.test_readme import block, commands, run

@@ -75,8 +75,9 @@ class CallRecord:
 
 
 @contextmanager
-def recorded_calls(unit: Any) -> Iterator[CallRecord]:
-    """Records the calls that are made to the models of a training unit inside the `with` block."""
+def recorded_calls(unit: Any, traces: bool = True) -> Iterator[CallRecord]:
+    """Records the calls that are made to the models of a training unit inside the `with` block; with `traces`
+    also every layer's attention weights."""
     record = CallRecord()
     models = {"model": unit.model, **dict(unit.companions.items())}
     if unit.teacher is not None:
@@ -97,18 +98,18 @@ def recorded_calls(unit: Any) -> Iterator[CallRecord]:
         object.__setattr__(part, name, call)
         watched.append((part, name))
 
-    traces = []
+    followers = []
     try:
         for who, model in models.items():
-            follower = trace(model)
-            traces.append(follower)
-            record.traces[who] = follower.__enter__()
+            if traces:
+                followers.append(trace(model))
+                record.traces[who] = followers[-1].__enter__()
             _watch_model(who, model, record, watch)
         yield record
     finally:
         for part, name in reversed(watched):
             del part.__dict__[name]
-        for follower in reversed(traces):
+        for follower in reversed(followers):
             follower.__exit__(None, None, None)
 
 

@@ -70,6 +70,9 @@ class ExplainedReader:
     tokens: list[ExplainedToken]
     questions: list[TokenQuestion]
     sees: list[VisibilityMap]
+    first: int
+    total: int
+    """Tokens that it reads. `tokens` may be a part of them, from number `first` on."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
-from etymon.families.model import Model
-from etymon.lab.attention_map import readable_tokens
-from etymon.lab.call_recorder import CallRecord, ReadCall, recorded_calls
-from etymon.lab.explain_words import about, other_texts
-from etymon.lab.explanation import (
+from etymon.explaining.call_recorder import CallRecord, ReadCall, recorded_calls
+from etymon.explaining.descriptions import about, other_texts
+from etymon.explaining.explanation import (
     ExplainedReader,
     ExplainedSample,
     ExplainedToken,
@@ -31,10 +29,12 @@ from etymon.lab.explanation import (
     TokenQuestion,
     VisibilityMap,
 )
+from etymon.families.model import Model
 from etymon.nn.vocabulary import Context
 from etymon.objectives import REGISTRY, objective_class
 from etymon.objectives.objective import Objective, check_fit
 from etymon.sampling.plans import key
+from etymon.text.readable import readable_tokens
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
 from etymon.training.unit import TrainingUnit
@@ -45,7 +45,6 @@ SHORTEST_SEGMENT = 8
 """Tokens of a segment of a stream, so that even a short text shows what is remembered."""
 
 
-@torch.no_grad()
 def explain_text(
     unit: TrainingUnit,
     tokenizer: Tokenizer,
@@ -58,35 +57,47 @@ def explain_text(
     """Sends texts, each a document, through the objective of a unit, and says what became of them."""
     objective: Any = unit.objective
     model: Any = unit.model
-    unit.eval()
     split, plan = plan_text(objective, tokenizer, texts, seed)
     samples = []
     with unit.isolated_memory():
         # Streams go on from sample to sample, so they are read in order.
         for number, row in enumerate(plan[:most]):
             example = objective.prepare(split, row, key(seed, "sample", 0, number))
-            micro = objective.collate([example])
-            with recorded_calls(unit) as record:
-                terms = objective.loss(unit, micro)
-            losses = {}
-            if trained:
-                counts = {name: float(term.count) for name, term in terms.items() if term.count is not None}
-                losses = {
-                    name: float(term.sum) / max(1.0, {**micro.counts, **counts}[name])
-                    for name, term in terms.items()
-                }
-            samples.append(
-                ExplainedSample(
-                    number + 1,
-                    " ".join(texts),
-                    _readers(record, tokenizer, example, trained),
-                    _text_questions(record, micro, trained),
-                    losses,
-                )
-            )
+            parts = explain_example(unit, tokenizer, example, trained=trained)
+            samples.append(ExplainedSample(number + 1, " ".join(texts), *parts))
     return Explanation(
         model.family.title, objective.name, about(objective), seed, trained, samples, len(plan)
     )
+
+
+@torch.no_grad()
+def explain_example(
+    unit: TrainingUnit,
+    tokenizer: Tokenizer,
+    example: Any,
+    *,
+    trained: bool,
+    most_tokens: int | None = None,
+    pictures: bool = True,
+) -> tuple[list[ExplainedReader], list[TextQuestion], dict[str, float]]:
+    """Who reads what of a prepared sample, the questions about all of it, and the terms of its loss.
+
+    With `most_tokens`, only so many of every reader's are told of, from about the first question on. Without
+    `pictures` no attention weights are held, which take much memory where samples are long.
+    """
+    objective: Any = unit.objective
+    unit.eval()
+    micro = objective.collate([example]).to(next(unit.parameters()).device)
+    with recorded_calls(unit, traces=pictures) as record:
+        terms = objective.loss(unit, micro)
+    losses = {}
+    if trained:
+        counts = {name: float(term.count) for name, term in terms.items() if term.count is not None}
+        losses = {
+            name: float(term.sum) / max(1.0, {**micro.counts, **counts}[name]) for name, term in terms.items()
+        }
+    readers = _readers(record, tokenizer, example, trained, most_tokens)
+    return readers, _text_questions(record, micro, trained), losses
 
 
 def plan_text(
@@ -132,7 +143,9 @@ def fitting_length(objective: type[Objective], tokenizer: Tokenizer, texts: Sequ
 # --- from calls to what is shown
 
 
-def _readers(record: CallRecord, tokenizer: Tokenizer, example: Any, trained: bool) -> list[ExplainedReader]:
+def _readers(
+    record: CallRecord, tokenizer: Tokenizer, example: Any, trained: bool, most_tokens: int | None
+) -> list[ExplainedReader]:
     """A reader for every call that read something, in the order of the calls."""
     readers = []
     for read in record.reads:
@@ -148,21 +161,31 @@ def _readers(record: CallRecord, tokenizer: Tokenizer, example: Any, trained: bo
                     ids = getattr(example, "back_ids", read.batch.ids).tolist()
             elif flags:
                 name = "discriminator"
-            questions, originals = [], {}
+            places, originals = [], {}
             if call is not None:
                 places = _places(read, call.at, len(call.targets))
-                questions = _questions(read, call, places, tokenizer, trained)
                 if _stands_in_place(read, name):
                     originals = dict(zip(places, call.targets.tolist(), strict=True))
             elif flags and (generator := record.vocabulary):
-                places = generator[0].at.tolist() if generator[0].at is not None else []
-                originals = dict(zip(places, generator[0].targets.tolist()))
+                hidden_places = generator[0].at.tolist() if generator[0].at is not None else []
+                originals = dict(zip(hidden_places, generator[0].targets.tolist()))
+            shown = _window(len(ids), [*places, *originals], most_tokens)
+            questions = [] if call is None else _questions(read, call, places, tokenizer, trained, shown)
             chances = flags[0].logits.sigmoid().tolist() if flags and trained else None
-            tokens = _tokens(read, ids, tokenizer, originals, chances)
-            readers.append(
-                ExplainedReader(name, tokens, questions, _visibility(record, read, tokenizer, tokens))
-            )
+            tokens = _tokens(read, ids, tokenizer, originals, chances, shown)
+            sees = _visibility(record, read, tokenizer, tokens)
+            readers.append(ExplainedReader(name, tokens, questions, sees, shown.start, len(ids)))
     return readers
+
+
+def _window(count: int, questions: Sequence[int], most: int | None) -> range:
+    """The places that are told of: all, or `most` with the first question among them."""
+    if most is None or count <= most:
+        return range(count)
+    first = min(questions, default=0)
+    # From the beginning, if there are questions as well.
+    first = 0 if first < most // 2 else min(first - most // 4, count - most)
+    return range(first, first + most)
 
 
 def _stands_in_place(read: ReadCall, name: str) -> bool:
@@ -178,22 +201,27 @@ def _places(read: ReadCall, at: Tensor | None, count: int) -> list[int]:
 
 
 def _questions(
-    read: ReadCall, call: Any, places: Sequence[int], tokenizer: Tokenizer, trained: bool
+    read: ReadCall, call: Any, places: Sequence[int], tokenizer: Tokenizer, trained: bool, shown: range
 ) -> list[TokenQuestion]:
-    # Of words that only their letters tell apart, the vocabulary knows the frequent ones.
-    targets = call.targets.clamp(max=call.head.size - 1)
-    words = readable_tokens(tokenizer, call.targets.tolist())
+    rows = [row for row, place in enumerate(places) if place in shown]
+    numbers = [places[row] - shown.start for row in rows]
+    # Scores of all words are held of these rows only.
+    rows_n = torch.tensor(rows, dtype=torch.long, device=call.targets.device)
+    words = readable_tokens(tokenizer, call.targets[rows_n].tolist())
     drawn: Sequence[str | None] = [None] * len(words)
     if call.drawn is not None:
-        drawn = readable_tokens(tokenizer, call.drawn.tolist())
-    if not trained:
-        return [TokenQuestion(*each) for each in zip(places, words)]
-    log_probs_nV = call.head.log_probs(call.hidden, call.at, Context(read.batch))
+        drawn = readable_tokens(tokenizer, call.drawn[rows_n].tolist())
+    if not trained or not rows:
+        return [TokenQuestion(*each) for each in zip(numbers, words)]
+    # Of words that only their letters tell apart, the vocabulary knows the frequent ones.
+    targets = call.targets[rows_n].clamp(max=call.head.size - 1)
+    at_n = rows_n if call.at is None else call.at[rows_n]
+    log_probs_nV = call.head.log_probs(call.hidden, at_n, Context(read.batch))
     losses = -log_probs_nV.gather(1, targets[:, None])[:, 0]
     ranks = (log_probs_nV > -losses[:, None]).sum(1) + 1
     best = log_probs_nV.topk(min(MOST_GUESSES, log_probs_nV.shape[1]), 1)
     questions = []
-    for number, (place, word, put) in enumerate(zip(places, words, drawn, strict=True)):
+    for number, (place, word, put) in enumerate(zip(numbers, words, drawn, strict=True)):
         names = readable_tokens(tokenizer, best.indices[number].tolist())
         chances = best.values[number].exp().tolist()
         guesses = tuple(TokenGuess(*each) for each in zip(names, chances, strict=True))
@@ -207,17 +235,18 @@ def _tokens(
     tokenizer: Tokenizer,
     originals: Mapping[int, int],
     chances: Sequence[float] | None,
+    shown: range,
 ) -> list[ExplainedToken]:
     batch = read.batch
-    texts = readable_tokens(tokenizer, ids)
+    texts = readable_tokens(tokenizer, [ids[place] for place in shown])
     special, sentinels, mask = tokenizer.special_ids, set(tokenizer.sentinels), tokenizer.id("mask")
     order = None if batch.order is None else batch.order.tolist()
     segments = None
     if batch.segments is not None and int(batch.segments.max()) > 0:
         segments = batch.segments.tolist()
     tokens = []
-    for place, (number, text) in enumerate(zip(ids, texts, strict=True)):
-        original = originals.get(place)
+    for place, text in zip(shown, texts, strict=True):
+        number, original = ids[place], originals.get(place)
         kind = "text"
         if number in sentinels:
             kind = "sentinel"
@@ -259,6 +288,8 @@ def _visibility(
 ) -> list[VisibilityMap]:
     """From the attention weights of this very pass: what has weight is seen."""
     who = read.who if read.who in record.traces else "model"
+    if who not in record.traces:  # nobody wanted pictures
+        return []
     names = [token.text for token in tokens]
     maps: list[VisibilityMap] = []
     for stack, shown in record.traces[who].items():

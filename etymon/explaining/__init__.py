@@ -1,0 +1,1 @@
+"""What an objective does to a text, told by following one real loss."""
