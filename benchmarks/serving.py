@@ -1,8 +1,8 @@
 """`etymon serve` under load: texts beside `transformers serve` and beside decoding offline, vectors beside a plain FastAPI server of
 sentence-transformers.
 
-GPT-2 124M of first values, float32 on all sides, each server in a process of its own and one after the other. 16 and 64
-clients ask for 16 to 128 new tokens behind prompts of 16 to 256, all streamed: tokens a second, and the time of first tokens.
+GPT-2 124M of first values, float32 on all sides, each server in a process of its own, in turn. 16 and 64 clients ask
+for 16 to 128 new tokens behind prompts of 16 to 256, all streamed: tokens a second, and the time of first tokens.
 Transformers' better mode (with continuous batching or without) is the peer. Offline, the same texts are decoded in batches of
 as many as there are clients. Times are those of a thousand new tokens, and of a thousand vectors.
 """
@@ -10,6 +10,7 @@ as many as there are clients. Times are those of a thousand new tokens, and of a
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -41,11 +42,12 @@ from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer
 
 CLIENTS = sized((16, 64), (2, 3))
-REQUESTS = sized(4, 1)  # of each client
+REQUESTS = sized(2, 1)  # of each client, offline; servers are asked for them again and again
+FILLING, WINDOW = sized((5.0, 10.0), (0.1, 1.0))  # seconds until a server is busy, and that are counted then
 PROMPTS, OUTPUTS = sized((16, 256), (4, 12)), sized((16, 128), (3, 6))
 SHAPE: dict[str, Any] = sized({}, {"dim": 24, "layers": 2, "heads": 2, "positions": 64})
 WORDS = sized(50_257, 120)
-ROUNDS = sized(3, 1)
+ROUNDS = sized(5, 1)
 EMBEDDING_CLIENTS = sized(32, 2)
 TEXTS = sized(872, 6)
 MODES: dict[str, tuple[str, ...]] = {
@@ -195,43 +197,43 @@ def transformers_server(folder: Path, *options: str) -> Iterator[str]:
 # --- clients
 
 
-@dataclass(frozen=True)
+@dataclass
 class Load:
-    """What clients saw of a server."""
+    """What clients saw of a server in a window of time."""
 
     seconds: float
-    tokens: int
-    first_tokens: list[float]
+    tokens: int = 0
+    first_tokens: list[float] = field(default_factory=list)
+    """Of those who still waited for theirs at the end: how long they had waited, so that long ones are not left out."""
 
     @property
     def thousand(self) -> float:
         """Seconds of a thousand tokens."""
-        return 1000 * self.seconds / self.tokens
+        return 1000 * self.seconds / max(self.tokens, 1)
 
     @property
     def figures(self) -> dict[str, float]:
         ordered = sorted(self.first_tokens)
-        p99 = ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
-        median = statistics.median(ordered)
         return {
             "tokens_a_second": round(self.tokens / self.seconds, 1),
-            "first_token_p50": round(median, 3),
-            "first_token_p99": round(p99, 3),
+            "first_token_p50": round(statistics.median(ordered), 3),
+            "first_token_p99": round(ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))], 3),
         }
 
 
 def load(url: str, model: str, clients: int) -> Load:
-    """All requests, by as many clients at a time."""
+    """As many clients, each with a request behind the other, for a fixed time: a slow server is not waited for."""
     return asyncio.run(_load(url, model, clients))
 
 
 async def _load(url: str, model: str, clients: int) -> Load:
-    waiting, tokens, firsts = iter(draw_requests(clients)), [0], list[float]()
-    limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
+    waiting, seen = itertools.cycle(draw_requests(clients)), Load(WINDOW)
+    begin = time.perf_counter()
+    window_begin, window_end = begin + FILLING, begin + FILLING + WINDOW
 
     async def ask(client: httpx2.AsyncClient) -> None:
         for request in waiting:
-            begin, first = time.perf_counter(), 0.0
+            asked, first = time.perf_counter(), 0.0
             body = {
                 "model": model,
                 "prompt": request.prompt,
@@ -239,25 +241,41 @@ async def _load(url: str, model: str, clients: int) -> Load:
                 "temperature": 0,
                 "stream": True,
             }
-            async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-                if answer.status_code != 200:
-                    raise RuntimeError((await answer.aread()).decode()[:300])
-                async for line in answer.aiter_lines():
-                    if not line.startswith("data: {"):
-                        continue
-                    event = json.loads(line.removeprefix("data: "))
-                    if "error" in event:
-                        raise RuntimeError(str(event["error"]))
-                    if event.get("choices") and event["choices"][0].get("text") and not first:
-                        first = time.perf_counter() - begin
-            firsts.append(first)
-            # Both sides write as many tokens as they are asked for: first values know no end.
-            tokens[0] += request.tokens
+            try:
+                async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+                    if answer.status_code != 200:
+                        raise RuntimeError((await answer.aread()).decode()[:300])
+                    async for line in answer.aiter_lines():
+                        if not line.startswith("data: {"):
+                            continue
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise RuntimeError(str(event["error"]))
+                        if not event.get("choices") or not (text := event["choices"][0].get("text")):
+                            continue
+                        now = time.perf_counter()
+                        if not first:
+                            first = now - asked
+                            seen.first_tokens.append(first)
+                        # Every token is a word; some servers send several at a time.
+                        if window_begin <= now < window_end:
+                            seen.tokens += len(text.split())
+            except asyncio.CancelledError:
+                if not first:
+                    seen.first_tokens.append(time.perf_counter() - asked)
+                raise
 
+    limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx2.AsyncClient(timeout=3600, limits=limits) as client:
-        begin = time.perf_counter()
-        await asyncio.gather(*(ask(client) for _ in range(clients)))
-        return Load(time.perf_counter() - begin, tokens[0], firsts)
+        asking = [asyncio.create_task(ask(client)) for _ in range(clients)]
+        # An error of any of them ends the round.
+        done, _ = await asyncio.wait(asking, timeout=FILLING + WINDOW, return_when=asyncio.FIRST_EXCEPTION)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        for task in done:
+            task.result()
+    return seen
 
 
 def warm_up(url: str, model: str) -> None:
@@ -270,11 +288,33 @@ def warm_up(url: str, model: str) -> None:
 # --- comparisons
 
 
-def measure(server: Callable[..., Any], folder: Path, model: str, *options: str) -> dict[int, list[Load]]:
-    """Rounds by number of clients."""
-    with server(folder, *options) as url:
-        warm_up(url, model)
-        return {clients: [load(url, model, clients) for _ in range(ROUNDS)] for clients in CLIENTS}
+SERVERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "ours": (etymon_server, ()),
+    "ours int8": (etymon_server, ("--quantize", "int8")),
+    **{f"transformers {name}": (transformers_server, options) for name, options in MODES.items()},
+}
+
+
+def measure(folder: Path) -> tuple[dict[str, dict[int, list[Load]]], dict[str, str]]:
+    """Rounds of every server by number of clients, in turn; and why servers could not be measured.
+
+    Every round has a new process: what a server still computes for clients that have gone would slow down the next one.
+    """
+    loads: dict[str, dict[int, list[Load]]] = {name: {clients: [] for clients in CLIENTS} for name in SERVERS}
+    failed: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        for name, (server, options) in SERVERS.items():
+            if name in failed:
+                continue
+            model = "model" if server is etymon_server else str(folder)
+            try:
+                for clients in CLIENTS:
+                    with server(folder, *options) as url:
+                        warm_up(url, model)
+                        loads[name][clients].append(load(url, model, clients))
+            except (RuntimeError, httpx2.HTTPError) as error:
+                failed[name] = str(error)[:300]
+    return loads, failed
 
 
 def side(folder: str, clients: str) -> Callable[[], int]:
@@ -300,31 +340,24 @@ def side(folder: str, clients: str) -> Callable[[], int]:
 
 def texts() -> Iterable[Comparison]:
     folder = gpt2_folder()
-    ours = measure(etymon_server, folder, "model")
-    int8 = measure(etymon_server, folder, "model", "--quantize", "int8")
-    modes: dict[str, dict[int, list[Load]]] = {}
-    failed: dict[str, str] = {}
-    for name, options in MODES.items():
-        try:
-            modes[name] = measure(transformers_server, folder, str(folder), *options)
-        except (RuntimeError, httpx2.HTTPError) as error:
-            failed[name] = str(error)[:300]
-    if not modes:
+    loads, failed = measure(folder)
+    peers = [name for name in loads if name.startswith("transformers") and name not in failed]
+    if not peers:
         raise RuntimeError(f"transformers serve does not run: {failed}")
     for clients in CLIENTS:
-        better = min(
-            modes, key=lambda name: statistics.median(each.thousand for each in modes[name][clients])
-        )
+        thousands = {name: [each.thousand for each in rounds[clients]] for name, rounds in loads.items()}
+        better = min(peers, key=lambda name: statistics.median(thousands[name]))
         details = {
-            "ours": ours[clients][-1].figures,
-            "ours int8": int8[clients][-1].figures,
-            **{f"transformers {name}": loads[clients][-1].figures for name, loads in modes.items()},
+            **{name: rounds[clients][-1].figures for name, rounds in loads.items() if name not in failed},
             "failed": failed,
         }
-        what = f"{clients} clients, {clients * REQUESTS} texts of {OUTPUTS} new tokens behind {PROMPTS}, seconds of 1,000 new tokens"
+        what = (
+            f"{clients} clients, texts of {OUTPUTS} new tokens behind {PROMPTS}, {WINDOW:g} s a round after {FILLING:g} s, "
+            "seconds of 1,000 new tokens"
+        )
         yield Comparison(
-            f"serving-{clients}", [each.thousand for each in ours[clients]], [each.thousand for each in modes[better][clients]],
-            peer=f"transformers serve, {better}", what=what, target=2.0, details=details,
+            f"serving-{clients}", thousands["ours"], thousands[better], peer=better.replace("transformers", "transformers serve,"),
+            what=what, target=2.0, details=details,
         )  # fmt: skip
         offline = Peer("benchmarks.serving", folder, clients)
         total = sum(request.tokens for request in draw_requests(clients))
@@ -333,7 +366,7 @@ def texts() -> Iterable[Comparison]:
         finally:
             offline.end()
         yield Comparison(
-            f"serving-offline-{clients}", [each.thousand for each in ours[clients]], times, peer="our own decoding offline",
+            f"serving-offline-{clients}", thousands["ours"], times, peer="our own decoding offline",
             what=what, target=0.8,
         )  # fmt: skip
 
