@@ -44,6 +44,7 @@ VERBS = {
     "explain": "Show what an objective does to a sentence: what is hidden, read, asked, and who sees whom.",
     "serve": "Serve models to programs and pages: OpenAI's protocol, and what these families do beyond it.",
     "convert": "Read a checkpoint and write it as a Hugging Face folder.",
+    "export": "Write a model for another runtime, which checks it: ONNX, PyTorch programs and others.",
     "new": "Write a commented file for an objective, family, task or masking scheme of your own and its test.",
     "show": "Say what a model folder holds: family, shape, parameters, tokenizer, history, and the memory it takes.",
 }

@@ -136,8 +136,7 @@ class Attention(nn.Module):
         if cache is None or not cache.parts:
             k_MHK, v_MHK = self.project(memory.hidden_MD)
             if cache is not None:
-                layout = memory.batch.layout
-                cache.append(k_MHK, v_MHK, Places(layout, (0,) * layout.rows))
+                cache.fill(k_MHK, v_MHK, memory.batch.layout)
         return self._attend(inputs.cross_view, q_NHK, k_MHK, v_MHK, cache)
 
     def _project_together(self, x_ND: Tensor) -> Tensor | None:

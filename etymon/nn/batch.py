@@ -167,6 +167,9 @@ class Layout:
     Tokens are padded to `[R, T]` and unpadded again; a plain view when rows are equal.
     """
 
+    is_padded = False
+    """Whether rows have padding, and sizes may be symbols (`nn/padded.py`)."""
+
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.lengths = tuple(int(length) for length in lengths)
         self.device = torch.device(device)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from etymon.nn.attention import Attention, LayerInputs, Memory
 from etymon.nn.batch import Batch, Layout
-from etymon.nn.cache import KeyValueState, Places
+from etymon.nn.cache import KeyValueState
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.layers import ACTIVATIONS, Dropout, Embedding, Linear, identity
-from etymon.nn.visibility import CachedView, FlatView, FullRule, Rule, cached_view, flat_view
+from etymon.nn.visibility import CachedView, FlatView, FullRule, Rule, flat_view
 
 
 class FeedForward(nn.Module):
@@ -184,16 +184,13 @@ class Stack(nn.Module):
         # By rule and not by layer: alternating layers of two rules share two views.
         views = {
             rule: self._with_bias(
-                flat_view(rule, batch)
-                if state is None or state.empty
-                else cached_view(rule, batch, state.lengths),
-                x_ND.dtype,
+                flat_view(rule, batch) if state is None else state.view(rule, batch), x_ND.dtype
             )
             for rule in set(self.rules)
         }
         cross_view = None if memory is None else self._cross_view(batch, memory, state)
         # Made once: all layers write their new tokens to the same cells.
-        places = None if state is None else Places(batch.layout, state.lengths)
+        places = None if state is None else state.places(batch.layout)
         if self.seen is not None:
             self.seen.append(x_ND)
         layers = list(self.layers)  # a module's list spells out every index as a text
@@ -244,12 +241,7 @@ class Stack(nn.Module):
     def _cross_view(batch: Batch, memory: Memory, state: KeyValueState | None) -> FlatView | CachedView:
         if state is None:
             return flat_view(FullRule(), batch, memory.batch)
-        if memory.batch.hidden_keys is not None:
-            raise ValueError("a running decode needs a memory without hidden keys: encode ragged rows")
-        if not state.cross_lengths:
-            # A source does not grow while a text is decoded: its lengths are those of the first call.
-            state.cross_lengths = memory.batch.layout.lengths
-        return cached_view(FullRule(), batch, state.cross_lengths, fixed=True)
+        return state.cross_view(batch, memory.batch)
 
 
 def _one_a_row(layout: Layout, at: Tensor) -> bool:

@@ -2,8 +2,7 @@
 
 Decodes carry key/value caches and the window of a pointer; streams of text anything that is a `StreamState`.
 
-Legend: N new tokens, R rows, H heads, C capacity, K head width, D width, T most new tokens of a row, M
-places of a window.
+Legend: N new tokens, R rows, H heads, C capacity, K head width.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from etymon.nn.batch import Layout
+from etymon.nn.batch import Batch, Layout
 from etymon.nn.precision import widen
+from etymon.nn.visibility import CachedView, FlatView, FullRule, Rule, cached_view, flat_view
+from etymon.nn.window import PointerWindow
 
 
 class StreamState(Protocol):
@@ -78,6 +79,10 @@ class Cache:
             else:
                 row_N, place_N = places.indices
                 part[row_N, :, place_N] = new_NHK.to(part.dtype)
+
+    def fill(self, k_NHK: Tensor, v_NHK: Tensor, layout: Layout) -> None:
+        """Writes the first tokens of every row."""
+        self.append(k_NHK, v_NHK, Places(layout, (0,) * layout.rows))
 
     def _reserve(self, needed: int, rows: int, like: Tensor) -> None:
         room = self.parts[0].shape[2] if self.parts else 0
@@ -173,70 +178,6 @@ def _move(caches: Sequence[Cache], rows: Tensor, moved: Sequence[int], filled: i
         cache.keep(len(rows), to, rows[to], filled)
 
 
-SPARE = 16
-"""Tokens before the last call that a window can be cropped by."""
-
-
-class PointerWindow:
-    """Hidden states and ids of every row's tokens: those of the last call, behind the `reach` before them
-    (-1: no token)."""
-
-    def __init__(self, reach: int) -> None:
-        self.reach = reach
-        self.new: tuple[int, ...] = ()
-        """How many tokens the last call brought, by row."""
-        self._hidden_RMD = self._ids_RM = torch.empty(0, SPARE)
-
-    @property
-    def hidden_RMD(self) -> Tensor:
-        return self._hidden_RMD[:, SPARE:]
-
-    @property
-    def ids_RM(self) -> Tensor:
-        return self._ids_RM[:, SPARE:]
-
-    def append(self, hidden_ND: Tensor, ids_N: Tensor, layout: Layout) -> None:
-        before = self.reach + SPARE
-        if not self.new:
-            before_RMD = hidden_ND.new_zeros(layout.rows, before, hidden_ND.shape[1])
-            before_RM = ids_N.new_full((layout.rows, before), -1)
-        else:
-            before_RMD, before_RM = self._latest()
-        # -1 is no word: blank cells behind short rows can never be copied.
-        new_RT = layout.pad(ids_N).masked_fill(~layout.real, -1)
-        self._hidden_RMD = torch.cat([before_RMD, layout.pad(hidden_ND)], 1)
-        self._ids_RM = torch.cat([before_RM, new_RT], 1)
-        self.new = layout.lengths
-
-    def crop(self, dropped: Sequence[int]) -> None:
-        # Nothing moves: the next call looks further back by as many columns.
-        self.new = tuple(new - drop for new, drop in zip(self.new, dropped, strict=True))
-        if min(self.new, default=0) < -SPARE:
-            raise ValueError(f"a window can be cropped by {SPARE} tokens before the last call")
-
-    def join(self, other: PointerWindow) -> None:
-        """Adds the rows of another window behind its own."""
-        mine, theirs = self._latest(), other._latest()
-        self._hidden_RMD, self._ids_RM = (torch.cat(pair) for pair in zip(mine, theirs, strict=True))
-        self.new = (0,) * len(self._ids_RM)
-
-    def _latest(self) -> tuple[Tensor, Tensor]:
-        """What the next call looks back at: hidden states and ids `[R, reach + SPARE, ...]`."""
-        device = self._ids_RM.device
-        columns = torch.tensor(self.new, device=device)[:, None]
-        columns = columns + torch.arange(self.reach + SPARE, device=device)
-        # Behind a crop the oldest cells are none: they are spare ones, which nobody looks at.
-        places = torch.arange(len(columns), device=device)[:, None], columns.clamp(min=0)
-        return self._hidden_RMD[places], self._ids_RM[places]
-
-    def select(self, rows: Tensor) -> PointerWindow:
-        other = PointerWindow(self.reach)
-        if self.new:
-            other._hidden_RMD, other._ids_RM = self._hidden_RMD[rows], self._ids_RM[rows]
-            other.new = tuple(self.new[row] for row in rows.tolist())
-        return other
-
-
 Mark = tuple[Any, ...]
 """Lengths, window, and whatever else a state needs to come back."""
 
@@ -264,6 +205,23 @@ class KeyValueState:
     def filled_cells(self) -> int:
         """How much of the caches is worth copying."""
         return max(self.lengths, default=0)
+
+    def places(self, layout: Layout) -> Places:
+        """Where new tokens go."""
+        return Places(layout, self.lengths)
+
+    def view(self, rule: Rule, batch: Batch) -> FlatView | CachedView:
+        """What new tokens see of their rows."""
+        return flat_view(rule, batch) if self.empty else cached_view(rule, batch, self.lengths)
+
+    def cross_view(self, batch: Batch, memory: Batch) -> FlatView | CachedView:
+        """What they see of an encoder's rows."""
+        if memory.hidden_keys is not None:
+            raise ValueError("a running decode needs a memory without hidden keys: encode ragged rows")
+        if not self.cross_lengths:
+            # A source does not grow while a text is decoded: its lengths are those of the first call.
+            self.cross_lengths = memory.layout.lengths
+        return cached_view(FullRule(), batch, self.cross_lengths, fixed=True)
 
     def advance(self, layout: Layout) -> None:
         self.lengths = tuple(old + new for old, new in zip(self.lengths, layout.lengths, strict=True))

@@ -143,6 +143,8 @@ class Sinusoids(nn.Module):
         """Grows with the longest text so far."""
 
     def forward(self, positions_N: Tensor, last: int) -> Tensor:
+        if torch.compiler.is_compiling():  # an exported program has no table that grows
+            return sinusoids(positions_N, self.dim)
         if last >= len(self.table_TD) or self.table_TD.device != positions_N.device:
             # Twice as long as needed: growing texts of a decode do not compute it anew at every step.
             self.table_TD = sinusoids(torch.arange(2 * last + 16, device=positions_N.device), self.dim)
@@ -188,7 +190,8 @@ class Rotary(nn.Module):
                 speeds_P = 1.0 / self.base ** (pairs_P / self.width)
                 angles_N1P = positions_N[:, None, None].to(self.angles) * speeds_P
                 last = positions_N, angles_N1P.cos().float(), angles_N1P.sin().float()
-            self._last = last
+            # A program that is being exported keeps nothing between calls.
+            self._last = None if torch.compiler.is_compiling() else last
         return last[1:]
 
     def forward(self, positions_N: Tensor) -> Callable[[Tensor], Tensor]:

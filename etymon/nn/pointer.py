@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
-from etymon.nn.cache import PointerWindow
 from etymon.nn.initialise import Filler, constant
 from etymon.nn.layers import Linear
 from etymon.nn.precision import follow, widen
 from etymon.nn.vocabulary import Context, DenseVocabulary, Score, linear_loss
+from etymon.nn.window import PointerWindow
 
 BLOCK = 64
 """The smallest number of queries that are compared with keys together: smaller products are slow."""

@@ -14,8 +14,8 @@ from etymon.generation.beam import _best
 from etymon.generation.decoding import start_token
 from etymon.generation.stepper import Stepper
 from etymon.nn.batch import Batch
-from etymon.nn.cache import SPARE
 from etymon.nn.vocabulary import Context
+from etymon.nn.window import SPARE
 from tests.decoders import rows_of
 from tests.generation.conftest import remembering
 from tests.generation.test_looking_back import looking_back

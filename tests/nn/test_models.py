@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import etymon
 from etymon.families import get_family
 from etymon.families.model import Model
-from etymon.nn import visibility
+from etymon.nn import grouping
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.cache import KeyValueState, Places
 from etymon.nn.memory import SegmentMemory
@@ -74,20 +74,20 @@ def gradients(model: Model, x_ND: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad((x_ND * weights).sum(), body))
 
 
-@pytest.mark.parametrize("group_cost", [0.0, visibility.GROUP_COST], ids=["split", "grouped"])
+@pytest.mark.parametrize("group_cost", [0.0, grouping.GROUP_COST], ids=["split", "grouped"])
 @pytest.mark.parametrize("family", MODELS)
 @given(lengths=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 6)), min_size=1, max_size=5))
 @settings(deadline=None, max_examples=12)
 def test_ragged_rows_are_padded_rows(family: str, group_cost: float, lengths: list[tuple[int, int]]) -> None:
-    model, kept = MODELS[family], visibility.GROUP_COST
+    model, kept = MODELS[family], grouping.GROUP_COST
     sources, targets = rows_of([s for s, _ in lengths]), rows_of([t for _, t in lengths], seed=1)
     padded_sources, real = rectangle_of(sources)
     padded_targets, real_targets = rectangle_of(targets)
     try:
-        visibility.GROUP_COST = group_cost
+        grouping.GROUP_COST = group_cost
         ragged = hidden(model, Batch.of(sources), Batch.of(targets))
     finally:
-        visibility.GROUP_COST = kept
+        grouping.GROUP_COST = kept
     padded = hidden(model, padded_sources, padded_targets)[real_targets if model.encoder_decoder else real]
     torch.testing.assert_close(ragged, padded, atol=2e-5, rtol=1e-4)
     for one, other in zip(gradients(model, ragged), gradients(model, padded), strict=True):

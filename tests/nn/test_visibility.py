@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from etymon.nn import visibility
+from etymon.nn import grouping as row_groups
 from etymon.nn.batch import Batch
 from etymon.nn.embeddings import BucketedBias
 from etymon.nn.visibility import (
@@ -94,7 +94,7 @@ def assert_same_attention(queries: Batch, keys: Batch | None, rule: Rule) -> Non
 def grouping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once as it would be, and once with groups so cheap that every length has its own."""
     if request.param == "split":
-        monkeypatch.setattr(visibility, "GROUP_COST", 0.0)
+        monkeypatch.setattr(row_groups, "GROUP_COST", 0.0)
 
 
 @pytest.mark.usefixtures("grouping")
@@ -167,8 +167,8 @@ def test_any_lengths(lengths: list[int], rule: Rule) -> None:
 @settings(deadline=None, max_examples=60)
 def test_groups_hold_every_row_once(keys: list[int], data: st.DataObject) -> None:
     queries = data.draw(st.lists(st.integers(1, 9), min_size=len(keys), max_size=len(keys)))
-    cost = visibility.GROUP_COST
-    for visibility.GROUP_COST in (0.0, 60.0, cost):
+    cost = row_groups.GROUP_COST
+    for row_groups.GROUP_COST in (0.0, 60.0, cost):
         order, spans = group_rows(tuple(queries), tuple(keys))
         rows = list(range(len(keys))) if order is None else list(order)
         assert sorted(rows) == list(range(len(keys)))

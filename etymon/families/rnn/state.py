@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from etymon.nn.batch import Layout
-from etymon.nn.cache import SPARE
+from etymon.nn.window import SPARE
 
 States = list[Tensor]
 """Hidden states `[L, R, D]`, an LSTM's cells `[L, R, D]`, and with input feeding what is fed next, `[1, R,
