@@ -8,6 +8,8 @@ import numpy as np
 
 from etymon.errors import EtymonError as EtymonError
 from etymon.explaining.explanation import Explanation
+from etymon.exports import ExportCell
+from etymon.exports.writing import Exported
 from etymon.families.loading import build as build
 from etymon.families.loading import load as load
 from etymon.families.model import Model
@@ -75,6 +77,7 @@ __all__ = [
     "explain",
     "serve",
     "convert",
+    "export",
     "new",
     "show",
     "build",
@@ -897,6 +900,18 @@ def convert(
     errors: Literal["strict", "replace", "skip"] | None = "strict",
     max_replaced: float | None = 0.01,
 ) -> Converted: ...
+def export(
+    model: str | Path | Model | None = None,
+    *,
+    to: str | None = None,
+    quantize: str | None = None,
+    out: str | Path | None = None,
+    head: str | None = None,
+    list: bool = False,
+    verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
+    ignore_config_key: Sequence[str] | str | None = (),
+) -> Exported | list[ExportCell]: ...
 def new(
     kind: Literal["objective", "family", "task", "masking"], name: str, *, out: str | Path | None = "."
 ) -> NewPlugin: ...

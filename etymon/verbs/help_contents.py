@@ -12,7 +12,7 @@ VERB_GROUPS = {
     "Text and training": "tokenizer prepare pretrain finetune distill sweep compare",
     "Use a model": "generate fill predict translate summarize embed replaced prompt serve",
     "Measure a model": "evaluate score surprisal pairs probe context",
-    "Look inside, convert, extend": "show attention convert new",
+    "Look inside, convert, extend": "show attention convert export new",
 }
 """Verbs in the order in which people need them, by heading."""
 
@@ -140,6 +140,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "convert": (
         ("convert runs/gpt2-pocket my-model", "a Hugging Face folder from a run"),
         ("convert runs/gpt2-pocket small-model --quantize int8", "weights of eight bits"),
+    ),
+    "export": (
+        ("export runs/reviews/model --to torch --out reviews-torch", "a program that needs PyTorch alone"),
+        ("export --list", "what every family and head can become"),
     ),
     "new": (("new objective fill-in-the-middle", "fill_in_the_middle.py and its test"),),
     "show": (
