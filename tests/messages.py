@@ -30,6 +30,8 @@ PAGES = (
     "AskedQuestions",
     "write_report",
     "ReportParts",
+    "ShadedText",
+    "Picture",
 )
 PAGE_WORDS = ("title", "caption", "x_label", "y_label", "samples_title", "header", "HEADER")
 

@@ -5,10 +5,17 @@ Legend: Q queries, T keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from etymon.report.explain_picture import explain_svg
+from etymon.report.inline import Inline, Picture
+
+if TYPE_CHECKING:
+    from etymon.report.page import Section
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class ExplainedSample:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Inline):
     family: str
     objective: str
     about: str
@@ -106,6 +113,9 @@ class Explanation:
     samples: list[ExplainedSample]
     total: int
     """Samples that the text makes."""
+
+    def inline_sections(self) -> Iterator[Section]:
+        yield Picture(explain_svg(as_record(self)), f"{self.family}: {self.objective}", self.about)
 
 
 def as_record(explanation: Explanation) -> dict[str, Any]:

@@ -286,3 +286,8 @@ class Model(Backbone):
     def token(self, role: str) -> int | None:
         """The id of a special token by role (see `etymon.families.special_tokens` for who decides)."""
         return next(iter(token_ids(self, role)), None)
+
+    def _repr_html_(self) -> str:
+        from etymon.families.inline import model_html
+
+        return model_html(self)

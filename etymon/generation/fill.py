@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,8 +23,12 @@ from etymon.generation.decoding import absent_ids, decode
 from etymon.generation.text import encode_prompts, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode
+from etymon.report.inline import InlineRow
 from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from etymon.report.page import Cell
 
 MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}"
 SPAN_TOKENS = 10
@@ -45,7 +50,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Filling:
+class Filling(InlineRow):
     """A text with blanks: for each blank its candidates, best first, and one text with all blanks filled.
 
     An encoder predicts every blank by itself, and `filled` is made by filling the blank it is surest of first
@@ -56,6 +61,13 @@ class Filling:
     text: str
     blanks: list[list[Candidate]]
     filled: str
+
+    def table_row(self) -> dict[str, Cell]:
+        cells: dict[str, Cell] = {"text": self.text, "filled": self.filled}
+        for number, candidates in enumerate(self.blanks, 1):
+            shown = ", ".join(f"{each.text.strip()} {each.probability:.0%}" for each in candidates[:5])
+            cells[f"blank {number}"] = shown
+        return cells
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode
 from etymon.nn.vocabulary import Context
+from etymon.report.inline import DARKEST, Inline, ShadedText
+
+if TYPE_CHECKING:
+    from etymon.report.page import Section
 
 SEGMENT = 256
 """Tokens of a text that a model with a memory reads at once."""
@@ -42,7 +46,7 @@ class WordScore:
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Inline):
     """Logarithms are natural. Figures by the token count every scored token; the end token of a target is
     one."""
 
@@ -61,6 +65,15 @@ class Score:
     log_probs: list[float]
     words: list[WordScore] | None = None
     """Of every word its surprisal, where that was asked for."""
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.page import Figures
+
+        bits = [-each / math.log(2) for each in self.log_probs]
+        parts = [(piece, min(1.0, bit / DARKEST), f"{bit:.1f} bits") for piece, bit in zip(self.pieces, bits)]
+        yield ShadedText(parts or [(self.text, None, "")], "the darker a token, the less it was expected")
+        figures = {"bits per byte": self.bits_per_byte, "perplexity": self.perplexity, "tokens": self.tokens}
+        yield Figures({name: value for name, value in figures.items() if value is not None})
 
 
 def score_texts(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,10 @@ from etymon.families.model import Model
 from etymon.generation.text import tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode
+from etymon.report.inline import Inline, ShadedText, shaded_spans
+
+if TYPE_CHECKING:
+    from etymon.report.page import Section
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,13 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Inline):
     text: str
     tokens: list[Suspect]
+
+    def inline_sections(self) -> Iterator[Section]:
+        spans = [(each.start, each.stop, each.probability, f"{each.probability:.0%}") for each in self.tokens]
+        yield ShadedText(shaded_spans(self.text, spans), "the darker, the likelier that it was replaced")
 
 
 @torch.inference_mode()

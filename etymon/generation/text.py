@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
 from etymon.generation.choices import choices_by_ids
 from etymon.generation.decoding import decode
 from etymon.generation.sequences import Sequence as Decoded
+from etymon.report.inline import InlineRow
 from etymon.settings.decoding import DecodingSettings
 from etymon.text.token_stream import TokenStream
 from etymon.text.tokenizer import Tokenizer
@@ -19,8 +21,12 @@ OnText = Callable[[int, int, str], None]
 """Called with the number of the prompt, of the text among its texts, and a piece of new text."""
 
 
+if TYPE_CHECKING:
+    from etymon.report.page import Cell
+
+
 @dataclass(frozen=True)
-class Generation:
+class Generation(InlineRow):
     """A new text."""
 
     prompt: str
@@ -36,6 +42,9 @@ class Generation:
     """Its tokens as the tokenizer spells them, and the log-probability of each, where the settings ask for
     it."""
     token_log_probs: list[float] | None = None
+
+    def table_row(self) -> dict[str, Cell]:
+        return {"prompt": self.prompt, "text": self.text, "log-probability": round(self.log_prob, 2)}
 
 
 def tokenizer_of(model: Model) -> Tokenizer:

@@ -99,6 +99,18 @@ def report_sections(compared: Compared) -> Iterator[Section]:
     yield Paragraph(METHOD, title="How it was decided")
 
 
+def inline_sections(compared: Compared) -> Iterator[Section]:
+    """What a notebook shows: the answer, a picture and the table; the rest is in the report."""
+    for result in compared.primary:
+        group = f" ({result.criterion.group})" if result.criterion.group else ""
+        yield Paragraph("\n\n".join(verdict_sentences(result)), title=f"The answer{group}")
+    for result in compared.results:
+        yield _forest(result)
+    header, rows = table_of(compared, with_costs=False)
+    yield ReportTable(header, rows, title="All arms, on the test part (* wins)")
+    yield Paragraph(str(compared.report))
+
+
 def _scale(axis: str, largest: float) -> tuple[float, str]:
     """What to divide an axis by so that its numbers are short, and what they then are."""
     if axis == "time":

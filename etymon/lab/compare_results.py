@@ -4,10 +4,10 @@ reach, and what to do next."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,11 @@ from etymon.lab.statistics import (
     mean_interval,
     resample_items,
 )
+from etymon.report.inline import Inline
 from etymon.training.budgets import Budget
+
+if TYPE_CHECKING:
+    from etymon.report.page import Section
 
 MORE = 10
 """Times the budget, for the command that goes on with the winner."""
@@ -92,7 +96,7 @@ class CriterionResult:
 
 
 @dataclass
-class Compared:
+class Compared(Inline):
     """The result of a comparison."""
 
     folder: Path
@@ -205,6 +209,11 @@ class Compared:
             "criteria": [result.record() for result in self.results],
             "continue": {result.leader: self.continue_command(result.leader) for result in self.primary},
         }
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.lab.compare_report import inline_sections
+
+        yield from inline_sections(self)
 
 
 def judge(

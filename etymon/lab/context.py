@@ -31,6 +31,7 @@ from etymon.generation.text import tokenizer_of
 from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode
 from etymon.nn.vocabulary import Context
+from etymon.report.inline import Inline
 from etymon.report.page import Cell, Curve, Paragraph, ReportTable, Section, write_report
 from etymon.text.encoding import SPACES
 from etymon.text.reading import Document
@@ -64,13 +65,16 @@ class ModelContext:
 
 
 @dataclass(frozen=True)
-class Contexts:
+class Contexts(Inline):
     targets: int
     bytes: int
     """Of all targets."""
     lengths: list[int]
     same_tokenizer: bool
     models: list[ModelContext]
+
+    def inline_sections(self) -> Iterator[Section]:
+        yield from _sections(self)
 
 
 @dataclass(frozen=True)
@@ -366,6 +370,11 @@ def write_results(contexts: Contexts, folder: Path) -> None:
     """Writes results.json and report.html."""
     with atomic_write(folder / "results.json") as file:
         file.write(json_text(contexts, indent=2))
+    sections = [*_sections(contexts), Paragraph(HOW_TO_READ, title="How to read this")]
+    write_report(folder / "report.html", "Loss by context length", sections)
+
+
+def _sections(contexts: Contexts) -> Iterator[Section]:
     series = {
         model.name: list(zip(model.lengths, model.bits_per_byte, strict=True)) for model in contexts.models
     }
@@ -375,17 +384,13 @@ def write_results(contexts: Contexts, folder: Path) -> None:
     for model in contexts.models:
         last = [model.bits_per_byte[-1], model.margins[-1]]
         rows.append([model.name, model.family, model.bytes_a_token, *_effective(model), *last])
-    sections: list[Section] = [
-        Curve(
-            series,
-            x_label="tokens of context",
-            y_label="bits per byte",
-            title="Bits per byte by context length",
-            caption=f"{contexts.targets:,} targets of {contexts.bytes:,} bytes.",
-            doubling=True,
-        ),
-        ReportTable(*_length_table(contexts)),
-        ReportTable(header, rows, title="Relative effective context length"),
-        Paragraph(HOW_TO_READ, title="How to read this"),
-    ]
-    write_report(folder / "report.html", "Loss by context length", sections)
+    yield Curve(
+        series,
+        x_label="tokens of context",
+        y_label="bits per byte",
+        title="Bits per byte by context length",
+        caption=f"{contexts.targets:,} targets of {contexts.bytes:,} bytes.",
+        doubling=True,
+    )
+    yield ReportTable(*_length_table(contexts))
+    yield ReportTable(header, rows, title="Relative effective context length")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -20,10 +20,14 @@ from etymon.generation.sentence_scores import (
     scoring_method,
 )
 from etymon.lab.model_rows import WordsSeen, words_seen
+from etymon.report.inline import Inline
 from etymon.settings.reading import EncodingSettings
 from etymon.tables.formats import SUFFIXES
 from etymon.tables.table import Table, read_table, rows_or_paths
 from etymon.text.sources import suffix_of
+
+if TYPE_CHECKING:
+    from etymon.report.page import Section
 
 Measure = Literal["sum", "token", "byte"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -86,13 +90,18 @@ class ModelPairs:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Inline):
     pairs: list[MinimalPair] = field(repr=False)
     models: list[ModelPairs]
 
     @property
     def fields_of_paradigms(self) -> dict[str, str]:
         return {pair.paradigm: pair.field for pair in self.pairs}
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.lab.pairs_report import page_sections
+
+        yield from page_sections(self)
 
 
 # --- reading

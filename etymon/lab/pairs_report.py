@@ -165,11 +165,16 @@ def curves_by_words(pairs: Pairs, measure: Measure) -> dict[str, list[tuple[floa
 
 
 def _write_page(pairs: Pairs, path: Path, measure: Measure) -> None:
-    sections: list[Section] = []
+    sections = [*page_sections(pairs, measure), Paragraph(HOW_TO_READ, title="How to read this")]
+    write_report(path, "Minimal pairs", sections)
+
+
+def page_sections(pairs: Pairs, measure: Measure = MEASURES[0]) -> Iterator[Section]:
+    """Curves of runs with milestones, the table of all pairs, and one by field and paradigm."""
     words, share = "words read", "accuracy %"
     if series := curves_by_words(pairs, measure):
         chance = {"chance": 50.0}
-        sections.append(Curve(series, chance, words, share, "Accuracy by words read"))
+        yield Curve(series, chance, words, share, "Accuracy by words read")
         for run in series:
             members = [model for model in pairs.models if model.run == run and model.words_read is not None]
             by_field = {
@@ -177,7 +182,7 @@ def _write_page(pairs: Pairs, path: Path, measure: Measure) -> None:
                 for name in members[0].fields
             }
             if by_field:
-                sections.append(Curve(by_field, chance, words, share, f"Fields of {run}"))
+                yield Curve(by_field, chance, words, share, f"Fields of {run}")
     header = ["model", "method", "words", "words read", "pairs", "ties"]
     header += [MEASURE_NAMES[each] for each in MEASURES]
     rows: list[list[Cell]] = []
@@ -185,7 +190,7 @@ def _write_page(pairs: Pairs, path: Path, measure: Measure) -> None:
         whole = model.overall[measure]
         cells: list[Cell] = [model.name, model.method, model.words, model.words_read, whole.pairs, whole.ties]
         rows.append([*cells, *(_text(model.overall[each]) for each in MEASURES)])
-    sections.append(ReportTable(header, rows, title="Accuracy of all pairs, with 95% intervals"))
+    yield ReportTable(header, rows, title="Accuracy of all pairs, with 95% intervals")
     # Fields in capitals: rows of a page are not indented.
     names = ["", *(model.name for model in pairs.models)]
     table: list[list[Cell]] = [
@@ -194,6 +199,4 @@ def _write_page(pairs: Pairs, path: Path, measure: Measure) -> None:
     ]
     if table:
         title = f"By field and paradigm, {MEASURE_NAMES[measure]}"
-        sections.append(ReportTable(names, table, title=title))
-    sections.append(Paragraph(HOW_TO_READ, title="How to read this"))
-    write_report(path, "Minimal pairs", sections)
+        yield ReportTable(names, table, title=title)

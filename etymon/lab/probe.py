@@ -37,6 +37,7 @@ from etymon.lab.probe_classifiers import (
 )
 from etymon.lab.probe_tasks import SPLITS, Example, ProbeTask
 from etymon.lab.representations import POOLINGS, Pieces, Place, Representations, represent
+from etymon.report.inline import Inline
 from etymon.report.page import Cell, Curve, Paragraph, ReportTable, Section, write_report
 from etymon.tables.formats import write_table
 
@@ -90,7 +91,7 @@ class TaskScore:
 
 
 @dataclass(frozen=True)
-class Probes:
+class Probes(Inline):
     """The scores of all tasks."""
 
     model: str
@@ -98,6 +99,9 @@ class Probes:
     seed: int
     tasks: list[TaskScore]
     notes: list[str]
+
+    def inline_sections(self) -> Iterator[Section]:
+        yield from _sections(self)
 
 
 def probe_model(

@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import etymon
 from etymon.checkpoints.folder import CONFIG, checksums
@@ -26,9 +26,13 @@ from etymon.families.model import Model
 from etymon.files import read_json, sha256, write_json
 from etymon.lab.model_rows import ModelRow, words_seen
 from etymon.lab.suite_parts import KINDS, PartInput, PartScore, SuitePart, part_files
+from etymon.report.inline import Inline
 from etymon.runs.folder import lock_folder
 from etymon.settings import option, settings
 from etymon.training.distributed import World
+
+if TYPE_CHECKING:
+    from etymon.report.page import Section
 
 BUILT_IN = Path(__file__).parent / "suite_files"
 VARIABLE = "ETYMON_SUITES"
@@ -58,13 +62,19 @@ class SuiteRow:
 
 
 @dataclass(frozen=True)
-class SuiteResult:
+class SuiteResult(Inline):
     suite: str
     parts: list[str]
     rows: list[SuiteRow]
     folder: str
     computed: int
     """Cells that were computed now; the others had been before."""
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.lab.suite_tables import table
+        from etymon.report.page import ReportTable
+
+        yield ReportTable(*table(self))
 
 
 def read_suite(name: str) -> tuple[str, Suite, Path]:

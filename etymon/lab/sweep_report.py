@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from etymon.report.inline import Inline
 from etymon.report.page import Code, Curve, Figures, ReportTable, Section, write_report
 from etymon.training.state import VALIDATION_PREFIX, RunFolder
 
@@ -77,7 +78,7 @@ class Ranking:
 
 
 @dataclass
-class Swept:
+class Swept(Inline):
     """The result of a sweep."""
 
     folder: Path
@@ -97,6 +98,10 @@ class Swept:
         # As shells report a process that a signal has ended.
         return 128 + self.signal if self.signal else 0
 
+    def inline_sections(self) -> Iterator[Section]:
+        for ranking in self.rankings:
+            yield from ranking_sections(self.folder, ranking)
+
 
 def write_sweep_report(
     folder: Path,
@@ -108,27 +113,32 @@ def write_sweep_report(
     """Writes report.html: a picture, a table and the command for the best cell of every ranking."""
     sections: list[Section] = [Figures(figures)]
     for ranking in rankings:
-        curves = {}
-        for cell in ranking.cells:
-            of_seeds = [_curve(folder / run.folder, cell.unit) for run in cell.runs if run.figures]
-            # The mean over the seeds, validation by validation.
-            curves[cell.name] = [
-                (fmean(x for x, _ in points), fmean(y for _, y in points)) for points in zip(*of_seeds)
-            ]
-        heading = ranking.shared or "Validation"
-        sections.append(Curve(curves, x_label="tokens", y_label=ranking.unit, title=heading))
-        rows = [
-            (place, cell.name, cell.mean, cell.spread, max(run.steps for run in cell.runs))
-            for place, cell in enumerate(ranking.cells, 1)
-        ]
-        sections.append(ReportTable(("", "cell", ranking.unit, "deviation", "steps"), rows))
-        sections.append(Code(ranking.repeat, title="The best one with ten times the budget"))
+        sections += ranking_sections(folder, ranking)
     failed = [(cell.name, cell.reason) for cell in cells if cell.reason]
     if failed:
         sections.append(ReportTable(("cell", "why it is not ranked"), failed, title="Left out"))
     path = folder / "report.html"
     write_report(path, title, sections)
     return path
+
+
+def ranking_sections(folder: Path, ranking: Ranking) -> Iterator[Section]:
+    """The curves of a ranking, its table, and how to go on with the best cell."""
+    curves = {}
+    for cell in ranking.cells:
+        of_seeds = [_curve(folder / run.folder, cell.unit) for run in cell.runs if run.figures]
+        # The mean over the seeds, validation by validation.
+        curves[cell.name] = [
+            (fmean(x for x, _ in points), fmean(y for _, y in points)) for points in zip(*of_seeds)
+        ]
+    heading = ranking.shared or "Validation"
+    yield Curve(curves, x_label="tokens", y_label=ranking.unit, title=heading)
+    rows = [
+        (place, cell.name, cell.mean, cell.spread, max(run.steps for run in cell.runs))
+        for place, cell in enumerate(ranking.cells, 1)
+    ]
+    yield ReportTable(("", "cell", ranking.unit, "deviation", "steps"), rows)
+    yield Code(ranking.repeat, title="The best one with ten times the budget")
 
 
 def _curve(folder: Path, unit: str) -> list[tuple[float, float]]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from etymon.files import atomic_write
 from etymon.report.fonts import drawing_with
 from etymon.report.page import in_language
-from etymon.report.plots import LARGEST, printable
+from etymon.report.plots import LARGEST, bare_svg, printable
 
 # Of a token's box, by its kind.
 COLOURS = {
@@ -31,6 +32,19 @@ CELL, ROW = 0.62, 0.26
 def explain_picture(path: str | PathLike[str], record: Mapping[str, Any]) -> None:
     """Writes a sample of an explanation (`explaining.explanation.as_record`) to an .svg or .png file: the first that
     remembers another one, else the first."""
+    kind = Path(path).suffix[1:].lower()
+    with atomic_write(path, "wb") as file:
+        _draw(file, kind, record, Path(path).name if kind == "png" else "")
+
+
+def explain_svg(record: Mapping[str, Any]) -> str:
+    """The same as an `<svg>`."""
+    buffer = io.BytesIO()
+    _draw(buffer, "svg", record, "")
+    return bare_svg(buffer.getvalue().decode())
+
+
+def _draw(file: IO[bytes], kind: str, record: Mapping[str, Any], warned: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -51,9 +65,8 @@ def explain_picture(path: str | PathLike[str], record: Mapping[str, Any]) -> Non
     scale = min(1, LARGEST / max(width, height))
     texts = [token["text"] for reader in readers for token in reader["tokens"]]
     texts += [question["target"] for reader in readers for question in reader["questions"]]
-    kind = Path(path).suffix[1:].lower()
     settings = {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
-    with drawing_with("".join(map(_plain, texts)), settings, Path(path).name if kind == "png" else ""):
+    with drawing_with("".join(map(_plain, texts)), settings, warned):
         figure = Figure(figsize=(scale * width, scale * height), layout="constrained")
         FigureCanvasAgg(figure)
         parts = np.atleast_1d(figure.subplots(len(heights), height_ratios=heights))
@@ -61,8 +74,7 @@ def explain_picture(path: str | PathLike[str], record: Mapping[str, Any]) -> Non
             _draw_tokens(axes, reader, columns)
         for axes, (reader, picture) in zip(parts[len(readers) :], pictures, strict=True):
             _draw_visibility(axes, reader, picture, columns)
-        with atomic_write(path, "wb") as file:
-            figure.savefig(file, format=kind, dpi=160)
+        figure.savefig(file, format=kind, dpi=160)
 
 
 def _remembers(sample: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from etymon.display import cut
 from etymon.report.fonts import drawing_with
 from etymon.report.page import as_html, in_language, render_template
-from etymon.report.plots import _GRID, _INK, _MUTED, _SERIES, _SETTINGS, _inline, _literal
+from etymon.report.plots import _GRID, _INK, _MUTED, _SERIES, _SETTINGS, _literal, bare_svg
 
 LABEL_CELLS = 36
 """Of the name of an estimate, in cells of a terminal: a longer one would leave no room for the picture."""
@@ -81,4 +81,4 @@ def forest_plot(estimates: Sequence[Estimate], x_label: str, zero: float | None 
         buffer = io.StringIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
-    return _inline(buffer.getvalue())
+    return bare_svg(buffer.getvalue())

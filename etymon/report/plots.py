@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -115,7 +115,7 @@ def loss_curve(
         buffer = io.StringIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
-    return _inline(buffer.getvalue())
+    return bare_svg(buffer.getvalue())
 
 
 def _style_axes(axes: Axes, x_label: str, y_label: str) -> None:
@@ -156,7 +156,7 @@ def _literal(text: str) -> str:
     return re.sub(r"^_", "\u2009_", printable(text).replace("$", r"\$"))
 
 
-def _inline(svg: str) -> str:
+def bare_svg(svg: str) -> str:
     """The bare `<svg>` element: sized by its surroundings, coloured by CSS variables, without metadata."""
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -198,6 +198,21 @@ def attention_picture(
     path: str | PathLike[str], attention: AttentionMap, layer: int | None, head: int | None
 ) -> None:
     """Writes a heat map (None: the mean of all layers, of all heads) to an .svg or .png file."""
+    kind = Path(path).suffix[1:].lower()
+    with atomic_write(path, "wb") as file:
+        _draw_attention(file, kind, attention, layer, head, Path(path).name if kind == "png" else "")
+
+
+def attention_svg(attention: AttentionMap) -> str:
+    """The mean of all layers and heads as an `<svg>`."""
+    buffer = io.BytesIO()
+    _draw_attention(buffer, "svg", attention, None, None, "")
+    return bare_svg(buffer.getvalue().decode())
+
+
+def _draw_attention(
+    file: IO[bytes], kind: str, attention: AttentionMap, layer: int | None, head: int | None, picture: str
+) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -215,8 +230,7 @@ def attention_picture(
     heads = "mean of all heads" if head is None else f"head {head + 1}"
     title = translated(f"{attention.kind} attention, {layers}, {heads}", "report")
     settings = {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
-    kind = Path(path).suffix[1:].lower()
-    with drawing_with("".join([title, *keys, *queries]), settings, Path(path).name if kind == "png" else ""):
+    with drawing_with("".join([title, *keys, *queries]), settings, picture):
         figure = Figure(figsize=(scale * width, scale * height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -225,5 +239,4 @@ def attention_picture(
         axes.set_yticks(range(rows), queries)
         axes.set_title(title)
         figure.colorbar(image, ax=axes, shrink=0.8)
-        with atomic_write(path, "wb") as file:
-            figure.savefig(file, format=kind, dpi=160)
+        figure.savefig(file, format=kind, dpi=160)

@@ -7,11 +7,12 @@ of it that is reached, which is measured on a processor and assumed elsewhere.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import gettempdir
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 from uuid import uuid4
 
 import torch
@@ -24,6 +25,8 @@ from etymon.nn.footprint import Footprint, available_memory
 from etymon.nn.precision import Precision
 from etymon.objectives import get_objective
 from etymon.objectives.objective import weighted_loss
+from etymon.report.inline import Inline
+from etymon.report.page import Code, Figures
 from etymon.runs.device_memory import Cluster, DeviceMemory, MemoryTable, Sharding
 from etymon.runs.folder import Job
 from etymon.runs.memory import (
@@ -41,6 +44,9 @@ from etymon.training.budgets import Budget, parse_budget
 from etymon.training.optimisers import build_optimiser
 from etymon.training.progress import format_count, format_seconds
 
+if TYPE_CHECKING:
+    from etymon.report.page import Section
+
 UTILISATION = 0.4
 """Of a device's peak, where nothing was measured: what well-kept runs on A100s report (MFU of 0.3 to 0.5)."""
 TOKENS_A_WORD = 1.33
@@ -52,7 +58,7 @@ TIMED_STEPS, TIMED_SECONDS = 6, 8.0
 
 
 @dataclass
-class TrainingPlan:
+class TrainingPlan(Inline):
     """A run on paper."""
 
     model: str
@@ -95,6 +101,21 @@ class TrainingPlan:
             f"{format_count(self.tokens)} tokens, {self.operations:.3g} operations, "
             f"{format_seconds(self.seconds)})"
         )
+
+    def inline_sections(self) -> Iterator[Section]:
+        yield Figures(
+            {
+                "model": self.model,
+                "parameters": f"{self.parameters:,}",
+                "on": self.devices,
+                "chosen": "nothing fits" if self.chosen is None else str(self.chosen),
+                "tokens": format_count(self.tokens),
+                "operations": f"{self.operations:.3g}",
+                "time": format_seconds(self.seconds),
+            }
+        )
+        if self.command is not None:
+            yield Code(self.command)
 
 
 def plan_run(

@@ -114,6 +114,20 @@ class ReportParts:
     subtitle: str = ""
 
 
+def learning_curve(
+    records: Records, references: Mapping[str, float] | None = None, caption: str = ""
+) -> Curve:
+    """Training and validation by steps, in bits per byte, or per target where the loss is no likelihood."""
+    trained = [record for record in records if "tokens_per_second" in record]
+    unit = "bits_per_byte" if any("bits_per_byte" in record for record in trained) else "bits_per_target"
+    series = {"training": [(record["step"], record[unit]) for record in trained if unit in record]}
+    name = VALIDATION_PREFIX + unit
+    if validated := [(record["step"], record[name]) for record in records if name in record]:
+        series["validation"] = validated
+    label = unit.replace("_", " ")
+    return Curve(series, references or {}, y_label=label, title="Learning", caption=caption)
+
+
 def write_run_report(
     path: Path, model: Model, records: Records, samples: Sequence[tuple[int, str]], parts: ReportParts
 ) -> None:
@@ -123,9 +137,6 @@ def write_run_report(
     unit = "bits_per_byte" if is_likelihood else "bits_per_target"
     label = unit.replace("_", " ")
     validated = [record for record in records if VALIDATION_PREFIX + unit in record]
-    curve = {"training": [(record["step"], record[unit]) for record in trained if unit in record]}
-    if validated:
-        curve["validation"] = [(record["step"], record[VALIDATION_PREFIX + unit]) for record in validated]
     references, caption = {}, ""
     if parts.store is not None and is_likelihood and model.tokenizer is not None:
         xz = xz_bits_per_byte(parts.store, model.tokenizer)
@@ -159,7 +170,7 @@ def write_run_report(
         }
     sections: list[Section] = [
         Figures(figures),
-        Curve(curve, references, y_label=label, title="Learning", caption=caption),
+        learning_curve(records, references, caption),
         *parts.sections,
     ]
     if samples:

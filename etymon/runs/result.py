@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etymon.report.inline import Inline
+from etymon.report.page import Code, Figures, Paragraph, ReportSamples, ReportTable, score_table
+from etymon.training.state import RunFolder
+
 if TYPE_CHECKING:
     from etymon.families.model import Model
+    from etymon.report.page import Cell, Section
     from etymon.tasks.scores import MetricScore
 
 
 @dataclass
-class Pretrained:
+class Pretrained(Inline):
     """The trained model, its folder and its last validation."""
 
     folder: Path
@@ -39,6 +45,25 @@ class Pretrained:
         # So that scripts and schedulers see that it was stopped and can be resumed.
         return 128 + self.signal if self.stopped and self.signal else 0
 
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.runs.report import learning_curve
+
+        if self.plan:
+            yield ReportTable(["part", "what would be done"], list(self.plan.items()))
+            return
+        figures: dict[str, Cell] = {"steps": f"{self.steps:,}"}
+        figures["parameters"] = f"{self.model.parameter_count():,}"
+        figures |= {f"validation {name.replace('_', ' ')}": value for name, value in self.metrics.items()}
+        yield Figures(figures)
+        if self.folder.is_dir():
+            yield learning_curve(RunFolder(self.folder).metrics())
+        if self.samples:
+            yield ReportSamples(self.samples[-1:], title="What it writes")
+        if self.stopped:
+            yield Code(self.command, title="Go on")
+        else:
+            yield Paragraph(f"{self.model_folder}, {self.report}")
+
 
 @dataclass
 class Finetuned(Pretrained):
@@ -52,3 +77,8 @@ class Finetuned(Pretrained):
     """The same scores of the baselines, and of the model on texts with typos."""
     seeds: dict[int, dict[str, float]] = field(default_factory=dict)
     """With several seeds, the metrics of each."""
+
+    def inline_sections(self) -> Iterator[Section]:
+        if self.scores:
+            yield score_table({"this model": self.scores, **self.beside})
+        yield from super().inline_sections()

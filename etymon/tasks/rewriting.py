@@ -6,14 +6,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from etymon.errors import EtymonError
 from etymon.families.model import Model
+from etymon.report.inline import InlineRow
 from etymon.settings.decoding import DecodingSettings
 from etymon.tasks import get_task, task_of
 from etymon.tasks.task import Notify, ignore_note
 from etymon.tasks.text2text import Text2Text
 from etymon.text.sentences import sentence_starts
+
+if TYPE_CHECKING:
+    from etymon.report.page import Cell
 
 PUBLISHED = "task_specific_params"
 """Where a published configuration keeps the prefixes of T5's tasks."""
@@ -21,13 +26,16 @@ WORD = re.compile(r"\s*\S+\s*")
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class Rewritten(InlineRow):
     """A text and what the model made of it."""
 
     source: str
     text: str
     parts: int = 1
     """How many parts the source was read in."""
+
+    def table_row(self) -> dict[str, Cell]:
+        return {"source": self.source, "text": self.text}
 
 
 def rewrite_texts(

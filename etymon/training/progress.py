@@ -25,6 +25,7 @@ from etymon.errors import EtymonError, visible
 from etymon.files import NEARLY
 from etymon.files import format_bytes as format_bytes
 from etymon.language import translated
+from etymon.report.inline import live_curve, live_html
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 Value = float | str
 ProgressKind = Literal["auto", "rich", "plain", "silent"]
+CURVE_VALUES = ("bits_per_byte", "bits_per_target", "loss")
+"""What a curve is of: the first that there is."""
 # Seconds between lines of a log.
 OFTEN = 10.0
 
@@ -152,7 +155,7 @@ class LiveProgress(Progress):
 
 
 class NotebookProgress(Progress):
-    """The two lines of the live display in one notebook output, redrawn in place.
+    """The two lines of the live display and the curve so far in one notebook output, redrawn in place.
 
     rich would need ipywidgets for this, which many notebooks do not have.
     """
@@ -160,10 +163,26 @@ class NotebookProgress(Progress):
     handle: Any = None
     drawn_at = -math.inf
 
+    def __init__(self) -> None:
+        self.curves: dict[str, list[tuple[float, float]]] = {}
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        unit = next((name for name in CURVE_VALUES if isinstance(values.get(name), float | int)), None)
+        for name, place in (("training", unit), ("validation", "validation")):
+            value = values.get(place or "")
+            # The last validation stands beside every step until there is a new one.
+            points = self.curves.setdefault(name, [])
+            if isinstance(value, float | int) and not (
+                name == "validation" and points and points[-1][1] == value
+            ):
+                points.append((step, float(value)))
+        super().update(step, values)
+
     def start(self, total_steps: int | None, title: str) -> None:
         from IPython.display import display
 
         self.close()
+        self.curves = {}
         self.run = _Run(total_steps, title)
         self.handle = display(self._picture(self.run), raw=True, display_id=True)
 
@@ -184,11 +203,14 @@ class NotebookProgress(Progress):
         self.handle.update(self._picture(run), raw=True)
 
     def _picture(self, run: _Run) -> dict[str, str]:
-        # Text, not HTML: it looks alike in every notebook and in what is exported from it.
         filled = round(run.fraction * 30)
         bar = ["█" * filled + "░" * (30 - filled)] if run.total else []
         lines = ["  ".join([run.title, *bar, *run.position()]), "  ".join(run.values())]
-        return {"text/plain": "\n".join(lines)}
+        unit = next((name for name in CURVE_VALUES if name in run.latest), "loss").replace("_", " ")
+        series = {_shown(name): points for name, points in self.curves.items()}
+        curve = live_curve(series, _shown(unit), run.total)
+        # Text for what cannot show HTML, such as what is exported from a notebook to a terminal.
+        return {"text/plain": "\n".join(lines), "text/html": live_html(lines, curve)}
 
 
 class _Run:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from etymon.errors import EtymonError
+from etymon.report.inline import Inline, Picture
 from etymon.settings import (
     ComputeOptions,
     JsonOptions,
@@ -21,17 +23,23 @@ from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from etymon.report.page import Section
     from etymon.report.plots import AttentionMap
 
 FORMATS = (".html", ".svg", ".png")
 
 
 @dataclass(frozen=True)
-class AttentionMaps:
+class AttentionMaps(Inline):
     """The maps, and the file with the picture if there is one."""
 
     maps: list[AttentionMap]
     out: Path | None
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.plots import attention_svg
+
+        yield Picture(attention_svg(self.maps[0]), caption="" if self.out is None else str(self.out))
 
 
 @settings

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etymon.display import align_left
 from etymon.errors import EtymonError
+from etymon.report.inline import Inline
 from etymon.settings import (
     ComputeOptions,
     Files,
@@ -29,17 +31,23 @@ from etymon.verbs.verb import verb
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.lab.suites import SuiteResult
+    from etymon.report.page import Section
     from etymon.tables.table import Table
     from etymon.tasks.scores import MetricScore
     from etymon.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(Inline):
     scores: dict[str, MetricScore]
     predictions: list[dict[str, Any]]
     """What `etymon predict` gives, a record a row."""
     rows: int
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.page import score_table
+
+        yield score_table({"this model": self.scores})
 
 
 @settings

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etymon.errors import EtymonError
 from etymon.files import json_text
+from etymon.report.inline import InlineRow
 from etymon.settings import (
     ComputeOptions,
     JsonOptions,
@@ -24,9 +25,12 @@ from etymon.settings.tasks import INPUT_COLUMNS, TableOptions, task_options
 from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
+if TYPE_CHECKING:
+    from etymon.report.page import Cell
+
 
 @dataclass(frozen=True)
-class Predicted:
+class Predicted(InlineRow):
     """A row and the answer: `prediction`, and what the task tells beside it."""
 
     row: Mapping[str, Any]
@@ -40,6 +44,14 @@ class Predicted:
     @property
     def prediction(self) -> Any:
         return self.answer["prediction"]
+
+    def table_row(self) -> dict[str, Cell]:
+        shares = self.answer.get("probabilities")
+        sure = max(shares.values() if isinstance(shares, dict) else shares) if shares else None
+        cells: dict[str, Cell] = {name: str(value) for name, value in self.row.items()}
+        answer = self.prediction
+        cells["prediction"] = answer if isinstance(answer, str | int | float) else json_text(answer)
+        return cells if sure is None else {**cells, "probability": round(float(sure), 3)}
 
 
 @settings

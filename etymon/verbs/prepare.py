@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etymon.display import align_left
 from etymon.errors import EtymonError
+from etymon.report.inline import Inline
 from etymon.settings import ClusterOptions, PathText, option, settings
 from etymon.settings.reading import FileOptions
 from etymon.verbs.terminal import say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from etymon.report.page import Section
     from etymon.text.filtering import FilterReport
     from etymon.text.store import StoreSummary
 
 
 @dataclass
-class Prepared:
+class Prepared(Inline):
     """What was stored, where, and how many documents could not be read."""
 
     folder: Path
@@ -29,6 +32,16 @@ class Prepared:
     """What the filters left out, where there are some."""
     languages: dict[str, Prepared] = field(default_factory=dict)
     """The same of every language, where there are several."""
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.page import ReportTable
+
+        parts = {"train": self.summary.train, "validation": self.summary.validation}
+        rows = [
+            [name, each.documents, each.sentences, each.words, each.tokens, each.bytes]
+            for name, each in parts.items()
+        ]
+        yield ReportTable(["part", "documents", "sentences", "words", "tokens", "bytes"], rows)
 
 
 @settings

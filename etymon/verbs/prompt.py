@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 
 from etymon.display import align_left, cut
 from etymon.files import atomic_write, json_text
+from etymon.report.inline import Inline
 from etymon.settings import (
     JsonOptions,
     ModelLike,
@@ -29,14 +30,27 @@ from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
     from etymon.lab.prompt import PromptAnswer, PromptOutcome
+    from etymon.report.page import Cell, Section
 
 
 @dataclass(frozen=True)
-class Prompted:
+class Prompted(Inline):
     """What came of a task: an outcome for every number of shots."""
 
     outcomes: list[PromptOutcome]
     notes: list[str]
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.page import ReportTable
+
+        rows: list[list[Cell]] = []
+        for outcome in self.outcomes:
+            low, high = outcome.interval or (None, None)
+            share = None if outcome.accuracy is None else f"{outcome.accuracy:.1%}"
+            ends = None if low is None else f"{low:.1%} to {high:.1%}"
+            rows.append([outcome.shots, len(outcome.answers), outcome.shortened, share, ends])
+        header = ["shots", "queries", "shortened", self.outcomes[0].metric, "95% interval"]
+        yield ReportTable(header, rows)
 
 
 def _numbers(shots: Any) -> Any:

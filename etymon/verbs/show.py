@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 from etymon.display import align_left, cut
 from etymon.files import some
 from etymon.plugins import PluginRecord
+from etymon.report.inline import Inline
 from etymon.settings import JsonOptions, OpeningOptions, argument, option, settings
 from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from etymon.report.page import Section
     from etymon.text.tokenizer import Tokenizer
 
 
 @dataclass
-class Shown:
+class Shown(Inline):
     folder: Path | None
     """None of a family's size."""
     family: str
@@ -40,9 +43,20 @@ class Shown:
     """Of a family's size: what `--recipe` takes, the size's own first, and the values of each that are not as
     usual."""
 
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.page import Figures, ReportTable
+
+        heads = ", ".join(self.heads) or "none"
+        yield Figures({"family": self.family, "parameters": f"{self.parameters:,}", "heads": heads})
+        parts = {"shape": self.shape, "tokenizer": self.tokenizer}
+        yield ReportTable(["part", "what it is"], [[name, _row(values)] for name, values in parts.items()])
+        if self.history:
+            rows = [[entry.get("objective", "?"), _row(entry.get("metrics") or {})] for entry in self.history]
+            yield ReportTable(["trained by", "validation"], rows)
+
 
 @dataclass
-class ShownStore:
+class ShownStore(Inline):
     """A token store that `etymon prepare` or a run made."""
 
     folder: Path
@@ -52,6 +66,14 @@ class ShownStore:
     """The files that it was made of, as far as they are recognised again."""
     filtering: dict[str, Any] | None
     """What was left out of the text, and why; None of a text that was not filtered."""
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.page import ReportTable
+
+        names = list(next(iter(self.splits.values()), {}))
+        yield ReportTable(
+            ["part", *names], [[name, *counts.values()] for name, counts in self.splits.items()]
+        )
 
 
 @settings

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from etymon.display import align_left, align_right, cut, display_width
 from etymon.errors import EtymonError
+from etymon.report.inline import DARKEST, Inline, ShadedText, shaded_spans
 from etymon.settings import (
     DeviceOptions,
     JsonOptions,
@@ -26,6 +28,7 @@ from etymon.verbs.verb import verb
 if TYPE_CHECKING:
     from etymon.families.model import Model
     from etymon.generation.surprisal import WordSurprisal
+    from etymon.report.page import Section
 
 OUT = (".csv", ".tsv", ".jsonl", ".parquet")
 SHOWN = 40
@@ -33,11 +36,18 @@ SHOWN = 40
 
 
 @dataclass(frozen=True)
-class TextSurprisal:
+class TextSurprisal(Inline):
     """A text and its words; places are characters of the text."""
 
     text: str
     words: list[WordSurprisal]
+
+    def inline_sections(self) -> Iterator[Section]:
+        spans = [
+            (word.start, word.stop, word.surprisal / DARKEST, f"{word.surprisal:.1f} bits")
+            for word in self.words
+        ]
+        yield ShadedText(shaded_spans(self.text, spans), "the darker a word, the less it was expected")
 
 
 @settings

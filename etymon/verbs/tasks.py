@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from etymon.display import align_left
 from etymon.errors import EtymonError
+from etymon.report.inline import InlineRow
 from etymon.settings import JsonOptions, PluginOptions, option, settings
 from etymon.verbs.terminal import print_json
 from etymon.verbs.verb import verb
 
+if TYPE_CHECKING:
+    from etymon.report.page import Cell
+
 
 @dataclass(frozen=True)
-class TaskCell:
+class TaskCell(InlineRow):
     """How a family does a task; `way` is `native`, `text-to-text` or `refused`."""
 
     family: str
     task: str
     way: str
     reason: str = ""
+
+    def table_row(self) -> dict[str, Cell]:
+        return {"family": self.family, "task": self.task, "way": self.way, "reason": self.reason}
 
 
 @settings

@@ -16,12 +16,14 @@ from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder
 from etymon.registry import TOKENIZERS
+from etymon.report.inline import Inline
 from etymon.settings import JsonOptions, PathText, PluginOptions, in_table, option, settings
 from etymon.settings.reading import NORMALISE_HELP, FileOptions, LanguageSettings, NormaliseSteps
 from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from etymon.report.page import Cell, Section
     from etymon.text.language_reports import LanguageReport
     from etymon.text.normalising import RoundTrip
     from etymon.text.segmenters import Segmenter
@@ -35,7 +37,7 @@ MANY_UNKNOWN = 0.001
 
 
 @dataclass
-class Tokenized:
+class Tokenized(Inline):
     """A tokenizer, its folder, and how it fits the text (None: there was no text)."""
 
     folder: Path
@@ -49,6 +51,15 @@ class Tokenized:
     """How it fits every language, where there are several."""
     normalised: Mapping[str, RoundTrip] = field(default_factory=dict)
     """How much of the text every step of `normalise` changes, and how much comes back by turning it round."""
+
+    def inline_sections(self) -> Iterator[Section]:
+        from etymon.report.page import Figures
+
+        figures: dict[str, Cell] = {"kind": self.tokenizer.kind, "tokens": f"{self.tokenizer.size:,}"}
+        if self.report is not None:
+            figures |= {"bytes a token": self.report.bytes_per_token, "tokens a word": self.report.fertility}
+            figures["unknown"] = f"{self.report.unknown_rate:.3%}"
+        yield Figures(figures)
 
 
 def character_for_char(kind: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import etymon
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
+from etymon.report.inline import as_shown
 from etymon.settings import OpeningOptions, Option, PluginOptions, one_or_several, options_of
 
 Options = TypeVar("Options")
@@ -49,7 +50,7 @@ def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable
                 raise TypeError(f"{name}() has no argument {unknown!r}: {did_you_mean(unknown, names)}")
             given = read(by_place | values)
             with _opening(given):
-                return function(given)
+                return as_shown(function(given))  # type: ignore[no-any-return]
 
         call.__name__ = call.__qualname__ = name
         call.__module__ = function.__module__
