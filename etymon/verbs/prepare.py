@@ -16,7 +16,7 @@ from etymon.verbs.terminal import say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.report.page import Section
+    from etymon.report.page import Cell, Section
     from etymon.text.filtering import FilterReport
     from etymon.text.store import StoreSummary
 
@@ -37,7 +37,7 @@ class Prepared(Inline):
         from etymon.report.page import ReportTable
 
         parts = {"train": self.summary.train, "validation": self.summary.validation}
-        rows = [
+        rows: list[list[Cell]] = [
             [name, each.documents, each.sentences, each.words, each.tokens, each.bytes]
             for name, each in parts.items()
         ]

@@ -50,7 +50,7 @@ def verb(cls: type[Options]) -> Callable[[Callable[[Options], Result]], Callable
                 raise TypeError(f"{name}() has no argument {unknown!r}: {did_you_mean(unknown, names)}")
             given = read(by_place | values)
             with _opening(given):
-                return as_shown(function(given))  # type: ignore[no-any-return]
+                return as_shown(function(given))
 
         call.__name__ = call.__qualname__ = name
         call.__module__ = function.__module__
