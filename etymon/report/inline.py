@@ -127,7 +127,7 @@ class Picture:
 def shaded_spans(
     text: str, spans: Iterable[tuple[int, int, float, str]]
 ) -> list[tuple[str, float | None, str]]:
-    """The parts of a `ShadedText`: spans (start, stop, share, tooltip) of a text and what lies between them."""
+    """The parts of a `ShadedText`: spans (start, stop, share, tooltip) of a text, and what lies between."""
     parts: list[tuple[str, float | None, str]] = []
     at = 0
     for start, stop, share, tooltip in spans:
