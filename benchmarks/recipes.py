@@ -3,7 +3,8 @@
 One cause at a time is taken away from BERT as published; then arms of every encoder compete at 10, 30 and 100 Tflop. An arm is a few settings of
 `etymon pretrain`. Operations are counted, not seconds, so runs may share the machine. Choices are made by the masked loss on validation novels and by a
 small panel cut out of *training* files; four novels, and the test files of all tasks, are never read here. Every run is kept in ETYMON_BENCH_RUNS and goes
-on where it was stopped; `NAME@TFLOPS` runs one arm, `--panel` also fine-tunes, `--table` prints what there is.
+on where it was stopped; `NAME@TFLOPS` or `NAME@TFLOPS@SEED` runs one arm, `--panel` also fine-tunes (`--panel=tags` on one task),
+`--share=0.5` does so at that share of the rate, `--table` prints what there is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 import etymon
 from benchmarks.arms import RARELY, folder, small
 from benchmarks.harness import machine, needed_corpora, sized, write_result
+from benchmarks.recipe_arms import ARMS
+from etymon.families import get_family
 from etymon.objectives import get_objective
 from etymon.tables.table import read_table
 from etymon.text.store import TokenStore
@@ -38,124 +41,9 @@ VOCABULARY, LENGTH, BATCH = sized((8192, 64, 32), (200, 32, 2))
 JUDGED = sized(1024, 4)
 """Samples of validation novels."""
 TEST_NOVELS, VALIDATION_NOVELS = sized((4, 4), (0, 1))
+NOVELS = int(os.environ.get("ETYMON_BENCH_NOVELS", "8"))
+"""Of the novels to train on, one in so many is read."""
 TUNING = sized("1Tflops", "1step")
-ROTARY = "shape.position_kind=rotary"
-NO_DROPOUT = ("shape.dropout=0.0", "shape.attention_dropout=0.0")
-WIDER = "shape.deviation=0.06"
-MORE_MASKS = "options.density=0.3"
-MASKED = {"objective": "masked"}
-
-
-def arm(family: str, *settings: str, **asked: Any) -> dict[str, Any]:
-    """What pocket sizes did before, with some settings otherwise."""
-    return {"family": family, "recipe": "muon", "set": settings, **asked}
-
-
-# Why does a masked model stall? BERT with one thing otherwise.
-CAUSES: dict[str, dict[str, Any]] = {
-    "bert": arm("bert", **MASKED),
-    "bert-nsp": arm("bert"),
-    "bert-rotary": arm("bert", ROTARY, **MASKED),
-    "bert-relative-key": arm("bert", "shape.position_kind=relative_key", **MASKED),
-    "bert-relative-bias": arm("bert", "shape.position_kind=relative_bias", **MASKED),
-    "bert-no-dropout": arm("bert", *NO_DROPOUT, **MASKED),
-    "bert-warmup": arm("bert", **MASKED, warmup=0.4),
-    "bert-slower": arm("bert", **MASKED, learning_rate=1e-3),
-    "bert-adamw": arm("bert", **MASKED, optimiser="adamw", learning_rate=1e-3),
-    "bert-deviation": arm("bert", WIDER, **MASKED),
-    "bert-density": arm("bert", MORE_MASKS, **MASKED),
-    "bert-short": arm("bert", **MASKED, length=32, batch=64),
-    "bert-small-batch": arm("bert", **MASKED, batch=16),
-    # All of the recipe but rotary positions.
-    "bert-learned-16-30": arm("bert", *NO_DROPOUT, MORE_MASKS, **MASKED, batch=16),
-}
-# What to add to rotary positions.
-BEST = (ROTARY, *NO_DROPOUT, MORE_MASKS)
-LEVERS: dict[str, dict[str, Any]] = {
-    "bert-rotary-16": arm("bert", ROTARY, *NO_DROPOUT, **MASKED, batch=16),
-    "bert-rotary-16-30": arm("bert", *BEST, **MASKED, batch=16),
-    "bert-rotary-16-40": arm("bert", ROTARY, *NO_DROPOUT, "options.density=0.4", **MASKED, batch=16),
-    "bert-rotary-16-50": arm("bert", ROTARY, *NO_DROPOUT, "options.density=0.5", **MASKED, batch=16),
-    "bert-rotary-deviation": arm(
-        "bert", ROTARY, *NO_DROPOUT, "options.density=0.4", WIDER, **MASKED, batch=16
-    ),
-    "bert-rotary-deviation-12": arm(
-        "bert", ROTARY, *NO_DROPOUT, "options.density=0.4", "shape.deviation=0.12", **MASKED, batch=16
-    ),
-    "bert-rotary-deviation-32": arm("bert", ROTARY, *NO_DROPOUT, "options.density=0.4", WIDER, **MASKED),
-    "bert-rotary-deviation-15": arm("bert", ROTARY, *NO_DROPOUT, WIDER, **MASKED, batch=16),
-    "bert-rotary-deviation-128": arm(
-        "bert", ROTARY, *NO_DROPOUT, "options.density=0.4", WIDER, **MASKED, length=128, batch=8
-    ),
-    "bert-learned-deviation": arm("bert", *NO_DROPOUT, "options.density=0.4", WIDER, **MASKED, batch=16),
-    "roberta-deviation": arm("roberta", ROTARY, *NO_DROPOUT, WIDER, "options.density=0.4", batch=16),
-    "distilbert-deviation": arm("distilbert", ROTARY, *NO_DROPOUT, WIDER, "options.density=0.4", batch=16),
-    "albert-deviation": arm(
-        "albert", ROTARY, WIDER, "options.density=0.4", "options.masking=bert", **MASKED, batch=16
-    ),
-    "electra-deviation": arm("electra", ROTARY, *NO_DROPOUT, WIDER, batch=16),
-    "electra-deviation-masked-first": arm(
-        "electra",
-        ROTARY,
-        *NO_DROPOUT,
-        WIDER,
-        "phases=[{share: 0.5, objective: masked, options: {density: 0.4}}, {share: 0.5, objective: replaced}]",
-        batch=16,
-    ),
-    "xlnet-deviation": arm("xlnet", "shape.dropout=0.0", WIDER, "options.predict=3", batch=16),
-    "bert-rotary-32-30": arm("bert", *BEST, **MASKED),
-    "bert-rotary-8-30": arm("bert", *BEST, **MASKED, batch=8),
-    "bert-rotary-128-30": arm("bert", *BEST, **MASKED, length=128, batch=8),
-    "bert-rotary-short-30": arm("bert", *BEST, **MASKED, length=32, batch=32),
-    "bert-rotary-16-30-8e-3": arm("bert", *BEST, **MASKED, batch=16, learning_rate=8e-3),
-    "bert-rotary-16-30-2e-3": arm("bert", *BEST, **MASKED, batch=16, learning_rate=2e-3),
-    "bert-rotary-16-30-nsp": arm("bert", *BEST, batch=16),
-    "bert-rotary-decay": arm(
-        "bert",
-        ROTARY,
-        *NO_DROPOUT,
-        **MASKED,
-        batch=16,
-    )
-    | {
-        "set": (
-            ROTARY,
-            *NO_DROPOUT,
-            "phases=[{share: 0.6, options: {density: 0.4}}, {share: 0.4, options: {density: 0.2}}]",
-        )
-    },
-    "bert-hybrid": {"family": "bert", "recipe": "hybrid", "set": (MORE_MASKS,), "batch": 16},
-    "bert-causal-first": {"family": "bert", "recipe": "causal-first", "set": (), "batch": 16},
-    "roberta": arm("roberta"),
-    "roberta-rotary": arm("roberta", *BEST, batch=16),
-    "albert": arm("albert"),
-    "albert-rotary": arm("albert", ROTARY, MORE_MASKS, "options.masking=bert", **MASKED, batch=16),
-    "albert-rotary-ngram": arm("albert", ROTARY, MORE_MASKS, "options.masking=ngram", **MASKED, batch=16),
-    "albert-rotary-2e-3": arm(
-        "albert", ROTARY, MORE_MASKS, "options.masking=bert", **MASKED, batch=16, learning_rate=2e-3
-    ),
-    "distilbert": arm("distilbert"),
-    "distilbert-rotary": arm("distilbert", *BEST, batch=16),
-    "electra": arm("electra"),
-    "electra-rotary": arm("electra", ROTARY, *NO_DROPOUT, batch=16),
-    "electra-rotary-30": arm("electra", *BEST, batch=16),
-    "electra-masked-first": arm(
-        "electra",
-        ROTARY,
-        *NO_DROPOUT,
-        "phases=[{share: 0.5, objective: masked, options: {density: 0.3}}, {share: 0.5, objective: replaced}]",
-        batch=16,
-    ),
-    "electra-wide": arm(
-        "electra", *BEST, "generator.dim=128", "generator.heads=2", "generator.inner_dim=512", batch=16
-    ),
-    "xlnet": arm("xlnet"),
-    "xlnet-no-dropout": arm("xlnet", "shape.dropout=0.0", batch=16),
-    "xlnet-third": arm("xlnet", "shape.dropout=0.0", "options.predict=3", batch=16),
-    "xlnet-single": arm("xlnet", "shape.dropout=0.0", "options.predict=3", "options.longest=1", batch=16),
-    "xlnet-masked": arm("xlnet", "shape.dropout=0.0", MORE_MASKS, **MASKED, batch=16),
-}
-ARMS = CAUSES | LEVERS
 ROUNDS = sized([("10", list(ARMS))], [("0", ["bert", "bert-rotary", "electra-rotary"])])
 
 
@@ -176,16 +64,23 @@ def novels() -> dict[str, list[str]]:
     }
 
 
+PAIRED = {"t5": "span-corruption", "bart": "denoising", "transformer": "denoising"}
+"""Encoder-decoders, and the objective that each is judged by, at its published noise."""
+
+
 def home(family: str) -> str:
     """Whose tokenizer a family reads with here: all that can share BERT's, so that their losses compare."""
-    return family if family in ("roberta", "xlnet") else "bert"
+    return family if family in ("roberta", "xlnet", *PAIRED) else "bert"
 
 
 def prepare(family: str) -> Path:
     """A tokenizer, a store to train on and one to choose by; the folder of all three."""
     place, parts = RUNS / f"text-{home(family)}", novels()
+    # Twelve of the novels are more than 10 Tflop read.
+    parts["train"] = parts["train"][:: sized(NOVELS, 1)]
     if not (place / "tokenizer" / "tokenizer.json").is_file():
-        etymon.tokenizer(data=parts["train"], family=home(family), size=VOCABULARY, out=place / "tokenizer")
+        size = sized(get_family(family).sizes["pocket"]["vocabulary"], VOCABULARY)
+        etymon.tokenizer(data=parts["train"], family=home(family), size=size, out=place / "tokenizer")
     for part, share in (("train", 0.002), ("validation", 0.0)):
         if not (place / part / "store.json").is_file():
             etymon.prepare(
@@ -247,12 +142,19 @@ def judged_by(family: str, objective_name: str, shifted: bool) -> tuple[Any, Any
     place = prepare(family)
     tokenizer = Tokenizer.load(place / "tokenizer")
     options = {"shifted": True} if shifted else {}
-    objective = get_objective(objective_name, tokenizer, LENGTH, **options)
+    length = sized(128, LENGTH) if family in PAIRED else LENGTH
+    objective = get_objective(objective_name, tokenizer, length, **options)
     slices = validation_slices(
-        objective, TokenStore.open(place / "validation").train, 0, rows=BATCH, most=JUDGED
+        objective,
+        TokenStore.open(place / "validation").train,
+        0,
+        rows=BATCH,
+        most=JUDGED // 4 if family in PAIRED else JUDGED,
     )
     counts = torch.from_numpy(TokenStore.open(place / "train").train.token_counts.astype("float64")) + 1
     targets = torch.cat([part.targets for part in slices])
+    if family in PAIRED:  # no text has the sentinels that a decoder writes
+        counts = torch.bincount(targets).double()
     return objective, slices, -float((counts / counts.sum()).log()[targets].mean())
 
 
@@ -262,14 +164,28 @@ def masked_loss(run: Run) -> dict[str, float]:
     name = "generator" if family == "electra" else "model"
     model = etymon.load(run.out / name, heads=("vocabulary",))
     own = str(model.history[-1]["objective"])
-    asked = "permutation" if own == "permutation" else "masked"
+    asked = PAIRED.get(family, "permutation" if own == "permutation" else "masked")
     objective, slices, base = judged_by(family, asked, model.predicts_shifted)
     found = evaluate(TrainingUnit(model, objective), slices)
-    loss, accuracy = (
-        next(found[each + end] for each in ("masked", "permuted") if each in found)
-        for end in ("", "_accuracy")
-    )
-    return {"masked": loss, "accuracy": accuracy, "frequencies": base}
+    name = next(each for each in ("masked", "permuted", "spans", "denoising") if each in found)
+    judged = {"masked": found[name], "accuracy": found.get(f"{name}_accuracy", 0.0), "frequencies": base}
+    return judged | (encoder_figures(model, slices[0]) if family in PAIRED else {})
+
+
+@torch.inference_mode()
+def encoder_figures(model: Any, micro: Any) -> dict[str, float]:
+    """How alike the states of an encoder are: the mean cosine of two of different tokens, and the number of dimensions
+    that they fill (the exponential of the entropy of their principal components)."""
+    states = model.encode(micro.source).hidden_MD[:1024].float()
+    unit = torch.nn.functional.normalize(states, dim=-1)
+    count = len(unit)
+    cosine = ((unit.sum(0) ** 2).sum() - count) / (count * (count - 1))
+    shares = torch.linalg.svdvals(states - states.mean(0)) ** 2
+    shares = shares / shares.sum()
+    return {
+        "cosine": float(cosine),
+        "dimensions": float(torch.exp(-(shares * shares.clamp(min=1e-12).log()).sum())),
+    }
 
 
 def own_figures(run: Run) -> dict[str, float]:
@@ -306,39 +222,51 @@ def attention_figures(run: Run) -> dict[str, list[float]]:
     return figures
 
 
-def panel(run: Run) -> dict[str, float]:
-    """Accuracies after a short fine-tuning on parts of training files, of this model and of new weights."""
-    if (kept := run.read("panel.json")) is not None:
-        return kept
+def panel(run: Run, share: float | None = None, only: str = "") -> dict[str, float]:
+    """Accuracies after a short fine-tuning on parts of training files, of this model and of new weights; `share` is that
+    of the rate of pretraining (None: the recipe's), and `only` names one of the tasks."""
+    kept = run.read("panel.json") or {}
     tags = read_table(data() / "ud-ewt" / "en_ewt-ud-train.conllu").rows
     reviews = read_table(data() / "glue" / "SST-2" / "train.tsv").rows
     tasks: dict[str, tuple[list[Any], dict[str, Any]]] = {
         "tags": (tags, {"task": "tag", "tokens": "tokens", "tags": "upos", "batch": 32}),
         "sentiment": (reviews, {"task": "classify", "text": "sentence", "label": "label", "batch": 64}),
     }
-    kept = {}
+    arm = ARMS[run.arm]
+    family, shape = arm["family"], [each for each in arm["set"] if each.startswith("shape.")]
     for name, (rows, asked) in tasks.items():
+        if only not in ("", name):
+            continue
         chosen, few = rows[: sized(9000, 16)], sized(1000, 8)
-        for start in ("pretrained", "new"):
-            out = run.out / f"{name}-{start}"
-            scratch: dict[str, Any] = {}
-            if start == "new":
-                arm = ARMS[run.arm]
-                shape = [each for each in arm["set"] if each.startswith("shape.")]
-                scratch = {
-                    "from_scratch": True,
-                    "size": "pocket",
-                    "tokenizer": prepare(arm["family"]) / "tokenizer",
-                }
-                scratch["set"] = [*shape, *small(arm["family"]), "validate_every=1000000"]
-            result = etymon.finetune(
-                ARMS[run.arm]["family"] if start == "new" else run.out, train=chosen[few:], validation=chosen[:few], out=out,
-                budget=TUNING, metric="accuracy", precision=PRECISION, baselines=False, progress="silent",
-                **{"set": ["validate_every=1000000"], **asked, **scratch},
-            )  # fmt: skip
-            kept[f"{name} {start}"] = result.scores["accuracy"].value
+        told: dict[str, Any] = {
+            "train": chosen[few:], "validation": chosen[:few], "budget": TUNING, "metric": "accuracy", "precision": PRECISION,
+            "baselines": False, "progress": "silent", "seed": run.seed, "set": ["validate_every=1000000"], **asked,
+        }  # fmt: skip
+        suffix = "" if share is None else f" at {share:g}"
+        if f"{name} pretrained{suffix}" not in kept:
+            if share is not None:
+                told["learning_rate"] = share * get_family(family).recipe_for("pocket").learning_rate
+            result = etymon.finetune(run.out, out=run.out / f"{name}{suffix}", **told)
+            kept[f"{name} pretrained{suffix}"] = result.scores["accuracy"].value
+            told.pop("learning_rate", None)
+        if f"{name} new" not in kept:
+            kept[f"{name} new"] = new_weights(family, name, shape, told)
     run.write("panel.json", kept)
     return kept
+
+
+def new_weights(family: str, task: str, shape: list[str], told: dict[str, Any]) -> float:
+    """The same of new weights, once for all arms of a shape."""
+    fields = "-".join(each.removeprefix("shape.") for each in sorted(shape))
+    out = RUNS / "new" / f"{family}-{task}-{told['seed']}-{fields}"
+    if not (out / "accuracy.json").is_file():
+        told = told | {"set": [*shape, *small(family), *told["set"]]}
+        result = etymon.finetune(
+            family, out=out, from_scratch=True, size="pocket", tokenizer=prepare(family) / "tokenizer", **told
+        )
+        (out / "accuracy.json").write_text(json.dumps(result.scores["accuracy"].value), encoding="utf-8")
+    value: float = json.loads((out / "accuracy.json").read_text(encoding="utf-8"))
+    return value
 
 
 def table() -> list[dict[str, Any]]:
@@ -364,6 +292,7 @@ def table() -> list[dict[str, Any]]:
         print(
             f"{record['tflops']:>4g} {record['arm']:<26} {record['masked']:.3f} ({record['masked'] - record['frequencies']:+.2f}) "
             f"{record['accuracy']:.1%} {record.get('steps')} steps {record.get('processor')} s {tasks}"
+            + (f" cosine {record['cosine']:.2f}" if "cosine" in record else "")
         )
     return records
 
@@ -385,8 +314,13 @@ def main(arguments: Sequence[str]) -> None:
             f"{run.out.name}: {judged['masked']:.3f} of {judged['frequencies']:.3f}, {run.read('cost.json')}",
             flush=True,
         )
-        if "--panel" in arguments or sized(False, True):
-            print(panel(run), flush=True)
+        shares = [float(each.removeprefix("--share=")) for each in arguments if each.startswith("--share=")]
+        panels = [
+            each.removeprefix("--panel").removeprefix("=") for each in arguments if each.startswith("--panel")
+        ]
+        if panels or sized(False, True):
+            for share in shares or (None,):
+                print(panel(run, share, *panels), flush=True)
     write_result("recipes", {"runs": table(), "machine": machine()})
 
 

@@ -88,6 +88,9 @@ class Constant:
 # Fields that only etymon has: rows of every family whose shape has the field and that publishes no such.
 OWN = (
     Field("residual_scale", "etymon_residual_scale", unless=1.0),
+    # How the weights began: nothing of it is left to compute.
+    Field("neighbours", "etymon_neighbours", unless=0.0),
+    Field("matches", "etymon_matches", unless=0.0),
     Field("pointer", "etymon_pointer", unless=0),
     Field("cutoffs", "etymon_cutoffs", unless=()),
     Field("divisor", "etymon_divisor", unless=1),

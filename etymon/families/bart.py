@@ -16,7 +16,7 @@ from etymon.checkpoints.names import NameMap, Row, rows
 from etymon.checkpoints.settings import Constant, Field, SettingsMap
 from etymon.families.encoders import MASKED_BPE
 from etymon.families.family import Family, Recipe, classes
-from etymon.families.positions import PositionKind, check_positions
+from etymon.families.positions import PositionKind, check_positions, matching_rules
 from etymon.families.seq2seq import POCKET_RECIPE, TASK_NAMES, heads, layer_names, stack
 from etymon.families.shape import ACTIVATION_NAMES, ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
@@ -53,6 +53,10 @@ class Shape:
     pad: int = 1
     """The id of the padding token, whose word vector starts at zero."""
     tied: bool = True
+    neighbours: NonNegativeFloat = 0.0
+    """How strongly attention begins at a token's neighbours; 0: as published (`nn/neighbours.py`)."""
+    matches: NonNegativeFloat = 0.0
+    """The first score of equal words in cross-attention; 0: drawn, as published."""
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
     weights."""
@@ -189,7 +193,9 @@ SETTINGS = SettingsMap(
 
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
     plain = normal(shape.deviation)
-    return [*COMMON, ("body.words.weight", with_zero_row(plain, shape.pad)), ("*.weight", plain)]
+    width = shape.dim // shape.heads
+    matching = matching_rules(shape, width, scale=width**-0.5)
+    return [*matching, *COMMON, ("body.words.weight", with_zero_row(plain, shape.pad)), ("*.weight", plain)]
 
 
 OPTIONS = {"noise": "bart"}

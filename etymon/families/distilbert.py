@@ -45,6 +45,8 @@ class Shape:
     """The table of positions begins as sines and cosines; a published model has its table, however that
     began."""
     tied: bool = True
+    neighbours: NonNegativeFloat = 0.0
+    """How strongly attention begins at a token's neighbours; 0: as published (`nn/neighbours.py`)."""
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
     weights."""

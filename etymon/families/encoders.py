@@ -44,6 +44,9 @@ class EncoderShape:
     """Before task heads; `dropout` unless told."""
     norm_epsilon: NonNegativeFloat = 1e-12
     deviation: NonNegativeFloat = 0.02
+    neighbours: NonNegativeFloat = 0.0
+    """How strongly attention begins at a token's neighbours, where positions are `rotary` or a
+    `relative_bias`; 0: nowhere, as published (`nn/neighbours.py`)."""
     tied: bool = True
     residual_scale: PositiveFloat = 1.0
     """What a layer's part adds is multiplied by it. Saving folds it into weights: Transformers has none."""

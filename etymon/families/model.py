@@ -16,6 +16,7 @@ from etymon.checkpoints.sentences import Sentences
 from etymon.errors import EtymonError
 from etymon.families.backbone import Backbone
 from etymon.families.family import Family, Where
+from etymon.families.positions import neighbour_rules
 from etymon.families.special_tokens import start_id, token_ids
 from etymon.nn import features as feature_heads
 from etymon.nn import pointer
@@ -75,7 +76,8 @@ class Model(Backbone):
 
     def initialise(self, seed: int = 0, only: Sequence[str] | None = None) -> Model:
         """Draws first values by the family's rules; `only` limits it to the named heads."""
-        rules = [*pointer.INITIAL, *feature_heads.INITIAL, *self.family.initial(self.shape)]
+        near = neighbour_rules(self.shape, is_causal="causal" in self.family.capabilities)
+        rules = [*pointer.INITIAL, *feature_heads.INITIAL, *near, *self.family.initial(self.shape)]
         begins = tuple(f"heads.{name}." for name in only or ())
         initialise(self, rules, seed, None if only is None else lambda name: name.startswith(begins))
         return self

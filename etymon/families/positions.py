@@ -14,8 +14,11 @@ from typing import Any, Literal
 
 import torch
 
+from etymon.nn import neighbours
 from etymon.nn.attention import RelativeKeys
 from etymon.nn.embeddings import BucketedBias, Rotary
+from etymon.nn.initialise import Filler
+from etymon.nn.relative import DistanceSinusoids
 
 PositionKind = Literal["learned", "rotary", "relative_key", "relative_key_query", "relative_bias"]
 # T5's: 32 buckets, the last of which holds all distances from 128 on.
@@ -58,3 +61,41 @@ class Positions:
         if self.kind != "relative_bias":
             return None
         return BucketedBias(self.heads, BUCKETS, LONGEST_DISTANCE, bidirectional=bidirectional)
+
+
+def neighbour_rules(shape: Any, *, is_causal: bool) -> list[tuple[str, Filler]]:
+    """First values with which attention begins at neighbours, if the shape has it so and its positions can
+    say it."""
+    strength = getattr(shape, "neighbours", 0.0)
+    if not strength:
+        return []
+    rules: list[tuple[str, Filler]] = []
+    # The sides of an encoder-decoder first: a pattern that fits both is for models of one side.
+    for side, bidirectional in (("encoder.", True), ("decoder.", False), ("", not is_causal)):
+        layers, way = f"body.{side}stack.layers.*.attention.", {"bidirectional": bidirectional}
+        longest = getattr(shape, "longest_distance", LONGEST_DISTANCE)
+        table = f"body.{side}stack.position_bias.table.weight"
+        rules.append((table, neighbours.bucketed(strength, longest, **way)))
+        if getattr(shape, "position_kind", None) == "rotary":
+            for part, of_keys in (("query", False), ("key", True)):
+                heads = (getattr(shape, "decoder_heads", None) if side == "decoder." else None) or shape.heads
+                filler = neighbours.rotary(strength, heads, of_keys=of_keys, **way)
+                rules.append((f"{layers}{part}.bias", filler))
+        if not hasattr(shape, "position_kind") and hasattr(shape, "memory"):
+            sinusoids = DistanceSinusoids(shape.dim)
+            filler = neighbours.relative_map(strength, shape.heads, shape.deviation, sinusoids, **way)
+            rules += [
+                (f"{layers}position.weight", filler),
+                (f"{layers}position_bias", neighbours.relative_bias(shape.deviation)),
+            ]
+    return rules
+
+
+def matching_rules(shape: Any, head_dim: int, *, scale: float) -> list[tuple[str, Filler]]:
+    """First values with which cross-attention finds equal words, if the shape has it so; `scale` is that of
+    the scores."""
+    if not shape.matches:
+        return []
+    # Numbers of normed states have size 1, and there are `head_dim` of them in a score.
+    filler = neighbours.matching((shape.matches / (head_dim * scale)) ** 0.5)
+    return [("*.cross.query.weight", filler), ("*.cross.key.weight", filler)]

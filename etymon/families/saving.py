@@ -63,6 +63,7 @@ def save(
     # is folded.
     scale = shape.get("residual_scale", 1.0)
     own_fields = {row.ours for row in family.settings.own_rows(shape) if shape[row.ours] != row.unless}
+    own_fields -= {"neighbours", "matches"}  # first values alone
     for_transformers = (
         family.fits_transformers(model.shape)
         and own_fields <= ({"residual_scale"} if fold else set())

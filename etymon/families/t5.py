@@ -16,6 +16,7 @@ from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import SettingsMap
 from etymon.config import did_you_mean
 from etymon.families.family import Architecture, Family, Head, Recipe, TokenizerChoice
+from etymon.families.positions import matching_rules
 from etymon.families.seq2seq import T5_POCKET_RECIPE, TASK_NAMES
 from etymon.families.shape import ACTIVATION_NAMES, Sizes, shape_class
 from etymon.nn.attention import Attention
@@ -51,9 +52,12 @@ class Shape:
     tied: bool = True
     """The output matrix is the embedding, and hidden states are scaled by dim^-0.5 before it (version
     1.0)."""
+    neighbours: NonNegativeFloat = 0.0
+    """How strongly attention begins at a token's neighbours; 0: as published (`nn/neighbours.py`)."""
+    matches: NonNegativeFloat = 0.0
+    """The first score of equal words in cross-attention; 0: drawn, as published."""
     residual_scale: PositiveFloat = 1.0
-    """What a layer's part adds is multiplied by it. Transformers has no such thing: saving folds it into the
-    weights."""
+    """What a layer's part adds is multiplied by it. Saving folds it into weights: Transformers has none."""
 
     def __post_init__(self) -> None:
         if self.feed_forward not in FEED_FORWARDS:
@@ -214,10 +218,6 @@ def after_read(ours: dict[str, Any], carried: dict[str, Any], keys: Mapping[str,
         ours["feed_forward"] = f"gated-{exact}" if is_gated else exact
 
 
-def after_write(shape: Mapping[str, Any]) -> dict[str, Any]:
-    return {"scale_decoder_outputs": shape["tied"], "is_encoder_decoder": True}
-
-
 SETTINGS = SettingsMap(
     names={
         "vocabulary": "vocab_size",
@@ -240,7 +240,7 @@ SETTINGS = SettingsMap(
     # The classes with an encoder alone say that they are no encoder-decoders: their names tell as much.
     ignored=["scale_decoder_outputs", "dense_act_fn", "is_gated_act", "is_decoder", "is_encoder_decoder"],
     after_read=after_read,
-    after_write=after_write,
+    after_write=lambda shape: {"scale_decoder_outputs": shape["tied"], "is_encoder_decoder": True},
 )
 
 
@@ -249,8 +249,9 @@ def initial(shape: Shape) -> list[tuple[str, Filler]]:
     factor, dim = shape.initial_factor, shape.dim
     return [
         ("body.words.weight", normal(factor)),
-        # Of version 1.1. Drawn from N(0, 1), as Transformers does, the first loss is over a hundred bits.
+        # Of version 1.1. From N(0, 1), as in Transformers, the first loss is over a hundred bits.
         ("heads.vocabulary.weight", normal(factor * dim**-0.5)),
+        *matching_rules(shape, shape.head_dim, scale=1.0),
         ("*.query.weight", normal(factor * (dim * shape.head_dim) ** -0.5)),
         ("*.output.weight", normal(factor * (shape.heads * shape.head_dim) ** -0.5)),
         ("*.outer.weight", normal(factor * shape.inner_dim**-0.5)),

@@ -14,7 +14,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from etymon.checkpoints.names import NameMap, rows
 from etymon.checkpoints.settings import SettingsMap
 from etymon.families.family import Architecture, Family, Recipe, TokenizerChoice
-from etymon.families.positions import check_positions
+from etymon.families.positions import check_positions, matching_rules
 from etymon.families.seq2seq import POCKET_RECIPE, SPECIALS, TASK_NAMES, heads, layer_names, stack
 from etymon.families.shape import ActivationName, Sizes, check_heads, shape_class
 from etymon.nn.blocks import Body, EncoderDecoder
@@ -54,6 +54,10 @@ class Shape:
     norm_epsilon: NonNegativeFloat = 1e-6
     tied: bool = True
     """The output matrix is the table of the target's words."""
+    neighbours: NonNegativeFloat = 0.0
+    """How strongly attention begins at a token's neighbours; 0: as published (`nn/neighbours.py`)."""
+    matches: NonNegativeFloat = 0.0
+    """The first score of equal words in cross-attention; 0: drawn, as published."""
     residual_scale: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
@@ -116,14 +120,24 @@ def names(shape: Shape) -> NameMap:
     return NameMap(rows(table))
 
 
-SETTINGS = SettingsMap(names={name: name for name in Shape.__dataclass_fields__ if name != "residual_scale"})
+# These have keys in every family.
+OWN_FIELDS = {"residual_scale", "neighbours", "matches"}
+SETTINGS = SettingsMap(names={name: name for name in Shape.__dataclass_fields__ if name not in OWN_FIELDS})
 
 
 # The paper says nothing of first values; these are fairseq's and tensor2tensor's.
 def initial(shape: Shape) -> list[tuple[str, Filler]]:
     """Word vectors of length 1 before their scale; the matrices as is usual where the paper says nothing."""
     words = normal(shape.dim**-0.5)
-    return [*COMMON, ("body.*words.weight", words), ("heads.vocabulary.weight", words), ("*.weight", xavier)]
+    width = shape.dim // shape.heads
+    matching = matching_rules(shape, width, scale=width**-0.5)
+    return [
+        *matching,
+        *COMMON,
+        ("body.*words.weight", words),
+        ("heads.vocabulary.weight", words),
+        ("*.weight", xavier),
+    ]
 
 
 WARMUP = 4000

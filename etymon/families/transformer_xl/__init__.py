@@ -60,6 +60,8 @@ class Shape:
     norm_epsilon: NonNegativeFloat = 1e-5
     deviation: NonNegativeFloat = 0.02
     map_deviation: float = 0.01
+    neighbours: NonNegativeFloat = 0.0
+    """How strongly attention begins at a token's neighbours; 0: as published (`nn/neighbours.py`)."""
     residual_scale: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:

@@ -74,6 +74,8 @@ class Shape:
     span_starts: PositiveInt = 5
     span_ends: PositiveInt = 5
     """Beginnings of an answer that are followed up, and ends of each."""
+    neighbours: NonNegativeFloat = 0.0
+    """How strongly attention begins at a token's neighbours; 0: as published (`nn/neighbours.py`)."""
     residual_scale: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
