@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +20,7 @@ from etymon.checkpoints.sharded import is_sharded
 from etymon.checkpoints.weights import open_weights
 from etymon.config import did_you_mean, strict
 from etymon.errors import EtymonError
-from etymon.families import REGISTRY, get_family
+from etymon.families import get_family
 from etymon.families.checkpoint import (
     extra_heads,
     fill,
@@ -33,6 +34,7 @@ from etymon.families.checkpoint import (
     unnamed_labels,
 )
 from etymon.families.family import LABELLED_HEADS, Family
+from etymon.families.imports import ForeignModel, find_foreign
 from etymon.families.memory import check_weight_count, require_weights
 from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.special_tokens import leave_out_unusable_ids, reading_settings
@@ -42,6 +44,7 @@ from etymon.nn.initialise import align
 from etymon.text.framing import ReadingSettings
 from etymon.text.tokenizer import Tokenizer
 
+logger = logging.getLogger("etymon.families")
 # Beside the published files: which heads the folder holds and how it was trained.
 HISTORY = "history.json"
 # Where a run keeps the models that it trained, the main one first.
@@ -138,12 +141,14 @@ def _read(
         return load_adapted(folder, heads=heads, labels=labels, features=features, seed=seed)
 
     # What the folder says of itself, and what its weights say.
-    layout = _find_layout(folder)
-    config, where, note = _config(folder), str(folder / CONFIG), read_note(folder)
-    in_parts = layout is None and is_sharded(folder.parent)
+    foreign = find_foreign(folder, heads)
+    config, where, note = _config(folder, foreign), str(folder / CONFIG), read_note(folder)
+    in_parts = foreign is None and is_sharded(folder.parent)
     weights: Mapping[str, torch.Tensor] = {}
-    if layout is not None:
-        weights = layout[0].layout.read_weights(layout[1])
+    if foreign is not None:
+        weights = foreign.open_weights()
+        if foreign.note:
+            logger.warning("%s", foreign.note)
     elif not in_parts:
         weights = open_weights(folder)
     family = recognise_family(config, lambda: weights, where, family)
@@ -182,8 +187,12 @@ def _read(
         fill(model, weights, names, usable, folder, is_choice, partial, seed)
 
     reading = reading_settings(model, stored, model.history)
-    model.tokenizer = load_tokenizer(family, folder, shape.vocabulary, reading)
-    if layout is not None:  # no words come with such files, and a model that reads letters needs none
+    if foreign is None:
+        model.tokenizer = load_tokenizer(family, folder, shape.vocabulary, reading)
+    else:
+        with foreign.tokenizer_folder(folder) as place:
+            model.tokenizer = load_tokenizer(family, place, shape.vocabulary, reading)
+    if foreign is not None and foreign.reads_letters:  # no words come with such files, and none are needed
         model.tokenizer = Tokenizer.of_words(family.tokenizer.specials, family.framing)
     model.source_tokenizer = load_tokenizer(family, folder / SOURCE, model.source_vocabulary)
     if getattr(shape, "source_vocabulary", None) and model.tokenizer and not model.source_tokenizer:
@@ -234,7 +243,7 @@ def read_shape(name: str | Path, *, revision: str | None = None) -> tuple[Family
         bases.append(folder.resolve())
         base = read_adapter_config(folder)
         folder = model_folder(base["base_model_name_or_path"], revision=base.get("revision"))
-    config, where = _config(folder), str(folder / CONFIG)
+    config, where = _config(folder, find_foreign(folder)), str(folder / CONFIG)
     family = recognise_family(config, lambda: open_weights(folder), where)
     return family, _read_shape(family, config, where, frozenset())[0]
 
@@ -247,23 +256,9 @@ def _read_shape(
     return strict(family.shape, fields, where), carried
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """A folder's `config.json`, or what it would be of a family's own files, whose only words are marks."""
-    if (layout := _find_layout(folder)) is None:
-        return read_config(folder)
-    family, files = layout
-    words = len(family.tokenizer.specials)
-    return {"model_type": family.model_type, "vocabulary": words, **family.layout.read_shape(files)}
-
-
-def _find_layout(folder: Path) -> tuple[Any, tuple[Path, Path]] | None:
-    """The family that has published such files, and these; None for a Hugging Face folder."""
-    if (folder / CONFIG).exists():
-        return None
-    for family in map(get_family, REGISTRY):
-        if family.layout is not None and (files := family.layout.find_files(folder)) is not None:
-            return family, files
-    return None
+def _config(folder: Path, foreign: ForeignModel | None) -> dict[str, Any]:
+    """A folder's `config.json`, or what it would be of files of another layout."""
+    return read_config(folder) if foreign is None else foreign.config
 
 
 def model_folder(name: str | Path, *, revision: str | None = None, head: str | None = None) -> Path:

@@ -91,6 +91,7 @@ def show(options: ShowOptions) -> Shown | ShownStore:
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families import REGISTRY
     from etymon.families.checkpoint import class_names
+    from etymon.families.imports import find_foreign
     from etymon.families.loading import load, model_folder, read_history
     from etymon.plugin_settings import resolve
     from etymon.runs.milestones import list_milestones
@@ -107,8 +108,13 @@ def show(options: ShowOptions) -> Shown | ShownStore:
     tokenizer = model.tokenizer
     adapted = model.lora is not None
     # Adapters have no class of their own in config.json: they say what they were put on.
-    architecture = f"LoRA on {model.lora_base}" if adapted else (class_names(read_config(place)) or ["?"])[0]
-    files = open_weights(place, ADAPTER_FILES if adapted else MODEL_FILES).files
+    if (foreign := find_foreign(place)) is not None:
+        architecture, files = foreign.kind, list(foreign.weight_files)
+    else:
+        architecture = (
+            f"LoRA on {model.lora_base}" if adapted else (class_names(read_config(place)) or ["?"])[0]
+        )
+        files = open_weights(place, ADAPTER_FILES if adapted else MODEL_FILES).files
     return Shown(
         folder=place,
         family=model.family.title,

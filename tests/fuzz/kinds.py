@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from tests.fuzz.workspace import MODELS, SHAPE, Workspace
 
 Kind = Callable[[random.Random, Workspace], Case]
 TABLE_COLUMNS = {"text": ("The cat sat.", "Rome is the capital."), "label": ("good", "bad")}
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "tensorflow"
 SUFFIXES = (".csv", ".csv", ".tsv", ".jsonl", ".jsonl", ".json", ".parquet", ".parquet", ".conllu", ".txt")
 
 
@@ -70,6 +72,17 @@ def headers(rng: random.Random, space: Workspace) -> Case:
         [space.scratch / "out"],
         must_fail=path.read_bytes() != data,
     )
+
+
+def bundles(rng: random.Random, space: Workspace) -> Case:
+    """A TensorFlow checkpoint with one of its two files damaged anywhere."""
+    folder = Path(shutil.copytree(FIXTURES / rng.choice(("bert", "gpt2", "t5")), space.scratch / "bundle"))
+    path = rng.choice([*folder.glob("*.index"), *folder.glob("*.data-*")])
+    data = path.read_bytes()
+    path.write_bytes(damage.damaged_bytes(rng, data))
+    out = space.scratch / "out"
+    # Padding of the index and variables of the optimiser are never read.
+    return Case(["convert", str(folder), str(out)], [out])
 
 
 def folders(rng: random.Random, space: Workspace) -> Case:
@@ -304,5 +317,6 @@ KINDS: dict[str, Kind] = {
     each.__name__: each
     for each in (
         configs, weights, tables, texts, options, headers, run_files, folders, adapter_loops, stores, corpora, full_disks, run_folders,
+        bundles,
     )
 }  # fmt: skip
